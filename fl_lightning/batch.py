@@ -1,0 +1,143 @@
+"""What a client's model computes on: one client's graph, or many clients' graphs padded to one shape.
+
+Shape legend: C clients, N nodes (padded to the largest client of the batch), F features.
+Without the leading C the same object is one client's batch; ``torch.vmap`` turns the first into the second.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fl_lightning.block_sparse import BlockSparse
+
+if TYPE_CHECKING:
+    from fl_lightning.data import ClientGraph
+
+#: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
+SPARSE_FEATURE_DENSITY = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphBatch:
+    """Graphs as a client's model sees them. Padding nodes have every mask false and no edges.
+
+    Attributes:
+        y: int64 labels (C, N).
+        node_mask: Real nodes (C, N).
+        train_mask: Labelled training nodes (C, N).
+        val_mask: Validation nodes (C, N).
+        test_mask: Test nodes (C, N).
+        key: int64 key of this step's random draws (C,).
+        propagated_x: Â X (C, N, F) where the features are dense, else None.
+        adjacency: The normalised adjacency Â as an (N, N) operator.
+        sparse_x: The features as an (N, F) operator where they are sparse, else None.
+    """
+
+    y: Tensor
+    node_mask: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    key: Tensor
+    propagated_x: Tensor | None
+    adjacency: BlockSparse
+    sparse_x: BlockSparse | None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields with a leading client dimension, by name: what ``vmap`` maps over."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def replace(self, tensors: dict[str, Tensor]) -> "GraphBatch":
+        """The same batch with some tensors exchanged."""
+        return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
+
+
+class GraphCollator:
+    """Turns clients' graphs into batches; normalises and propagates each graph once.
+
+    Args:
+        graphs: Every client of the federation, in client order.
+        device: Where batches live.
+        dtype: Floating point type of features and adjacency.
+    """
+
+    def __init__(self, graphs: Sequence["ClientGraph"], *, device: torch.device, dtype: torch.dtype) -> None:
+        self.graphs = graphs
+        self.device = device
+        self.dtype = dtype
+        nonzeros = sum(int(torch.count_nonzero(graph.x_NF)) for graph in graphs)
+        self.sparse_features = nonzeros < SPARSE_FEATURE_DENSITY * sum(graph.x_NF.numel() for graph in graphs)
+        self._adjacency: dict[int, tuple[Tensor, Tensor]] = {}
+        self._propagated_x: dict[int, Tensor] = {}
+
+    def num_nodes(self, client: int) -> int:
+        """Number of nodes of a client."""
+        return self.graphs[client].num_nodes
+
+    def __call__(self, clients: Sequence[int]) -> GraphBatch:
+        """Batch the given clients' graphs, padded to the largest of them."""
+        graphs = [self.graphs[client] for client in clients]
+        num_nodes = max(graph.num_nodes for graph in graphs)
+
+        def pad(tensors: list[Tensor]) -> Tensor:
+            padded = tensors[0].new_zeros(len(tensors), num_nodes, *tensors[0].shape[1:])
+            for row, tensor in zip(padded, tensors, strict=True):
+                row[: len(tensor)] = tensor
+            return padded.to(self.device)
+
+        def operator(blocks: list[tuple[Tensor, Tensor]], num_columns: int, *, symmetric: bool) -> BlockSparse:
+            return BlockSparse.from_blocks(
+                blocks, (num_nodes, num_columns), symmetric=symmetric, dtype=self.dtype, device=self.device
+            )
+
+        sparse_x = None
+        if self.sparse_features:
+            coordinates = [graph.x_NF.nonzero().t() for graph in graphs]
+            blocks = [(index, graph.x_NF[index[0], index[1]]) for index, graph in zip(coordinates, graphs, strict=True)]
+            sparse_x = operator(blocks, graphs[0].x_NF.shape[1], symmetric=False)
+        return GraphBatch(
+            y=pad([graph.y_N for graph in graphs]),
+            node_mask=pad([torch.ones_like(graph.train_mask_N) for graph in graphs]),
+            train_mask=pad([graph.train_mask_N for graph in graphs]),
+            val_mask=pad([graph.val_mask_N for graph in graphs]),
+            test_mask=pad([graph.test_mask_N for graph in graphs]),
+            key=torch.zeros(len(graphs), dtype=torch.int64, device=self.device),
+            propagated_x=None if self.sparse_features else pad([self._propagate(client) for client in clients]),
+            adjacency=operator([self._normalise(client) for client in clients], num_nodes, symmetric=True),
+            sparse_x=sparse_x,
+        )
+
+    def _normalise(self, client: int) -> tuple[Tensor, Tensor]:
+        """Coordinates and values of Â = D^(-1/2) (A + I) D^(-1/2) of one client."""
+        if client not in self._adjacency:
+            graph = self.graphs[client]
+            loops = torch.arange(graph.num_nodes).expand(2, -1)
+            index_2E = torch.cat([graph.edge_index_2E, loops], dim=1)
+            scale_N = torch.bincount(index_2E[0], minlength=graph.num_nodes).to(self.dtype).rsqrt()
+            self._adjacency[client] = index_2E, scale_N[index_2E[0]] * scale_N[index_2E[1]]
+        return self._adjacency[client]
+
+    def _propagate(self, client: int) -> Tensor:
+        """Â X of one client, dense."""
+        if client not in self._propagated_x:
+            graph = self.graphs[client]
+            size = (graph.num_nodes, graph.num_nodes)
+            adjacency = BlockSparse.from_blocks([self._normalise(client)], size, symmetric=True, dtype=self.dtype)
+            self._propagated_x[client] = adjacency.matrix @ graph.x_NF.to(self.dtype)
+        return self._propagated_x[client]
+
+
+def single(batch: GraphBatch) -> GraphBatch:
+    """One client's batch without the client dimension, for a model called outside ``vmap``.
+
+    Raises:
+        ValueError: The batch holds more than one client.
+    """
+    if len(batch.y) != 1:
+        raise ValueError(f"only a batch of one client has a single form, this one holds {len(batch.y)}")
+    return batch.replace({name: tensor[0] for name, tensor in batch.tensors().items()})

@@ -1,0 +1,68 @@
+"""The base of all callbacks: hooks into the life of a federation."""
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from fl_lightning.payload import Payload
+from fl_lightning.stage import Stage
+
+if TYPE_CHECKING:
+    from fl_lightning.trainer import FederatedTrainer
+
+
+class Callback:
+    """Override the hooks you need. Every process calls every hook; write files where ``fabric.is_global_zero``."""
+
+    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+        """Before the first round, after a checkpoint was loaded."""
+
+    def on_round_start(self, trainer: "FederatedTrainer") -> None:
+        """Before the stages of ``trainer.round_idx``."""
+
+    def on_send(self, trainer: "FederatedTrainer", stage: Stage, payload: Payload | None) -> None:
+        """The server's payload is about to reach the clients."""
+
+    def on_upload(self, trainer: "FederatedTrainer", stage: Stage, payload: Payload) -> Payload:
+        """What the clients sent, before the server checks it; return it, or what should arrive in its place."""
+        return payload
+
+    def on_stage_end(self, trainer: "FederatedTrainer", stage: Stage, payload: Payload) -> None:
+        """The server has taken in ``payload``, the answers that were in order."""
+
+    def on_round_end(self, trainer: "FederatedTrainer", metrics: dict[str, float]) -> None:
+        """After the evaluation; figures added to ``metrics`` are logged with the round's."""
+
+    def on_checkpoint_point(self, trainer: "FederatedTrainer") -> None:
+        """The round is over and logged: the only place where a checkpoint may be written."""
+
+    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+        """After the last round (or the one that an interruption ended), and after new clients joined."""
+
+    def on_evaluation_end(self, trainer: "FederatedTrainer", metrics: dict[str, float]) -> None:
+        """After ``validate`` or ``test``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What lives on over a resume."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+
+
+def check_hooks(callback: object) -> None:
+    """Refuse a callback that defines a hook which nothing calls (a misspelt one would be ignored in silence).
+
+    Raises:
+        ValueError: It is no :class:`Callback`, or a public ``on_...`` method is no hook.
+    """
+    name = type(callback).__name__
+    if not isinstance(callback, Callback):
+        raise ValueError(
+            f"trainer.callbacks: {name} is not a fl_lightning.Callback (Lightning's own callbacks are for its Trainer)"
+        )
+    hooks = [hook for hook in vars(Callback) if hook.startswith("on_")]
+    for method in dir(callback):
+        if method.startswith("on_") and method not in hooks:
+            near = difflib.get_close_matches(method, hooks, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(hooks)}"
+            raise ValueError(f"callback {name} defines {method}, which is no hook: {advice}")

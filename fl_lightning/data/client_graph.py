@@ -1,0 +1,52 @@
+"""The subgraph that one client holds."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientGraph:
+    """A client's private subgraph: features, edges, labels and the roles of its nodes.
+
+    Shape suffixes: N nodes of this client, F features, E directed edges.
+
+    Attributes:
+        name: Zero-padded, so that names sort as the clients do: ``"client-07"``.
+        x_NF: Node features, float32, dense.
+        edge_index_2E: int64, both directions of every edge, sorted by source and target, no self-loops.
+        y_N: Class of each node, int64; negative where it is unknown.
+        train_mask_N: Boolean; the three masks never overlap.
+        val_mask_N: Boolean.
+        test_mask_N: Boolean.
+        node_idx_N: int64, ascending, index of each node in the prepared global graph.
+    """
+
+    name: str
+    x_NF: Tensor
+    edge_index_2E: Tensor
+    y_N: Tensor
+    train_mask_N: Tensor
+    val_mask_N: Tensor
+    test_mask_N: Tensor
+    node_idx_N: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the subgraph."""
+        return self.y_N.numel()
+
+    @property
+    def num_edges(self) -> int:
+        """Directed edges of the subgraph (each undirected edge counts twice, as in PyG)."""
+        return self.edge_index_2E.shape[1]
+
+    @property
+    def num_features(self) -> int:
+        """Features of a node."""
+        return self.x_NF.shape[1]
+
+    @property
+    def num_examples(self) -> int:
+        """Labelled training examples: what strategies weight clients by."""
+        return int(self.train_mask_N.sum())

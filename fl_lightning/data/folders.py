@@ -1,0 +1,33 @@
+"""Where data sets are read from and where derived files are kept."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """Return the folder of the data sets: the argument, else ``$FL_DATA_ROOT``, else ``./data``."""
+    return Path(root or os.environ.get("FL_DATA_ROOT") or "data").expanduser().absolute()
+
+
+def cache_folder(cache_dir: str | Path | None = None) -> Path:
+    """Return the folder of derived files: the argument, else ``$FL_CACHE_DIR``, else ``~/.cache/fl_lightning``."""
+    return Path(cache_dir or os.environ.get("FL_CACHE_DIR") or "~/.cache/fl_lightning").expanduser().absolute()
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files may be written in ``folder`` or, where it does not exist yet, in its nearest parent.
+
+    A folder without any write permission bit is respected even by a superuser, to whom the system would grant the
+    write; on a read-only file system the bits say nothing, so a file is tried as well.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
+        return False
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,97 @@
+"""A partition with its split as it is cached: node indices and roles, no features."""
+
+import hashlib
+import json
+import os
+import pickle
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionRecord:
+    """Which nodes each client holds, and what it uses them for.
+
+    Attributes:
+        node_idx: For each client the ascending indices of its nodes in the prepared graph, int64.
+        roles: For each client the :class:`~fl_lightning.data.split.Role` of each of its nodes, int8.
+        graph_hash: Of the prepared graph the indices belong to.
+    """
+
+    node_idx: tuple[Tensor, ...]
+    roles: tuple[Tensor, ...]
+    graph_hash: str
+
+    def content_hash(self, identity: dict[str, Any]) -> str:
+        """Return the SHA-256 (hex) of the partition, the split, the graph and of what they were made by."""
+        digest = hashlib.sha256(canonical_json(identity).encode())
+        digest.update(self.graph_hash.encode())
+        for tensor in (*self.node_idx, *self.roles):
+            digest.update(tensor.numel().to_bytes(8, "little"))
+            digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the record in one step, so that no reader ever sees half of it.
+
+        Raises:
+            ValueError: If the cache folder cannot be written.
+        """
+        state = {
+            "format_version": FORMAT_VERSION,
+            "graph_hash": self.graph_hash,
+            "node_idx": list(self.node_idx),
+            "roles": list(self.roles),
+        }
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False) as file:
+                try:
+                    torch.save(state, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    os.replace(file.name, path)
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
+        except OSError as error:
+            raise ValueError(
+                f"cache_dir={str(path.parent)!r} cannot be written ({error}). Set FL_CACHE_DIR or data.cache_dir to a "
+                "folder of yours."
+            ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> "PartitionRecord | None":
+        """Read a record; None if there is none, and None with a warning if the file is damaged."""
+        if not path.exists():
+            return None
+        try:
+            state = torch.load(path, weights_only=True)
+            return cls(node_idx=tuple(state["node_idx"]), roles=tuple(state["roles"]), graph_hash=state["graph_hash"])
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError) as error:
+            warnings.warn(f"The cached partition {path} is damaged and is made anew ({error!r}).", stacklevel=2)
+            return None
+
+
+def canonical_json(value: Any) -> str:
+    """Return JSON that is equal for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def hash_graph(data: Data) -> str:
+    """Return the SHA-256 (hex) of everything on a graph but its features: edges, labels, public masks, membership."""
+    digest = hashlib.sha256(str(data.num_nodes).encode())
+    for key in sorted(data.keys()):
+        if key != "x" and isinstance(data[key], Tensor):
+            digest.update(f"{key}{tuple(data[key].shape)}".encode())
+            digest.update(data[key].contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,168 @@
+"""Which nodes train, validate and test.
+
+A splitter gives each node one role, so that the three sets cannot overlap. Nodes without a label (negative) stay
+``Role.UNUSED``.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from fl_lightning.randomness import generator
+
+
+class Role(IntEnum):
+    """What a node is used for."""
+
+    UNUSED = 0
+    TRAIN = 1
+    VAL = 2
+    TEST = 3
+
+
+class Splitter(ABC):
+    """Gives roles to the nodes of every client."""
+
+    def __call__(self, data: Data, clients: list[Tensor], seed: int = 0) -> list[Tensor]:
+        """Split a partitioned graph.
+
+        Args:
+            data: The prepared graph with labels ``y``.
+            clients: For each client the indices of its nodes.
+            seed: Of the draw.
+
+        Returns:
+            For each client an int8 tensor with the :class:`Role` of each of its nodes.
+
+        Raises:
+            ValueError: If a client has no training node.
+        """
+        roles = self.assign(data, clients, seed)
+        for role in (Role.TRAIN, Role.VAL, Role.TEST):
+            lacking = [client for client, role_N in enumerate(roles) if not bool((role_N == role).any())]
+            if lacking and role is Role.TRAIN:
+                smallest = min(clients[client].numel() for client in lacking)
+                raise ValueError(
+                    f"{type(self).__name__} leaves clients {lacking} without a training node (the smallest has "
+                    f"{smallest} nodes). Raise `train`, or use fewer and larger clients."
+                )
+            if lacking:
+                warnings.warn(
+                    f"{type(self).__name__} leaves clients {lacking} without a {role.name.lower()} node; they do not "
+                    f"count in the {role.name.lower()} metrics.",
+                    stacklevel=2,
+                )
+        return roles
+
+    @abstractmethod
+    def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:
+        """Return the roles of each client's nodes."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything the split depends on beside graph, partition and seed, as JSON-ready values."""
+        return {"splitter": type(self).__name__, **vars(self)}
+
+
+class GlobalSplit(Splitter):
+    """One draw over the nodes of the whole graph: a node that several clients hold has the same role in all of them.
+
+    Args:
+        train: Share of the labelled nodes that train, in (0, 1].
+        val: Share that validates, in [0, 1]; the rest tests.
+
+    Source: 40/30/30 is the protocol of FedSheafHN.
+    """
+
+    def __init__(self, train: float = 0.4, val: float = 0.3) -> None:
+        _check_shares(train, val)
+        self.train = train
+        self.val = val
+
+    def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
+        role_N = _draw_roles(data.y, self.train, self.val, generator(seed, "global split"))
+        return [role_N[nodes] for nodes in clients]
+
+
+class ClientSplit(Splitter):
+    """One draw inside each client, which all get the same shares. For disjoint clients.
+
+    Args:
+        train: Share of a client's labelled nodes that train, in (0, 1].
+        val: Share that validates, in [0, 1]; the rest tests.
+
+    Source: 20/40/40 is the protocol of FedAux (ogbn-arxiv: 5 % train, the rest halved).
+    """
+
+    def __init__(self, train: float = 0.2, val: float = 0.4) -> None:
+        _check_shares(train, val)
+        self.train = train
+        self.val = val
+
+    def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
+        if int(torch.bincount(torch.cat(clients)).max()) > 1:
+            raise ValueError(
+                "ClientSplit draws inside each client, and these clients overlap: a node would train in one and test "
+                "in another. Use GlobalSplit."
+            )
+        return [
+            _draw_roles(data.y[nodes], self.train, self.val, generator(seed, "client split", client))
+            for client, nodes in enumerate(clients)
+        ]
+
+
+class GivenSplit(Splitter):
+    """The public ``train_mask``, ``val_mask`` and ``test_mask`` of the graph, e.g. ogbn-arxiv's split by year.
+
+    Args:
+        column: Which split to use where a data set has several (masks of shape (num_nodes, splits)).
+    """
+
+    def __init__(self, column: int = 0) -> None:
+        self.column = column
+
+    def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
+        role_N = torch.zeros(data.num_nodes, dtype=torch.int8)
+        for role in (Role.TRAIN, Role.VAL, Role.TEST):
+            name = f"{role.name.lower()}_mask"
+            mask_N = data.get(name)
+            if mask_N is None:
+                raise ValueError(
+                    f"GivenSplit needs the graph's {name}, which it lacks; use GlobalSplit or ClientSplit."
+                )
+            if mask_N.dim() == 2:
+                if not 0 <= self.column < mask_N.shape[1]:
+                    raise ValueError(
+                        f"column={self.column}: the graph has splits 0 to {mask_N.shape[1] - 1} only; use one of these."
+                    )
+                mask_N = mask_N[:, self.column]
+            chosen_N = mask_N.bool() & (data.y >= 0)
+            if bool((role_N[chosen_N] != Role.UNUSED).any()):
+                raise ValueError(f"GivenSplit: the graph's {name} overlaps another mask; every node may have one role.")
+            role_N[chosen_N] = role
+        return [role_N[nodes] for nodes in clients]
+
+
+def _check_shares(train: float, val: float) -> None:
+    if not (0 < train <= 1 and 0 <= val <= 1 and train + val <= 1 + 1e-9):
+        raise ValueError(
+            f"train={train}, val={val} are not shares: train must be above 0, val at least 0 and their sum at most 1 "
+            "(the rest tests)."
+        )
+
+
+def _draw_roles(y_N: Tensor, train: float, val: float, draw: torch.Generator) -> Tensor:
+    """Give roles to a random permutation of the labelled nodes, counts rounded to the nearest."""
+    labelled = (y_N >= 0).nonzero().squeeze(1)
+    order = labelled[torch.randperm(labelled.numel(), generator=draw)]
+    num_train = round(labelled.numel() * train)
+    num_val = round(labelled.numel() * (train + val)) - num_train
+    role_N = torch.full(y_N.shape, Role.UNUSED, dtype=torch.int8)
+    role_N[order] = Role.TEST
+    role_N[order[:num_train]] = Role.TRAIN
+    role_N[order[num_train : num_train + num_val]] = Role.VAL
+    return role_N

@@ -1,0 +1,149 @@
+"""An executor runs a stage for the clients of one process; it knows nothing of servers or other processes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from fl_lightning.batch import GraphCollator
+from fl_lightning.client import ClientModule
+from fl_lightning.payload import Payload
+from fl_lightning.randomness import derive_key
+from fl_lightning.stage import Evaluation, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A stage as one round asks for it.
+
+    Attributes:
+        stage: What to do.
+        round_idx: For the random keys.
+        num_epochs: Local epochs of each participating client (fewer than the stage's for a straggler), by client.
+        payload: What the server sends to (at least) these clients.
+    """
+
+    stage: Stage
+    round_idx: int
+    num_epochs: Mapping[int, int]
+    payload: Payload | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of it: the upload of the clients that succeeded and the reasons of those that did not."""
+
+    upload: Payload
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+
+class Executor(ABC):
+    """Holds the clients of one process and runs stages and evaluations for them."""
+
+    def setup(
+        self, fabric: Fabric, client: ClientModule, collator: GraphCollator, clients: Sequence[int], *, seed: int
+    ) -> None:
+        """Take over the clients of this process; all start from the given client's parameters.
+
+        Args:
+            fabric: For device and precision.
+            client: The built client module.
+            collator: Makes batches of clients.
+            clients: Indices of this process's clients, ascending.
+            seed: Root of every random key.
+        """
+        self.fabric = fabric
+        self.client = client
+        self.collator = collator
+        self.clients = tuple(clients)
+        self.seed = seed
+        self._allocate()
+
+    @abstractmethod
+    def _allocate(self) -> None:
+        """Create this process's clients."""
+
+    @abstractmethod
+    def run(self, work: Work) -> Outcome:
+        """Run a stage for those of its clients that are of this process.
+
+        A client whose parameters or answer are not finite, or that raises, is restored to how it began the stage, with
+        a fresh optimiser, and is reported in ``failures``.
+        """
+
+    @abstractmethod
+    def evaluate(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> Payload:
+        """Score a model of each of the given clients that are of this process.
+
+        Returns:
+            Payload whose signals are, for each metric, its numerator and denominator, (C, 2).
+        """
+
+    @abstractmethod
+    def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+        """Class probabilities of every node of each given client of this process, (N_i, num_classes)."""
+
+    @abstractmethod
+    def state(self) -> Payload:
+        """Everything that lives on in this process's clients: parameters, and optimiser state as signals."""
+
+    @abstractmethod
+    def load_state(self, state: Payload) -> None:
+        """Restore this process's clients from a state that holds them (it may hold more)."""
+
+    def key(self, round_idx: int, stage: str, client: int, epoch: int) -> int:
+        """The random key of one local step."""
+        return derive_key(self.seed, stage, round_idx, client, epoch)
+
+
+def check_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Refuse optimisers that cannot step a client from its gradient alone.
+
+    Raises:
+        ValueError: The optimiser needs closures.
+    """
+    if isinstance(optimizer, LBFGS):
+        raise ValueError(
+            "model.optimizer: LBFGS needs a closure; choose a first-order optimiser such as torch.optim.Adam"
+        )
+    return optimizer
+
+
+def pack_optimizer_state(
+    rows: Iterable[tuple[str, Sequence[Tensor], Sequence[Optimizer]]], device: torch.device
+) -> dict[str, Tensor]:
+    """Stack optimiser state over clients.
+
+    Args:
+        rows: For each parameter name, each client's parameter and the optimiser that steps it.
+        device: Of the result.
+
+    Returns:
+        ``optimizer/<slot>/<name>`` (C, *shape), zero for clients that have none yet, and
+        ``optimizer/started/<name>`` (C,), whether they have.
+    """
+    packed: dict[str, Tensor] = {}
+    for name, parameters, optimizers in rows:
+        states = [optimizer.state.get(p, {}) for p, optimizer in zip(parameters, optimizers, strict=True)]
+        packed[f"optimizer/started/{name}"] = torch.tensor([bool(state) for state in states], device=device)
+        slots = {slot: value for state in states for slot, value in state.items() if isinstance(value, Tensor)}
+        for slot, example in slots.items():
+            tensors = [state.get(slot, torch.zeros_like(example)) for state in states]
+            packed[f"optimizer/{slot}/{name}"] = torch.stack(tensors)
+    return packed
+
+
+def unpack_optimizer_state(name: str, row: int, parameter: Tensor, optimizer: Optimizer, state: Payload) -> None:
+    """Undo :func:`pack_optimizer_state` for one parameter of one client; ``row`` is the client's in ``state``."""
+    optimizer.state.pop(parameter, None)
+    if not state.signals[f"optimizer/started/{name}"][row]:
+        return
+    for key, tensor in state.signals.items():
+        _, slot, of = key.split("/", 2)
+        if of == name and slot != "started":
+            device = tensor.device if slot == "step" and tensor.dim() == 1 else parameter.device
+            optimizer.state[parameter][slot] = tensor[row].clone().to(device)

@@ -1,0 +1,172 @@
+"""The reference executor: one client after another, each a LightningModule of its own with its own optimiser."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.batch import GraphBatch, single
+from fl_lightning.client import ClientModule
+from fl_lightning.executors.base import (
+    Executor,
+    Outcome,
+    Work,
+    check_optimizer,
+    pack_optimizer_state,
+    unpack_optimizer_state,
+)
+from fl_lightning.payload import Payload
+from fl_lightning.stage import Evaluation, Stage
+
+
+class SequentialExecutor(Executor):
+    """Trains one client after another through its LightningModule hooks.
+
+    Slow and plain: it defines what a stage computes, and runs any client module, also one that overrides
+    ``training_step``.
+    """
+
+    def _allocate(self) -> None:
+        self.modules: dict[int, ClientModule] = {}
+        self.optimizers: dict[int, Optimizer] = {}
+        self._batches: dict[int, GraphBatch] = {}
+        for client in self.clients:
+            self.modules[client] = copy.deepcopy(self.client).to(self.fabric.device)
+            self.modules[client].fabric = self.fabric
+            self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
+
+    def run(self, work: Work) -> Outcome:
+        """Run the stage for each client in turn."""
+        parts: list[Payload] = []
+        failures: dict[int, str] = {}
+        for client in (client for client in self.clients if client in work.num_epochs):
+            module = self.modules[client]
+            before = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
+            try:
+                parts.append(self._run_client(client, work))
+            except Exception as error:  # a client runs its user's code: whatever it raises is this client's failure
+                failures[client] = f"{type(error).__name__}: {error}"
+                _load(module, before)
+                self.optimizers[client] = check_optimizer(module.configure_optimizers())
+        clients = tuple(part.clients[0] for part in parts)
+        if not parts:
+            return Outcome(upload=Payload(clients=()), failures=failures)
+        upload = Payload(
+            clients=clients,
+            parameters={name: torch.cat([part.parameters[name] for part in parts]) for name in parts[0].parameters},
+            signals={name: torch.cat([part.signals[name] for part in parts]) for name in parts[0].signals},
+            num_examples=torch.cat([part.num_examples for part in parts if part.num_examples is not None]),
+        )
+        return Outcome(upload=upload, failures=failures)
+
+    def _run_client(self, client: int, work: Work) -> Payload:
+        module, stage, batch = self.modules[client], work.stage, self._batch(client)
+        if work.payload is not None:
+            received = work.payload.rows([client]).parameters
+            _load(module, {name: tensor[0] for name, tensor in received.items()})
+        module.anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
+        if stage.reset_optimizer:
+            self.optimizers[client] = check_optimizer(module.configure_optimizers())
+        self._train(module, self.optimizers[client], stage, client, work.num_epochs[client], work.round_idx)
+        parameters = {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
+        if not all(bool(parameter.sum().isfinite()) for parameter in parameters.values()):
+            raise FloatingPointError("its parameters are not finite after local training")
+        with torch.no_grad(), self.fabric.autocast():
+            signals = {name: signal(module, parameters, batch) for name, signal in stage.signals.items()}
+        sent = {name: parameters[name] - (module.anchor[name] if stage.as_update else 0) for name in stage.upload}
+        return Payload(
+            clients=(client,),
+            parameters={name: tensor[None] for name, tensor in sent.items()},
+            signals={name: tensor[None] for name, tensor in signals.items()},
+            num_examples=module.example_count(batch)[None],
+        )
+
+    def _train(
+        self, module: ClientModule, optimizer: Optimizer, stage: Stage, client: int, num_epochs: int, round_idx: int
+    ) -> None:
+        module.penalty = stage.penalty
+        batch = self._batch(client)
+        module.train()
+        module.on_train_start()
+        for epoch in range(num_epochs):
+            module.on_train_epoch_start()
+            key = torch.tensor(self.key(round_idx, stage.name, client, epoch), device=self.fabric.device)
+            optimizer.zero_grad()
+            with self.fabric.autocast():
+                loss = module.training_step(batch.replace({"key": key}), epoch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            module.on_train_epoch_end()
+        module.on_train_end()
+        module.eval()
+
+    def evaluate(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> Payload:
+        """Score each client in turn."""
+        mine = [client for client in self.clients if client in set(clients)]
+        scores: dict[str, list[Tensor]] = {}
+        for client in mine:
+            module = self._evaluated(evaluation, client, round_idx)
+            batch = self._batch(client)
+            with torch.no_grad(), self.fabric.autocast():
+                found = module.scores(module.output(module.parameter_dict(), batch), batch)
+            for name, pair in found.items():
+                scores.setdefault(name, []).append(torch.stack([value.float() for value in pair]))
+        return Payload(clients=tuple(mine), signals={name: torch.stack(pairs) for name, pairs in scores.items()})
+
+    def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+        """Predict each client in turn."""
+        predictions = {}
+        for client in (client for client in self.clients if client in set(clients)):
+            with torch.no_grad(), self.fabric.autocast():
+                module = self._evaluated(evaluation, client, 0)
+                predictions[client] = module.predict_step(self._batch(client), 0).float()
+        return predictions
+
+    def _evaluated(self, evaluation: Evaluation, client: int, round_idx: int) -> ClientModule:
+        """The module to score: the client's own, or a copy with other parameters or some more training."""
+        module = self.modules[client]
+        if evaluation.payload is not None or evaluation.num_epochs:
+            module = copy.deepcopy(module)
+        if evaluation.payload is not None:
+            _load(module, {name: t[0] for name, t in evaluation.payload.rows([client]).parameters.items()})
+        if evaluation.num_epochs:
+            with torch.enable_grad():
+                optimizer = check_optimizer(module.configure_optimizers())
+                self._train(module, optimizer, Stage(name="finetune"), client, evaluation.num_epochs, round_idx)
+        return module.eval()
+
+    def state(self) -> Payload:
+        """Parameters and optimiser state of all clients."""
+        nets = [dict(self.modules[client].net.named_parameters()) for client in self.clients]
+        optimizers = [self.optimizers[client] for client in self.clients]
+        names = list(nets[0]) if nets else []
+        return Payload(
+            clients=self.clients,
+            parameters={name: torch.stack([net[name].detach() for net in nets]) for name in names},
+            signals=pack_optimizer_state(
+                ((name, [net[name] for net in nets], optimizers) for name in names), self.fabric.device
+            ),
+        )
+
+    def load_state(self, state: Payload) -> None:
+        """Restore parameters and optimiser state."""
+        for client in self.clients:
+            row = state.clients.index(client)
+            module = self.modules[client]
+            _load(module, {name: tensor[row] for name, tensor in state.parameters.items()})
+            for name, parameter in module.net.named_parameters():
+                unpack_optimizer_state(name, row, parameter, self.optimizers[client], state)
+
+    def _batch(self, client: int) -> GraphBatch:
+        if client not in self._batches:
+            self._batches[client] = single(self.collator([client]))
+        return self._batches[client]
+
+
+def _load(module: ClientModule, tensors: dict[str, Tensor]) -> None:
+    own = module.parameter_dict()
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)

@@ -1,0 +1,71 @@
+"""From each client's scores to the figures of a federation."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.payload import Payload
+
+
+class OverClients(Metric):
+    """Mean, standard deviation, worst and weighted mean over clients of one per-client metric.
+
+    Federated accuracy is the plain mean over clients of each client's accuracy on its own nodes (Shamsian et al., ICML
+    2021); the standard deviation is the population's. Clients without any example are left out.
+
+    Args:
+        higher_is_better: Whether the worst client is the one with the smallest value.
+    """
+
+    full_state_update = False
+    clients: list[Tensor]
+
+    def __init__(self, *, higher_is_better: bool = True) -> None:
+        super().__init__()
+        self.larger_wins = higher_is_better
+        self.add_state("clients", default=[], dist_reduce_fx="cat")
+
+    def update(self, totals: Tensor) -> None:
+        """Add clients.
+
+        Args:
+            totals: Numerator and number of examples of each client, (C, 2).
+        """
+        self.clients.append(totals[totals[:, 1] > 0])
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return ``mean``, ``std``, ``worst`` and ``weighted``, scalars; nan where no client has examples."""
+        totals = torch.cat(self.clients).double() if self.clients else torch.zeros(0, 2, dtype=torch.float64)
+        values = totals[:, 0] / totals[:, 1]
+        if not len(values):
+            return dict.fromkeys(("mean", "std", "worst", "weighted"), torch.tensor(torch.nan))
+        return {
+            "mean": values.mean(),
+            "std": values.std(correction=0),
+            "worst": values.min() if self.larger_wins else values.max(),
+            "weighted": totals[:, 0].sum() / totals[:, 1].sum(),
+        }
+
+
+def summarise(scores: Payload, prefix: str = "") -> dict[str, float]:
+    """Figures over the clients of a score payload.
+
+    Returns:
+        For a metric ``val/acc``: its mean over clients under ``val/acc``, and ``val/acc_std``, ``val/acc_worst``,
+        ``val/acc_weighted``; each name behind ``prefix``.
+    """
+    figures = {}
+    for name, totals_C2 in scores.signals.items():
+        metric = OverClients(higher_is_better=not name.endswith("loss"))
+        metric.update(totals_C2.cpu())
+        for kind, value in metric.compute().items():
+            figures[f"{prefix}{name}" if kind == "mean" else f"{prefix}{name}_{kind}"] = float(value)
+    return figures
+
+
+def client_values(scores: Payload, name: str, clients: Sequence[int] | None = None) -> Tensor:
+    """Each client's value of a metric (C,), nan without examples."""
+    totals = scores.rows(clients).signals[name] if clients is not None else scores.signals[name]
+    return (totals[:, 0] / totals[:, 1]).cpu()

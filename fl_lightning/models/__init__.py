@@ -1,0 +1,16 @@
+"""Networks of clients and server; none of them knows of federated learning."""
+
+from fl_lightning.models.diffusion import GATDiffusion, GCNDiffusion, NoDiffusion
+from fl_lightning.models.gcn import GCN, NodeOutput
+from fl_lightning.models.hypernetwork import AttentionHypernetwork
+from fl_lightning.models.sheaf import SheafDiffusion
+
+__all__ = [
+    "GCN",
+    "AttentionHypernetwork",
+    "GATDiffusion",
+    "GCNDiffusion",
+    "NoDiffusion",
+    "NodeOutput",
+    "SheafDiffusion",
+]

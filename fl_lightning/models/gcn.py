@@ -1,0 +1,96 @@
+"""The field's base client model: graph convolutions and a linear classifier.
+
+Kipf, Welling: "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017, eq. 2:
+H' = Â H W + b with Â = D^(-1/2) (A + I) D^(-1/2).
+"""
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.batch import GraphBatch
+from fl_lightning.block_sparse import block_matmul
+from fl_lightning.randomness import dropout
+
+
+class NodeOutput(NamedTuple):
+    """What a node classifier returns.
+
+    Shapes:
+        logits: (N, num_classes).
+        embedding: (N, hidden), the last convolution's output before its activation.
+    """
+
+    logits: Tensor
+    embedding: Tensor
+
+
+class GraphConvolution(nn.Module):
+    """One graph convolution Â x W + b on a :class:`GraphBatch`.
+
+    Args:
+        in_channels: Width of the input.
+        out_channels: Width of the output.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x_NF: Tensor | None, batch: GraphBatch) -> Tensor:
+        """Convolve ``x_NF``, or the batch's own features where it is None.
+
+        The features never change: dense ones are kept already propagated, sparse ones are multiplied as such.
+        """
+        if x_NF is None and batch.propagated_x is not None:
+            return batch.propagated_x @ self.weight + self.bias
+        xw_ND = block_matmul(batch.sparse_x, self.weight) if x_NF is None else x_NF @ self.weight  # type: ignore[arg-type]
+        return block_matmul(batch.adjacency, xw_ND) + self.bias
+
+
+class GCN(nn.Module):
+    """Graph convolutions, each followed by ReLU and dropout, then a linear head.
+
+    The convolutions (``convs.*``) are the backbone, ``head.*`` is the classifier.
+
+    Args:
+        in_channels: Width of the node features.
+        out_channels: Number of classes.
+        hidden_channels: Width of every convolution.
+        num_layers: Number of convolutions.
+        dropout: Drop probability after each convolution, in [0, 1).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        hidden_channels: int = 128,
+        num_layers: int = 2,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, got {num_layers}")
+        self.dropout = dropout
+        widths = [in_channels] + [hidden_channels] * num_layers
+        self.convs = nn.ModuleList(GraphConvolution(*pair) for pair in itertools.pairwise(widths))
+        self.head = nn.Linear(hidden_channels, out_channels)
+
+    def forward(self, batch: GraphBatch) -> NodeOutput:
+        """Return logits and embeddings of all nodes of one client."""
+        h_ND: Tensor | None = None
+        embedding_ND = torch.empty(0)
+        for layer, conv in enumerate(self.convs):
+            embedding_ND = conv(h_ND, batch)
+            h_ND = embedding_ND.relu()
+            if self.training:
+                h_ND = dropout(h_ND, batch.key + layer, self.dropout)
+        return NodeOutput(self.head(h_ND), embedding_ND)

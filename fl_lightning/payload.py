@@ -1,0 +1,97 @@
+"""What crosses the boundary between client and server, and nothing else does.
+
+Shape legend: C clients.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """Named tensors of some clients, detached, each with a leading client dimension.
+
+    Attributes:
+        clients: Client indices, ascending; row c of every tensor belongs to ``clients[c]``.
+        parameters: Model parameters by their name in the client's net, (C, *shape).
+        signals: Everything else that is exchanged (embeddings, prototypes, ...), by name, (C, ...).
+        num_examples: Labelled training examples of each client (C,), on uploads.
+    """
+
+    clients: tuple[int, ...]
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    signals: Mapping[str, Tensor] = field(default_factory=dict)
+    num_examples: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, tensor in self.tensors().items():
+            if tensor.requires_grad:
+                raise ValueError(f"payload tensor {name!r} is attached to a graph; detach it before it is sent")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that travels, by name."""
+        return {**self.parameters, **self.signals}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the wire, all clients together."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+
+    def rows(self, clients: Sequence[int]) -> "Payload":
+        """The part of the payload that belongs to some of its clients, in their order."""
+        if tuple(clients) == self.clients:
+            return self
+        position = {client: row for row, client in enumerate(self.clients)}
+        index = torch.tensor([position[client] for client in clients], dtype=torch.int64)
+
+        def pick(tensor: Tensor) -> Tensor:
+            return tensor[index.to(tensor.device)]
+
+        return Payload(
+            clients=tuple(clients),
+            parameters={name: pick(tensor) for name, tensor in self.parameters.items()},
+            signals={name: pick(tensor) for name, tensor in self.signals.items()},
+            num_examples=None if self.num_examples is None else pick(self.num_examples),
+        )
+
+
+def concatenate(payloads: Iterable[Payload]) -> Payload:
+    """Join payloads of disjoint clients into one, clients ascending.
+
+    Raises:
+        ValueError: The payloads do not hold the same names.
+    """
+    parts = [payload for payload in payloads if payload.clients]
+    if not parts:
+        return Payload(clients=())
+    names = set(parts[0].tensors())
+    for part in parts[1:]:
+        if set(part.tensors()) != names:
+            raise ValueError(f"payloads hold different tensors: {sorted(names ^ set(part.tensors()))} are not in all")
+    clients = [client for part in parts for client in part.clients]
+    order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__))
+
+    def join(tensors: list[Tensor]) -> Tensor:
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)[order.to(tensors[0].device)]
+
+    examples = [part.num_examples for part in parts if part.num_examples is not None]
+    return Payload(
+        clients=tuple(sorted(clients)),
+        parameters={name: join([part.parameters[name] for part in parts]) for name in parts[0].parameters},
+        signals={name: join([part.signals[name] for part in parts]) for name in parts[0].signals},
+        num_examples=join(examples) if examples else None,
+    )
+
+
+def flatten(parameters: Mapping[str, Tensor]) -> Tensor:
+    """Lay each client's parameters out as one row: (C, *shape) each -> (C, P)."""
+    return torch.cat([tensor.flatten(1) for tensor in parameters.values()], dim=1)
+
+
+def unflatten(matrix_CP: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Undo :func:`flatten`: views of the matrix by parameter name; ``shapes`` are those of one client."""
+    pieces = torch.split(matrix_CP, [shape.numel() for shape in shapes.values()], dim=1)
+    return {name: piece.view(-1, *shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}

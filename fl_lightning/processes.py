@@ -1,0 +1,95 @@
+"""Clients spread over the processes of a Fabric, and their payloads brought together again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning.payload import Payload, concatenate
+
+
+def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
+    """Give each process clients of about equal total work: largest first, each to the process with the least so far.
+
+    Args:
+        work: Work of each client, for example its nodes plus edges.
+        num_processes: Number of processes, at most the number of clients.
+
+    Returns:
+        Client indices of each process, ascending.
+
+    Raises:
+        ValueError: There are more processes than clients.
+
+    Example:
+        >>> shard([5, 1, 4, 2], 2)
+        [(0, 1), (2, 3)]
+    """
+    if num_processes > len(work):
+        raise ValueError(
+            f"{num_processes} processes for {len(work)} clients: set trainer.devices x num_nodes to at most {len(work)}"
+        )
+    loads = [0] * num_processes
+    shards: list[list[int]] = [[] for _ in range(num_processes)]
+    for client in sorted(range(len(work)), key=lambda client: (-work[client], client)):
+        process = min(range(num_processes), key=lambda process: (loads[process], len(shards[process])))
+        loads[process] += work[client]
+        shards[process].append(client)
+    return [tuple(sorted(clients)) for clients in shards]
+
+
+def gather(fabric: Fabric, payload: Payload) -> Payload:
+    """Bring the payloads of all processes together on every process, clients ascending."""
+    if fabric.world_size == 1:
+        return payload
+    parts = [Payload(clients=()) for _ in range(fabric.world_size)]
+    shapes = gather_objects(fabric, _describe(payload))
+    longest = max(len(clients) for clients, _ in shapes)
+    template: dict[str, tuple[torch.Size, torch.dtype]] = next(
+        (described for clients, described in shapes if clients), {}
+    )
+    gathered = {
+        name: _all_gather(fabric, payload, name, (longest, *shape), dtype) for name, (shape, dtype) in template.items()
+    }
+    for rank, (clients, _) in enumerate(shapes):
+        rows = {name: tensors[rank][: len(clients)] for name, tensors in gathered.items()}
+        parts[rank] = Payload(
+            clients=clients,
+            parameters={name[2:]: tensor for name, tensor in rows.items() if name.startswith("p/")},
+            signals={name[2:]: tensor for name, tensor in rows.items() if name.startswith("s/")},
+            num_examples=rows.get("num_examples"),
+        )
+    return concatenate(parts)
+
+
+def gather_objects(fabric: Fabric, item: Any) -> list[Any]:
+    """Every process's small object, by rank."""
+    if fabric.world_size == 1:
+        return [item]
+    items: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(items, item)
+    return items
+
+
+def _named(payload: Payload) -> dict[str, Tensor]:
+    named = {f"p/{name}": tensor for name, tensor in payload.parameters.items()}
+    named |= {f"s/{name}": tensor for name, tensor in payload.signals.items()}
+    return named if payload.num_examples is None else named | {"num_examples": payload.num_examples}
+
+
+def _describe(payload: Payload) -> tuple[tuple[int, ...], dict[str, tuple[torch.Size, torch.dtype]]]:
+    return payload.clients, {name: (tensor.shape[1:], tensor.dtype) for name, tensor in _named(payload).items()}
+
+
+def _all_gather(
+    fabric: Fabric, payload: Payload, name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> list[Tensor]:
+    padded = torch.zeros(shape, dtype=dtype, device=fabric.device)
+    if payload.clients:
+        padded[: len(payload.clients)] = _named(payload)[name]
+    everyone = [torch.empty_like(padded) for _ in range(fabric.world_size)]
+    torch.distributed.all_gather(everyone, padded)
+    return everyone

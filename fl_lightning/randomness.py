@@ -1,0 +1,138 @@
+"""Counter-based random numbers: every draw is a hash of (seed, round, stage, client, step, element).
+
+A draw depends on nothing but its key, so the sequential and the stacked executor, any order of the clients and any
+number of processes see the same numbers, and a resumed run needs no generator state to continue exactly.
+
+The mixing functions are SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014)
+for keys and one multiply-xorshift round on 32-bit words for the elements.
+"""
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MASK_64 = (1 << 64) - 1
+_MASK_63 = (1 << 63) - 1
+
+
+def _splitmix64(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK_64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return state ^ (state >> 31)
+
+
+def derive_key(*parts: int | str) -> int:
+    """Hash a path of integers and names to a 63-bit key.
+
+    Args:
+        parts: For example ``(seed, "dropout", round_idx, client)``; the order matters.
+
+    Returns:
+        A non-negative integer below 2**63 that fits an int64 tensor and seeds a ``torch.Generator``.
+
+    Example:
+        >>> derive_key(0, "train", 3) == derive_key(0, "train", 3)
+        True
+        >>> derive_key(0, "train", 3) == derive_key(0, "train", 4)
+        False
+    """
+    state = 0
+    for part in parts:
+        number = zlib.crc32(part.encode()) if isinstance(part, str) else part
+        state = _splitmix64(state ^ (number & _MASK_64))
+    return state & _MASK_63
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    """Return a CPU ``torch.Generator`` seeded by :func:`derive_key`."""
+    return torch.Generator().manual_seed(derive_key(*parts))
+
+
+def _mix(word: Tensor) -> Tensor:
+    """One multiply-xorshift round over int32 words, in place (arithmetic shifts are masked to be logical)."""
+    word.bitwise_xor_((word >> 15).bitwise_and_(0x1FFFF)).mul_(0x2C1B3C6D)
+    word.bitwise_xor_((word >> 12).bitwise_and_(0xFFFFF)).mul_(0x297A2D39)
+    return word.bitwise_xor_((word >> 15).bitwise_and_(0x1FFFF))
+
+
+def _words(key: Tensor, count: int, salt: int) -> Tensor:
+    """Hash (key, 0..count-1) to int32 words of shape (*key.shape, count)."""
+    index = torch.arange(count, device=key.device, dtype=torch.int32)
+    low = (key & 0x7FFFFFFF).to(torch.int32)
+    high = ((key >> 31) & 0x7FFFFFFF).to(torch.int32)
+    word = _mix((low[..., None] ^ salt) + index)
+    return _mix(word ^ high[..., None])
+
+
+def keep_mask(key: Tensor, num_rows: int, num_columns: int, drop_probability: float) -> Tensor:
+    """Draw which elements a dropout layer keeps, one random byte an element.
+
+    The drop probability is rounded to a multiple of 1/256 (0.5 is exact; see :func:`kept_fraction`).
+
+    Args:
+        key: int64 keys, shape (*batch).
+        num_rows: Rows of one mask. A row's bits do not depend on how many rows there are, so padding changes nothing.
+        num_columns: Columns of one mask.
+        drop_probability: In [0, 1).
+
+    Returns:
+        Boolean mask of shape (*batch, num_rows, num_columns).
+    """
+    num_words = -(-num_columns // 4)
+    row = _words(key, num_rows, 0x51ED270B)
+    column = _words(key, num_words, 0x2545F491)
+    word = _mix(row[..., :, None] + column[..., None, :])
+    return (word.view(torch.uint8) >= round(drop_probability * 256))[..., :num_columns]
+
+
+def kept_fraction(drop_probability: float) -> float:
+    """Return the exact probability with which :func:`keep_mask` keeps an element.
+
+    Example:
+        >>> kept_fraction(0.5), kept_fraction(0.6)
+        (0.5, 0.3984375)
+    """
+    return 1.0 - round(drop_probability * 256) / 256
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, key: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+        keep = keep_mask(key, x.shape[-2], x.shape[-1], probability)
+        return torch.where(keep, x, 0.0).mul_(1.0 / kept_fraction(probability)), keep
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.scale = 1.0 / kept_fraction(inputs[2])
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        (keep,) = ctx.saved_tensors
+        return torch.where(keep, grad, 0.0) * ctx.scale, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, key: Tensor, probability: float) -> tuple[Any, Any]:
+        x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.expand(info.batch_size, *x.shape)
+        key = key.movedim(in_dims[1], 0) if in_dims[1] is not None else key.expand(info.batch_size, *key.shape)
+        return _Dropout.apply(x, key, probability), (0, 0)  # type: ignore[no-untyped-call]
+
+
+def dropout(x: Tensor, key: Tensor, probability: float) -> Tensor:
+    """Zero each element with the given probability and scale the rest, as ``torch.nn.functional.dropout`` in training.
+
+    Args:
+        x: Values, shape (..., N, F).
+        key: int64 key, scalar (one per client under ``torch.vmap``).
+        probability: Drop probability in [0, 1), rounded to a multiple of 1/256; the scaling uses the rounded value.
+
+    Returns:
+        Tensor of x's shape.
+    """
+    if probability == 0.0:
+        return x
+    return _Dropout.apply(x, key, probability)[0]  # type: ignore[no-untyped-call, no-any-return]

@@ -1,0 +1,72 @@
+"""Which round is reported: chosen on validation, never on test."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from fl_lightning.metrics import client_values
+from fl_lightning.payload import Payload
+
+
+class Selection:
+    """Follows the monitored validation metric over the rounds.
+
+    Args:
+        monitor: Name of the metric.
+        mode: Whether ``max`` or ``min`` of it is best.
+    """
+
+    def __init__(self, monitor: str = "val/acc", mode: Literal["max", "min"] = "max") -> None:
+        self.monitor = monitor
+        self.sign = 1 if mode == "max" else -1
+        self.best_round = -1
+        self.best_value: float | None = None
+        self.max_over_rounds = float("-inf")
+        self.result: dict[str, float] = {}
+        self.client_monitor: list[float] = []
+        self.client_test: list[float] = []
+
+    def update(self, round_idx: int, metrics: Mapping[str, float], scores: Payload) -> None:
+        """Take in the figures of a round and each client's scores.
+
+        Raises:
+            ValueError: The monitored metric is not among the figures.
+        """
+        if self.monitor not in metrics:
+            raise ValueError(f"trainer.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}")
+        self.max_over_rounds = max(self.max_over_rounds, metrics.get("test/acc", float("-inf")))
+        if self.best_value is None or self.sign * metrics[self.monitor] > self.sign * self.best_value:
+            self.best_value, self.best_round = metrics[self.monitor], round_idx
+            self.result = {**metrics, "best_round": round_idx}
+        self._choose_per_client(scores)
+        self.result["test/max_over_rounds"] = self.max_over_rounds
+
+    def _choose_per_client(self, scores: Payload) -> None:
+        """Let every client choose its own round on its own validation examples."""
+        test = self.monitor.replace("val/", "test/")
+        if self.monitor not in scores.signals or test not in scores.signals:
+            return
+        now, now_test = client_values(scores, self.monitor), client_values(scores, test)
+        best = torch.tensor(self.client_monitor or [torch.nan] * len(now), dtype=now.dtype)
+        best_test = torch.tensor(self.client_test or [torch.nan] * len(now), dtype=now.dtype)
+        better = (self.sign * now > self.sign * best) | best.isnan()
+        self.client_monitor = torch.where(better, now, best).tolist()
+        self.client_test = torch.where(better, now_test, best_test).tolist()
+        self.result[f"{test}_client_chosen"] = float(torch.tensor(self.client_test).nanmean())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything followed so far."""
+        return {
+            "best_round": self.best_round,
+            "best_value": self.best_value,
+            "max_over_rounds": self.max_over_rounds,
+            "result": dict(self.result),
+            "client_monitor": self.client_monitor,
+            "client_test": self.client_test,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        for name, value in state.items():
+            setattr(self, name, value)

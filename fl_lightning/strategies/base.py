@@ -1,0 +1,116 @@
+"""The server half of an algorithm: what is sent, what is asked for, what is made of the answers.
+
+Three families have a base of their own: ``mixing`` (parameters are averaged), ``hypernetwork`` (parameters are
+generated) and ``decentralised`` (there is no server).
+"""
+
+import fnmatch
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.payload import Payload
+from fl_lightning.stage import Evaluation, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """What a server knows before it hears from anyone.
+
+    Attributes:
+        num_clients: All clients, those held out of training included; indices run from 0.
+        training_clients: Those that take part in the rounds.
+        parameters: One client's initial parameters by name, common to all.
+        seed: Root of every random key.
+        device: Where the server computes.
+    """
+
+    num_clients: int
+    training_clients: tuple[int, ...]
+    parameters: Mapping[str, Tensor]
+    seed: int
+    device: torch.device
+
+
+class Strategy(ABC):
+    """Base of all algorithms. One algorithm is one subclass in one file; nothing else has to be edited.
+
+    A round runs the stages in order: ``configure`` says what is sent, the clients work, ``aggregate`` takes in what
+    came back (only of the clients that answered well). All processes run the same server on the same payloads.
+
+    Args:
+        num_epochs: Local epochs a round.
+        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
+    """
+
+    def __init__(self, *, num_epochs: int = 3, reset_optimizer: bool = False) -> None:
+        if num_epochs < 0:
+            raise ValueError(f"strategy.num_epochs must not be negative, got {num_epochs}")
+        self.num_epochs = num_epochs
+        self.reset_optimizer = reset_optimizer
+
+    def setup(self, federation: Federation) -> None:
+        """Create the server's state. Called once, before anything is trained or loaded."""
+        self.federation = federation
+
+    def initial_stages(self) -> Sequence[Stage]:
+        """Stages to run once, before round 0."""
+        return ()
+
+    @abstractmethod
+    def stages(self, round_idx: int) -> Sequence[Stage]:
+        """The stages of a round, in order."""
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:
+        """What is sent to the given clients at the start of a stage; None for nothing."""
+        return None
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Take in the clients' answers. ``upload`` may lack clients that failed and may be empty."""
+        return
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """Which models are evaluated, by a prefix of their metrics; the one with the empty prefix is the result."""
+        return {"": Evaluation()}
+
+    def admission_stages(self) -> Sequence[Stage]:
+        """Stages by which clients that were held out of training join; the server is not trained in them."""
+        return [*self.initial_stages(), *self.stages(0)]
+
+    def admit(self, stage: Stage, upload: Payload) -> None:
+        """Take in what newcomers answered, without training the server."""
+        return
+
+    def metrics(self) -> Mapping[str, float]:
+        """Figures of the server for the logs, of the last round."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything of the server that lives on between rounds; loads with ``weights_only=True``."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        return
+
+
+def select_names(names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
+    """Names that match any of the shell-style patterns.
+
+    Raises:
+        ValueError: A pattern matches nothing.
+
+    Example:
+        >>> select_names(["convs.0.weight", "head.weight"], ["head.*"])
+        ('head.weight',)
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(
+                f"parameter pattern {pattern!r} matches none of the model's parameters: {', '.join(names)}"
+            )
+    return tuple(name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns))

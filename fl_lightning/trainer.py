@@ -1,0 +1,500 @@
+"""The federated trainer: a round loop on Lightning Fabric that owns evaluation, callbacks, loggers and checkpoints.
+
+Every process holds a share of the clients and all processes compute the same server step on the gathered payloads, so
+there is no server process to lose. Read :meth:`FederatedTrainer._run_round` for the life of a round.
+"""
+
+import importlib.metadata
+import signal
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.csv_logs import CSVLogger
+from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+from torch import Tensor
+
+from fl_lightning import checkpoint
+from fl_lightning.batch import GraphCollator
+from fl_lightning.callback import Callback, check_hooks
+from fl_lightning.client import ClientModule
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.executors import Executor, StackedExecutor, Work
+from fl_lightning.metrics import summarise
+from fl_lightning.participation import Participation, epochs_of
+from fl_lightning.payload import Payload
+from fl_lightning.processes import gather, gather_objects, shard
+from fl_lightning.randomness import derive_key
+from fl_lightning.selection import Selection
+from fl_lightning.stage import Stage
+from fl_lightning.strategies import Federation, Strategy
+
+_DTYPES = {
+    "32-true": torch.float32,
+    "32": torch.float32,
+    "bf16-mixed": torch.float32,
+    "bf16-true": torch.bfloat16,
+    "64-true": torch.float64,
+    "64": torch.float64,
+}
+
+
+class ClientFailure(RuntimeError):
+    """A client failed and ``participation.on_failure`` is ``stop``."""
+
+
+class FederatedTrainer:
+    """Trains a federation.
+
+    Args:
+        num_rounds: Rounds of training (R).
+        executor: How the clients of a process are run; the stacked executor by default.
+        participation: Who takes part in a round; everyone by default.
+        evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        monitor: The validation metric that chooses the reported round.
+        monitor_mode: Whether ``max`` or ``min`` of it is best.
+        accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
+        devices: As in Lightning: number or list of devices on each node.
+        num_nodes: Machines.
+        precision: ``32-true``, ``bf16-mixed``, ``bf16-true`` or ``64-true``.
+        strategy: Fabric's launch strategy, for example ``auto`` or ``ddp``. (The algorithm is another argument.)
+        callbacks: Callbacks, in the order they are called.
+        logger: Loggers; true for CSV and TensorBoard in the run's folder, false for none.
+        default_root_dir: Folder of all runs.
+        run_name: Folder of this run's versions in it.
+        seed: Root of every random draw of the training (the data module has its own).
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_rounds: int = 100,
+        executor: Executor | None = None,
+        participation: Participation | None = None,
+        evaluate_every: int = 1,
+        monitor: str = "val/acc",
+        monitor_mode: Literal["max", "min"] = "max",
+        accelerator: str = "auto",
+        devices: list[int] | int | str = 1,
+        num_nodes: int = 1,
+        precision: str = "32-true",
+        strategy: str = "auto",
+        callbacks: list[Callback] | Callback | None = None,
+        logger: list[Logger] | Logger | bool = True,
+        default_root_dir: str = "runs",
+        run_name: str = "federation",
+        seed: int = 0,
+    ) -> None:
+        for name, value in {"num_rounds": num_rounds, "evaluate_every": evaluate_every}.items():
+            if value < 1:
+                raise ValueError(f"trainer.{name} must be at least 1, got {value}")
+        if precision not in _DTYPES:
+            raise ValueError(f"trainer.precision must be one of {', '.join(sorted(_DTYPES))}, got {precision!r}")
+        if str(accelerator) in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise ValueError(f"trainer.accelerator is {accelerator!r}, but there is no GPU here: use cpu or auto")
+        self.num_rounds = num_rounds
+        self.executor = executor or StackedExecutor()
+        self.participation = participation or Participation()
+        self.evaluate_every = evaluate_every
+        self.precision = precision
+        self.callbacks = [] if callbacks is None else callbacks if isinstance(callbacks, list) else [callbacks]
+        self.logger = logger
+        self.root = Path(default_root_dir) / run_name
+        self.seed = seed
+        self.config = ""
+        self.fabric = Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy=strategy,
+            precision=precision,  # type: ignore[arg-type]
+        )
+        self.launched = False
+        self.failures: dict[str, str] = {}
+        self.selection = Selection(monitor, monitor_mode)
+
+    # ------------------------------------------------------------------ the four verbs
+
+    def fit(
+        self,
+        model: ClientModule,
+        datamodule: FederatedDataModule,
+        algorithm: Strategy,
+        ckpt_path: str | None = None,
+    ) -> dict[str, float]:
+        """Train the federation.
+
+        Args:
+            model: The client module; every client gets its own copy.
+            datamodule: The clients' data.
+            algorithm: The strategy.
+            ckpt_path: Checkpoint to continue from: a path, ``last`` (of the newest run in ``run_name``; none: from the
+                start) or ``best``.
+
+        Returns:
+            The figures of the round that validation chose, new clients' under ``new/``, and ``test/max_over_rounds``.
+
+        Raises:
+            ValueError: A setting does not fit the data, or the checkpoint is of another run.
+            ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
+        """
+        resume = self._find_checkpoint(ckpt_path, required=ckpt_path not in (None, "last"))
+        self._setup(model, datamodule, algorithm, run_dir=resume.parent.parent if resume else None)
+        if resume is not None:
+            self._load(resume)
+        self._start_loggers()
+        self._call("on_fit_start")
+        with self._signals():
+            if resume is None:
+                self._run_stages(algorithm.initial_stages(), self.training_clients, "before round 0")
+            while self.round_idx < self.num_rounds and not self.should_stop:
+                self._run_round()
+            if self.received_signal is None and self.new_clients:
+                self.selection.result.update(self._admit_new_clients())
+        self._call("on_fit_end")
+        for logger in self.loggers:
+            logger.finalize("success")
+        return self.selection.result
+
+    def validate(
+        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
+    ) -> dict[str, float]:
+        """Evaluate a checkpoint; return the validation figures."""
+        return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "val/")
+
+    def test(
+        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
+    ) -> dict[str, float]:
+        """Evaluate a checkpoint; return the test figures, those of new clients too."""
+        return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "test/")
+
+    def predict(
+        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
+    ) -> dict[int, Tensor]:
+        """Class probabilities of every node of every training client, (N_i, num_classes), by client."""
+        self._restore(model, datamodule, algorithm, ckpt_path)
+        evaluation = algorithm.evaluations(self.training_clients)[""]
+        predictions: dict[int, Tensor] = {}
+        for part in gather_objects(self.fabric, self.executor.predict(evaluation, self.training_clients)):
+            predictions.update(part)
+        return {client: predictions[client].cpu() for client in sorted(predictions)}
+
+    # ------------------------------------------------------------------ the life of a round
+
+    def _run_round(self) -> None:
+        start = time.perf_counter()
+        self._call("on_round_start")
+        effort, dropped = self.participation.draw(self.training_clients, self.round_idx, self.seed)
+        self.failures = {self.client_names[client]: "dropped out" for client in dropped}
+        self._run_stages(self.algorithm.stages(self.round_idx), effort, f"round {self.round_idx}")
+        metrics: dict[str, float] = dict(self.algorithm.metrics())
+        if (self.round_idx + 1) % self.evaluate_every == 0 or self.round_idx + 1 == self.num_rounds:
+            metrics |= self.evaluate(self.training_clients)
+            self.selection.update(self.round_idx, metrics, self.scores[""])
+        metrics["num_participants"] = len(effort)
+        metrics["num_failures"] = len(self.failures)
+        self._call("on_round_end", metrics)
+        metrics["seconds"] = time.perf_counter() - start
+        self.history.append({"round": self.round_idx, **metrics})
+        for logger in self.loggers:
+            logger.log_metrics(metrics, self.round_idx)
+        self.round_idx += 1
+        if any(gather_objects(self.fabric, self.received_signal is not None)):
+            self.should_stop = True
+        self._call("on_checkpoint_point")
+
+    def _run_stages(
+        self,
+        stages: Sequence[Stage],
+        clients: Sequence[int] | Mapping[int, float],
+        when: str,
+        *,
+        newcomers: bool = False,
+    ) -> None:
+        """Send, work, answer, take in: one exchange a stage."""
+        effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
+        if not effort:
+            return
+        for stage in stages:
+            payload = self.algorithm.configure(stage, tuple(effort))
+            self._call("on_send", stage, payload)
+            epochs = {client: epochs_of(share, stage.num_epochs) for client, share in effort.items()}
+            outcome = self.executor.run(Work(stage=stage, round_idx=self.round_idx, num_epochs=epochs, payload=payload))
+            upload = gather(self.fabric, outcome.upload)
+            failures = {
+                c: why for part in gather_objects(self.fabric, dict(outcome.failures)) for c, why in part.items()
+            }
+            for callback in self.callbacks:
+                upload = callback.on_upload(self, stage, upload)
+            upload, rejected = inspect_upload(upload, stage, self.initial_parameters)
+            self._report({**failures, **rejected}, stage, when)
+            (self.algorithm.admit if newcomers else self.algorithm.aggregate)(stage, upload)
+            self._call("on_stage_end", stage, upload)
+
+    def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
+        """Score the given clients' models as the strategy says; keep the scores in ``self.scores``."""
+        metrics: dict[str, float] = {}
+        for kind, evaluation in self.algorithm.evaluations(clients).items():
+            scores = gather(self.fabric, self.executor.evaluate(evaluation, clients, self.round_idx))
+            self.scores[prefix + kind] = scores
+            metrics |= summarise(scores, prefix + kind)
+        return metrics
+
+    def _admit_new_clients(self) -> dict[str, float]:
+        """Let the held-out clients join a trained server, and score them."""
+        self._run_stages(
+            self.algorithm.admission_stages(), self.new_clients, "while new clients joined", newcomers=True
+        )
+        return self.evaluate(self.new_clients, "new/")
+
+    def _report(self, failures: Mapping[int, str], stage: Stage, when: str) -> None:
+        for client, why in failures.items():
+            name = self.client_names[client]
+            message = f"{name} failed in stage {stage.name!r} {when}: {why}"
+            if self.participation.on_failure == "stop":
+                raise ClientFailure(f"{message} (participation.on_failure is 'stop')")
+            self.failures[name] = why
+            if self.fabric.is_global_zero:
+                warnings.warn(f"{message}; it is left out", stacklevel=2)
+
+    # ------------------------------------------------------------------ setting up
+
+    def launch(self) -> None:
+        """Start the other processes, once."""
+        if not self.launched:
+            self.fabric.launch()
+            self.launched = True
+
+    def _setup(
+        self,
+        model: ClientModule,
+        datamodule: FederatedDataModule,
+        algorithm: Strategy,
+        *,
+        run_dir: Path | None,
+    ) -> None:
+        self.launch()
+        for callback in self.callbacks:
+            check_hooks(callback)
+        with self.fabric.rank_zero_first():
+            datamodule.prepare_data()
+        datamodule.setup()
+        self.datamodule, self.algorithm = datamodule, algorithm
+        graphs = datamodule.clients
+        self.client_names = [graph.name for graph in graphs]
+        self.training_clients = self.participation.training_clients(len(graphs), self.seed)
+        self.new_clients = tuple(c for c in range(len(graphs)) if c not in set(self.training_clients))
+        self.run_dir = self.fabric.broadcast(run_dir or self._new_run_dir())
+        with self.fabric.init_module(), torch.random.fork_rng([]):
+            torch.manual_seed(derive_key(self.seed, "client", "initialisation"))
+            model.build(datamodule.num_features, datamodule.num_classes)
+        model.to(self.fabric.device)
+        self.initial_parameters = {n: p.detach().clone() for n, p in model.net.named_parameters()}
+        algorithm.setup(
+            Federation(
+                num_clients=len(graphs),
+                training_clients=self.training_clients,
+                parameters=self.initial_parameters,
+                seed=self.seed,
+                device=self.fabric.device,
+            )
+        )
+        shards = shard([graph.num_nodes + graph.num_edges for graph in graphs], self.fabric.world_size)
+        collator = GraphCollator(graphs, device=self.fabric.device, dtype=_DTYPES[self.precision])
+        self.executor.setup(self.fabric, model, collator, shards[self.fabric.global_rank], seed=self.seed)
+        self.round_idx = 0
+        self.should_stop = False
+        self.received_signal: int | None = None
+        self.scores: dict[str, Payload] = {}
+        self.history: list[dict[str, float]] = []
+        self.loggers: list[Logger] = []
+
+    def _new_run_dir(self) -> Path:
+        """The next version's folder."""
+        taken = [int(path.name[8:]) for path in self.root.glob("version_*") if path.name[8:].isdigit()]
+        return self.root / f"version_{max(taken, default=-1) + 1}"
+
+    def _start_loggers(self) -> None:
+        if isinstance(self.logger, bool):
+            kinds = (CSVLogger, TensorBoardLogger) if self.logger else ()
+            self.loggers = [kind(root_dir=self.run_dir, name="", version="") for kind in kinds]
+        else:
+            self.loggers = self.logger if isinstance(self.logger, list) else [self.logger]
+        for logger in self.loggers:
+            if isinstance(logger, CSVLogger):  # it starts its file anew, so earlier rounds are written again
+                for row in self.history:
+                    logger.log_metrics(
+                        {name: value for name, value in row.items() if name != "round"}, int(row["round"])
+                    )
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, *args)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run after the round; a second SIGINT ends it at once."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.received_signal is not None:
+                raise KeyboardInterrupt
+            self.received_signal = number
+
+        previous = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                previous[number] = signal.signal(number, stop)
+        except ValueError:  # not in the main thread: signals are somebody else's
+            previous = {}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _find_checkpoint(self, ckpt_path: str | None, *, required: bool) -> Path | None:
+        if ckpt_path not in ("last", "best"):
+            return Path(ckpt_path) if ckpt_path is not None else None
+        found = [path for path in self.root.glob(f"version_*/checkpoints/{ckpt_path}.ckpt")]
+        if found:
+            return max(found, key=lambda path: int(path.parent.parent.name[8:]))
+        if required:
+            raise ValueError(
+                f"there is no {ckpt_path}.ckpt in {self.root}/version_*/checkpoints: train first, or give a path"
+            )
+        warnings.warn(f"no last.ckpt in {self.root}: starting from round 0", stacklevel=2)
+        return None
+
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint must share with the run that loads it."""
+        shapes = ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.initial_parameters.items())
+        return {
+            "data (partition hash)": self.datamodule.partition_hash,
+            "strategy": type(self.algorithm).__name__,
+            "model": shapes,
+            "training clients": str(self.training_clients),
+            "seed": str(self.seed),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The complete state between two rounds; collective: every process must call it."""
+        clients = gather(self.fabric, self.executor.state())
+        packages = ("fl-lightning", "lightning", "torch", "torch-geometric")
+        return {
+            "format_version": checkpoint.FORMAT_VERSION,
+            "round": self.round_idx,
+            "strategy": self.algorithm.state_dict(),
+            "clients": {
+                "clients": list(clients.clients),
+                "parameters": dict(clients.parameters),
+                "signals": dict(clients.signals),
+            },
+            "callbacks": {_key(callback): callback.state_dict() for callback in self.callbacks},
+            "random": checkpoint.random_state(),
+            "history": [dict(row) for row in self.history],
+            "selection": self.selection.state_dict(),
+            "wandb_id": next((str(id_) for logger in self.loggers if (id_ := wandb_id(logger))), None),
+            "config": self.config,
+            "identity": self.identity(),
+            "versions": {name: importlib.metadata.version(name) for name in packages},
+        }
+
+    def save_checkpoint(self, path: Path) -> None:
+        """Write the complete state; collective: every process must call it."""
+        state = self.state_dict()
+        if self.fabric.is_global_zero:
+            checkpoint.write(path, state)
+        self.fabric.barrier()
+
+    def _load(self, path: Path) -> None:
+        state = checkpoint.read(path)
+        checkpoint.check_identity(path, state["identity"], self.identity())
+        clients = state["clients"]
+        self.algorithm.load_state_dict(state["strategy"])
+        self.executor.load_state(
+            Payload(clients=tuple(clients["clients"]), parameters=clients["parameters"], signals=clients["signals"])
+        )
+        for callback in self.callbacks:
+            if _key(callback) in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][_key(callback)])
+        checkpoint.restore_random_state(state["random"])
+        self.round_idx = state["round"]
+        self.history = state["history"]
+        self.selection.load_state_dict(state["selection"])
+        for logger in self.logger if isinstance(self.logger, list) else [self.logger]:
+            if state["wandb_id"] and hasattr(logger, "continue_run"):
+                logger.continue_run(state["wandb_id"])
+
+    def _restore(
+        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str
+    ) -> None:
+        path = self._find_checkpoint(ckpt_path, required=True)
+        assert path is not None
+        self._setup(model, datamodule, algorithm, run_dir=path.parent.parent)
+        self._load(path)
+
+    def _evaluate_checkpoint(
+        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str, split: str
+    ) -> dict[str, float]:
+        self._restore(model, datamodule, algorithm, ckpt_path)
+        metrics = self.evaluate(self.training_clients)
+        if self.new_clients:
+            metrics |= self._admit_new_clients()
+        metrics = {name: value for name, value in metrics.items() if split in name}
+        self._call("on_evaluation_end", metrics)
+        return metrics
+
+
+def inspect_upload(upload: Payload, stage: Stage, parameters: Mapping[str, Tensor]) -> tuple[Payload, dict[int, str]]:
+    """Keep the rows that the server can use.
+
+    Args:
+        upload: What arrived.
+        stage: What was asked for.
+        parameters: One client's parameters, for their shapes.
+
+    Returns:
+        The sound rows, and why each other row was refused, by client.
+
+    Raises:
+        ValueError: Names or shapes are not those of the stage (an attack or a callback changed them for all clients).
+    """
+    if not upload.clients:
+        return upload, {}
+    expected = {name: parameters[name].shape for name in stage.upload}
+    found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
+    if expected != found or set(upload.signals) != set(stage.signals):
+        wrong = {name for name in expected | found if expected.get(name) != found.get(name)}
+        wrong |= set(upload.signals) ^ set(stage.signals)
+        raise ValueError(
+            f"stage {stage.name!r}: the upload's {sorted(wrong)} are missing, unexpected or of a wrong shape"
+        )
+    tensors = upload.tensors()
+    if not tensors:
+        return upload, {}
+    finite = torch.stack([tensor.flatten(1).sum(dim=1).isfinite() for tensor in tensors.values()]).all(dim=0).tolist()
+    refused = {
+        c: "it sent numbers that are not finite" for c, fine in zip(upload.clients, finite, strict=True) if not fine
+    }
+    return upload.rows([client for client in upload.clients if client not in refused]), refused
+
+
+def wandb_id(logger: Logger) -> str | None:
+    """The run id of a W&B logger, None for others."""
+    return str(logger.version) if hasattr(logger, "continue_run") and logger.version else None
+
+
+def _key(callback: Callback) -> str:
+    return type(callback).__qualname__
