@@ -1,1 +1,26 @@
-"""."""
+"""Personalised federated learning on graphs, trained by PyTorch Lightning and Fabric."""
+
+from fl_lightning.callback import Callback
+from fl_lightning.client import ClientModule
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.executors import SequentialExecutor, StackedExecutor
+from fl_lightning.participation import Participation
+from fl_lightning.payload import Payload
+from fl_lightning.stage import Evaluation, Stage
+from fl_lightning.strategies import Strategy
+from fl_lightning.trainer import FederatedTrainer
+
+__version__ = "0.1.0"
+__all__ = [
+    "Callback",
+    "ClientModule",
+    "Evaluation",
+    "FederatedDataModule",
+    "FederatedTrainer",
+    "Participation",
+    "Payload",
+    "SequentialExecutor",
+    "Stage",
+    "StackedExecutor",
+    "Strategy",
+]

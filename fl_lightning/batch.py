@@ -26,7 +26,7 @@ class GraphBatch:
     """Graphs as a client's model sees them. Padding nodes have every mask false and no edges.
 
     Attributes:
-        y: int64 labels (C, N).
+        y: int64 labels (C, N), 0 where unknown.
         node_mask: Real nodes (C, N).
         train_mask: Labelled training nodes (C, N).
         val_mask: Validation nodes (C, N).
@@ -101,7 +101,7 @@ class GraphCollator:
             blocks = [(index, graph.x_NF[index[0], index[1]]) for index, graph in zip(coordinates, graphs, strict=True)]
             sparse_x = operator(blocks, graphs[0].x_NF.shape[1], symmetric=False)
         return GraphBatch(
-            y=pad([graph.y_N for graph in graphs]),
+            y=pad([graph.y_N.clamp(min=0) for graph in graphs]),
             node_mask=pad([torch.ones_like(graph.train_mask_N) for graph in graphs]),
             train_mask=pad([graph.train_mask_N for graph in graphs]),
             val_mask=pad([graph.val_mask_N for graph in graphs]),

@@ -4,6 +4,7 @@ Under ``torch.vmap`` over clients, :func:`block_matmul` stacks its dense operand
 one kernel for the message passing of a whole federation.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,9 +60,11 @@ class BlockSparse:
 
 def _csr(coo: Tensor) -> Tensor:
     """Convert to CSR with 32-bit indices, which the libraries take without converting them in every product."""
-    csr = coo.to_sparse_csr()
-    crow, col = csr.crow_indices().int(), csr.col_indices().int()
-    return torch.sparse_csr_tensor(crow, col, csr.values(), csr.shape, check_invariants=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
+        csr = coo.to_sparse_csr()
+        crow, col = csr.crow_indices().int(), csr.col_indices().int()
+        return torch.sparse_csr_tensor(crow, col, csr.values(), csr.shape, check_invariants=False)
 
 
 class _BlockMatmul(torch.autograd.Function):

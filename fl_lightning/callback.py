@@ -38,6 +38,9 @@ class Callback:
     def on_fit_end(self, trainer: "FederatedTrainer") -> None:
         """After the last round (or the one that an interruption ended), and after new clients joined."""
 
+    def on_exception(self, trainer: "FederatedTrainer", error: BaseException) -> None:
+        """``fit`` is about to end with ``error``; no process may wait for another one here."""
+
     def on_evaluation_end(self, trainer: "FederatedTrainer", metrics: dict[str, float]) -> None:
         """After ``validate`` or ``test``."""
 

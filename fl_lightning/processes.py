@@ -42,15 +42,23 @@ def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
 
 
 def gather(fabric: Fabric, payload: Payload) -> Payload:
-    """Bring the payloads of all processes together on every process, clients ascending."""
+    """Bring the payloads of all processes together on every process, clients ascending.
+
+    A tensor that only some processes have (optimiser state, where others' clients have not begun) is zero elsewhere.
+
+    Raises:
+        ValueError: The clients of two processes sent a tensor in different shapes.
+    """
     if fabric.world_size == 1:
         return payload
     parts = [Payload(clients=()) for _ in range(fabric.world_size)]
     shapes = gather_objects(fabric, _describe(payload))
     longest = max(len(clients) for clients, _ in shapes)
-    template: dict[str, tuple[torch.Size, torch.dtype]] = next(
-        (described for clients, described in shapes if clients), {}
-    )
+    template: dict[str, tuple[torch.Size, torch.dtype]] = {}
+    for _, described in shapes:
+        for name, kind in described.items():
+            if template.setdefault(name, kind) != kind:
+                raise ValueError(f"processes sent {name[2:]!r} in different forms: {template[name]} and {kind}")
     gathered = {
         name: _all_gather(fabric, payload, name, (longest, *shape), dtype) for name, (shape, dtype) in template.items()
     }
@@ -88,8 +96,9 @@ def _all_gather(
     fabric: Fabric, payload: Payload, name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> list[Tensor]:
     padded = torch.zeros(shape, dtype=dtype, device=fabric.device)
-    if payload.clients:
-        padded[: len(payload.clients)] = _named(payload)[name]
+    own = _named(payload).get(name)
+    if own is not None:
+        padded[: len(payload.clients)] = own
     everyone = [torch.empty_like(padded) for _ in range(fabric.world_size)]
     torch.distributed.all_gather(everyone, padded)
     return everyone

@@ -59,11 +59,14 @@ def _mix(word: Tensor) -> Tensor:
 
 
 def _words(key: Tensor, count: int, salt: int) -> Tensor:
-    """Hash (key, 0..count-1) to int32 words of shape (*key.shape, count)."""
-    index = torch.arange(count, device=key.device, dtype=torch.int32)
+    """Hash (key, 0..count-1) to int32 words of shape (*key.shape, count).
+
+    The index is mixed before it meets the key: plain sums would give neighbouring keys the same words, shifted.
+    """
+    index = _mix(torch.arange(count, device=key.device, dtype=torch.int32) ^ salt)
     low = (key & 0x7FFFFFFF).to(torch.int32)
     high = ((key >> 31) & 0x7FFFFFFF).to(torch.int32)
-    word = _mix((low[..., None] ^ salt) + index)
+    word = _mix(low[..., None] ^ index)
     return _mix(word ^ high[..., None])
 
 

@@ -1,5 +1,6 @@
 """Which round is reported: chosen on validation, never on test."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -20,6 +21,10 @@ class Selection:
     def __init__(self, monitor: str = "val/acc", mode: Literal["max", "min"] = "max") -> None:
         self.monitor = monitor
         self.sign = 1 if mode == "max" else -1
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every round."""
         self.best_round = -1
         self.best_value: float | None = None
         self.max_over_rounds = float("-inf")
@@ -36,8 +41,9 @@ class Selection:
         if self.monitor not in metrics:
             raise ValueError(f"trainer.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}")
         self.max_over_rounds = max(self.max_over_rounds, metrics.get("test/acc", float("-inf")))
-        if self.best_value is None or self.sign * metrics[self.monitor] > self.sign * self.best_value:
-            self.best_value, self.best_round = metrics[self.monitor], round_idx
+        value, best = metrics[self.monitor], self.best_value
+        if best is None or math.isnan(best) or self.sign * value > self.sign * best:
+            self.best_value, self.best_round = value, round_idx
             self.result = {**metrics, "best_round": round_idx}
         self._choose_per_client(scores)
         self.result["test/max_over_rounds"] = self.max_over_rounds

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.loggers.csv_logs import CSVLogger
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from torch import Tensor
@@ -25,8 +24,9 @@ from fl_lightning import checkpoint
 from fl_lightning.batch import GraphCollator
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.client import ClientModule
-from fl_lightning.data import FederatedDataModule
+from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, StackedExecutor, Work
+from fl_lightning.loggers import RoundCSVLogger
 from fl_lightning.metrics import summarise
 from fl_lightning.participation import Participation, epochs_of
 from fl_lightning.payload import Payload
@@ -120,6 +120,7 @@ class FederatedTrainer:
             precision=precision,  # type: ignore[arg-type]
         )
         self.launched = False
+        self.started = False
         self.failures: dict[str, str] = {}
         self.selection = Selection(monitor, monitor_mode)
 
@@ -153,15 +154,22 @@ class FederatedTrainer:
         if resume is not None:
             self._load(resume)
         self._start_loggers()
-        self._call("on_fit_start")
-        with self._signals():
-            if resume is None:
-                self._run_stages(algorithm.initial_stages(), self.training_clients, "before round 0")
-            while self.round_idx < self.num_rounds and not self.should_stop:
-                self._run_round()
-            if self.received_signal is None and self.new_clients:
-                self.selection.result.update(self._admit_new_clients())
-        self._call("on_fit_end")
+        self.started = True
+        try:
+            self._call("on_fit_start")
+            with self._signals():
+                if resume is None:
+                    self._run_stages(algorithm.initial_stages(), self.training_clients, "before round 0")
+                while self.round_idx < self.num_rounds and not self.should_stop:
+                    self._run_round()
+                if self.received_signal is None and self.new_clients:
+                    self.selection.result.update(self._admit_new_clients())
+            self._call("on_fit_end")
+        except BaseException as error:
+            self._call("on_exception", error)
+            for logger in self.loggers:
+                logger.finalize("failed")
+            raise
         for logger in self.loggers:
             logger.finalize("success")
         return self.selection.result
@@ -188,6 +196,24 @@ class FederatedTrainer:
         for part in gather_objects(self.fabric, self.executor.predict(evaluation, self.training_clients)):
             predictions.update(part)
         return {client: predictions[client].cpu() for client in sorted(predictions)}
+
+    def data(
+        self, datamodule: FederatedDataModule, csv: str | None = None, picture: str | None = None
+    ) -> PartitionTable:
+        """Describe the clients: nodes, edges, lost edges, classes, clustering, heterogeneity, non-IIDness.
+
+        Args:
+            datamodule: The clients' data.
+            csv: File to write the table to.
+            picture: PNG file to draw the label distribution of each client to.
+        """
+        datamodule.setup()
+        table = datamodule.statistics()
+        if csv is not None:
+            table.to_csv(csv)
+        if picture is not None:
+            table.plot_labels(picture)
+        return table
 
     # ------------------------------------------------------------------ the life of a round
 
@@ -234,8 +260,10 @@ class FederatedTrainer:
             failures = {
                 c: why for part in gather_objects(self.fabric, dict(outcome.failures)) for c, why in part.items()
             }
+            sent = upload.clients
             for callback in self.callbacks:
                 upload = callback.on_upload(self, stage, upload)
+            failures |= {client: "its answer was lost" for client in sent if client not in upload.clients}
             upload, rejected = inspect_upload(upload, stage, self.initial_parameters)
             self._report({**failures, **rejected}, stage, when)
             (self.algorithm.admit if newcomers else self.algorithm.aggregate)(stage, upload)
@@ -312,6 +340,7 @@ class FederatedTrainer:
         shards = shard([graph.num_nodes + graph.num_edges for graph in graphs], self.fabric.world_size)
         collator = GraphCollator(graphs, device=self.fabric.device, dtype=_DTYPES[self.precision])
         self.executor.setup(self.fabric, model, collator, shards[self.fabric.global_rank], seed=self.seed)
+        self.selection.reset()
         self.round_idx = 0
         self.should_stop = False
         self.received_signal: int | None = None
@@ -326,16 +355,17 @@ class FederatedTrainer:
 
     def _start_loggers(self) -> None:
         if isinstance(self.logger, bool):
-            kinds = (CSVLogger, TensorBoardLogger) if self.logger else ()
-            self.loggers = [kind(root_dir=self.run_dir, name="", version="") for kind in kinds]
+            self.loggers = self._default_loggers() if self.logger else []
         else:
             self.loggers = self.logger if isinstance(self.logger, list) else [self.logger]
         for logger in self.loggers:
-            if isinstance(logger, CSVLogger):  # it starts its file anew, so earlier rounds are written again
-                for row in self.history:
-                    logger.log_metrics(
-                        {name: value for name, value in row.items() if name != "round"}, int(row["round"])
-                    )
+            if isinstance(logger, RoundCSVLogger):
+                logger.restart(self.history)
+
+    def _default_loggers(self) -> list[Logger]:
+        purge = self.round_idx or None  # TensorBoard hides what an interrupted run logged after its checkpoint
+        tensorboard = TensorBoardLogger(root_dir=self.run_dir, name="", version="", purge_step=purge)
+        return [RoundCSVLogger(str(self.run_dir)), tensorboard]
 
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:
@@ -449,6 +479,7 @@ class FederatedTrainer:
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str, split: str
     ) -> dict[str, float]:
         self._restore(model, datamodule, algorithm, ckpt_path)
+        self.started = True
         metrics = self.evaluate(self.training_clients)
         if self.new_clients:
             metrics |= self._admit_new_clients()

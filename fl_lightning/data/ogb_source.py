@@ -20,7 +20,7 @@ import torch
 from torch_geometric.data import Data, download_url, extract_zip
 
 from fl_lightning.data.pyg_source import open_dataset
-from fl_lightning.data.source import PYG_PICKLE_CLASSES, GraphSource
+from fl_lightning.data.source import GraphSource, allow_pickled_graphs
 
 
 class OgbSource(GraphSource):
@@ -83,7 +83,7 @@ def _import_dataset_class() -> Any:
 def _tamed_reader() -> Iterator[None]:
     """Allow the classes in OGB's converted file, and keep its messages off standard output."""
     with (
-        torch.serialization.safe_globals(PYG_PICKLE_CLASSES),
+        allow_pickled_graphs(),
         contextlib.redirect_stdout(sys.stderr),
         warnings.catch_warnings(),
     ):

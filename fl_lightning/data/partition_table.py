@@ -139,7 +139,10 @@ class PartitionTable:
         count_CK = np.array(self.label_counts)
         num_clients, num_classes = count_CK.shape
         colors = _class_colors(num_classes)
-        figure = Figure(figsize=(8.0, 1.4 + 0.24 * num_clients), layout="constrained")
+        legend_columns = -(-num_classes // 20)
+        legend_rows = -(-num_classes // legend_columns)
+        height = max(1.4 + 0.24 * num_clients, 0.8 + 0.18 * legend_rows)
+        figure = Figure(figsize=(7.5 + 0.5 * legend_columns, height), layout="constrained")
         axes = figure.subplots()
         left_CK = count_CK.cumsum(axis=1) - count_CK
         for k in range(num_classes):
@@ -152,13 +155,12 @@ class PartitionTable:
         axes.set_title(f"Labels of the clients (heterogeneity {self.heterogeneity:.3f})", loc="left")
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
-        rows_of_legend = max(4, int(1.1 * num_clients))
         axes.legend(
             title="class",
             loc="upper left",
             bbox_to_anchor=(1.01, 1.0),
             borderaxespad=0.0,
-            ncols=-(-num_classes // rows_of_legend),
+            ncols=legend_columns,
             columnspacing=1.0,
             handlelength=1.0,
             fontsize="small",

@@ -172,7 +172,7 @@ def open_dataset(
             return derived(**arguments)
     except (OSError, aiohttp.ClientError) as error:
         raise FileNotFoundError(
-            f"{name} cannot be read from {root} and not be downloaded either ({type(error).__name__}: {error}). Set "
+            f"{name} cannot be read from {root}, nor downloaded ({type(error).__name__}: {error}). Set "
             "FL_DATA_ROOT or data.root to the folder that holds the data set, or place its raw files there."
         ) from error
 

@@ -1,8 +1,10 @@
 """Where a global graph comes from: the contract, and a graph of your own in a file."""
 
+import contextlib
 import hashlib
 import pickle
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,6 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from fl_lightning.data.preparation import Preparation
-
-PYG_PICKLE_CLASSES = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
-"""What a pickled ``Data`` is made of: allowed for the length of one load, never for the whole process."""
 
 
 class GraphSource(ABC):
@@ -53,6 +52,17 @@ class GraphSource(ABC):
         """Return everything the raw graph depends on, as JSON-ready values: part of the partition's cache key."""
 
 
+@contextlib.contextmanager
+def allow_pickled_graphs() -> Iterator[None]:
+    """Let ``torch.load(weights_only=True)`` accept what a pickled ``Data`` is made of, for the length of the context.
+
+    Classes that are allowed already are left out: ``safe_globals`` would forbid them on leaving.
+    """
+    classes = {Data, DataEdgeAttr, DataTensorAttr, GlobalStorage}
+    with torch.serialization.safe_globals([*classes.difference(torch.serialization.get_safe_globals())]):
+        yield
+
+
 class FileSource(GraphSource):
     """A graph of your own: a ``torch_geometric.data.Data``, or its ``to_dict()``, written by ``torch.save``.
 
@@ -76,7 +86,7 @@ class FileSource(GraphSource):
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
         self._check_exists()
         try:
-            with torch.serialization.safe_globals(PYG_PICKLE_CLASSES):
+            with allow_pickled_graphs():
                 saved = torch.load(self.path, weights_only=True)
             data = Data.from_dict(saved) if isinstance(saved, dict) else saved
             if not isinstance(data, Data):

@@ -55,7 +55,16 @@ class Executor(ABC):
             collator: Makes batches of clients.
             clients: Indices of this process's clients, ascending.
             seed: Root of every random key.
+
+        Raises:
+            ValueError: The net or its optimiser is of a kind that clients cannot be run with.
         """
+        buffers = client.net.state_dict().keys() - dict(client.net.named_parameters()).keys()
+        if buffers:
+            raise ValueError(
+                f"model.net keeps {', '.join(sorted(buffers))} outside its parameters, which neither checkpoints nor "
+                "payloads hold: use layers without running statistics, or register constants with persistent=False"
+            )
         self.fabric = fabric
         self.client = client
         self.collator = collator
@@ -142,8 +151,9 @@ def unpack_optimizer_state(name: str, row: int, parameter: Tensor, optimizer: Op
     optimizer.state.pop(parameter, None)
     if not state.signals[f"optimizer/started/{name}"][row]:
         return
+    group = optimizer.param_groups[0]
     for key, tensor in state.signals.items():
         _, slot, of = key.split("/", 2)
         if of == name and slot != "started":
-            device = tensor.device if slot == "step" and tensor.dim() == 1 else parameter.device
-            optimizer.state[parameter][slot] = tensor[row].clone().to(device)
+            on_host = slot == "step" and not (group.get("fused") or group.get("capturable"))
+            optimizer.state[parameter][slot] = tensor[row].clone().to("cpu" if on_host else parameter.device)

@@ -1,7 +1,8 @@
 """The reference executor: one client after another, each a LightningModule of its own with its own optimiser."""
 
 import copy
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,17 +40,21 @@ class SequentialExecutor(Executor):
 
     def run(self, work: Work) -> Outcome:
         """Run the stage for each client in turn."""
-        parts: list[Payload] = []
+        answers: dict[int, Payload] = {}
         failures: dict[int, str] = {}
+        before: dict[int, dict[str, Tensor]] = {}
         for client in (client for client in self.clients if client in work.num_epochs):
-            module = self.modules[client]
-            before = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
+            own = self.modules[client].parameter_dict()
+            before[client] = {name: parameter.detach().clone() for name, parameter in own.items()}
             try:
-                parts.append(self._run_client(client, work))
+                answers[client] = self._run_client(client, work)
             except Exception as error:  # a client runs its user's code: whatever it raises is this client's failure
                 failures[client] = f"{type(error).__name__}: {error}"
-                _load(module, before)
-                self.optimizers[client] = check_optimizer(module.configure_optimizers())
+        failures |= _misfits(answers)
+        for client in failures:
+            _load(self.modules[client], before[client])
+            self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
+        parts = [answer for client, answer in answers.items() if client not in failures]
         clients = tuple(part.clients[0] for part in parts)
         if not parts:
             return Outcome(upload=Payload(clients=()), failures=failures)
@@ -71,10 +76,10 @@ class SequentialExecutor(Executor):
             self.optimizers[client] = check_optimizer(module.configure_optimizers())
         self._train(module, self.optimizers[client], stage, client, work.num_epochs[client], work.round_idx)
         parameters = {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
-        if not all(bool(parameter.sum().isfinite()) for parameter in parameters.values()):
-            raise FloatingPointError("its parameters are not finite after local training")
         with torch.no_grad(), self.fabric.autocast():
             signals = {name: signal(module, parameters, batch) for name, signal in stage.signals.items()}
+        if not all(bool(tensor.sum().isfinite()) for tensor in (*parameters.values(), *signals.values())):
+            raise FloatingPointError("its parameters or its answer are not finite after local training")
         sent = {name: parameters[name] - (module.anchor[name] if stage.as_update else 0) for name in stage.upload}
         return Payload(
             clients=(client,),
@@ -128,7 +133,7 @@ class SequentialExecutor(Executor):
         """The module to score: the client's own, or a copy with other parameters or some more training."""
         module = self.modules[client]
         if evaluation.payload is not None or evaluation.num_epochs:
-            module = copy.deepcopy(module)
+            module = copy.deepcopy(module, {id(module.fabric): module.fabric})  # Fabric is shared, not copied
         if evaluation.payload is not None:
             _load(module, {name: t[0] for name, t in evaluation.payload.rows([client]).parameters.items()})
         if evaluation.num_epochs:
@@ -163,6 +168,20 @@ class SequentialExecutor(Executor):
         if client not in self._batches:
             self._batches[client] = single(self.collator([client]))
         return self._batches[client]
+
+
+def _misfits(answers: Mapping[int, Payload]) -> dict[int, str]:
+    """Clients whose signals have other shapes than those of most."""
+    shapes = {
+        client: tuple((name, tuple(tensor.shape[1:])) for name, tensor in answer.signals.items())
+        for client, answer in answers.items()
+    }
+    usual = Counter(shapes.values()).most_common(1)
+    return {
+        client: f"it sent {dict(own)}, most others sent {dict(usual[0][0])}"
+        for client, own in shapes.items()
+        if own != usual[0][0]
+    }
 
 
 def _load(module: ClientModule, tensors: dict[str, Tensor]) -> None:

@@ -59,9 +59,11 @@ class ClientStack:
             for position in positions:
                 self.optimizer.state.pop(rows[position], None)
 
-    def step(self, gradients: Mapping[str, Tensor], positions: Sequence[int], active: Sequence[bool]) -> None:
+    def step(self, gradients: Mapping[str, Tensor | None], positions: Sequence[int], active: Sequence[bool]) -> None:
         """One optimiser step of the active ones of the clients that the gradients belong to."""
         for name, gradient in gradients.items():
+            if gradient is None:  # frozen, or not used by the objective
+                continue
             rows = self.rows[name]
             for position, of_client, steps in zip(positions, gradient.contiguous().unbind(), active, strict=True):
                 rows[position].grad = of_client if steps else None
@@ -167,19 +169,21 @@ class StackedExecutor(Executor):
         round_idx: int,
     ) -> None:
         client, batch, index = self.client.train(), self._batch(clients), self._index(positions)
+        trained = [name for name, parameter in client.net.named_parameters() if parameter.requires_grad]
         anchor = dict(anchor) if stage.penalty is not None else {}
 
         def loss(parameters: dict[str, Tensor], tensors: dict[str, Tensor], anchor: dict[str, Tensor]) -> Tensor:
             return client.objective(parameters, batch.replace(tensors), anchor, stage.penalty)
 
         for epoch in range(max(epochs, default=0)):
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in stack.gather(index).items()}
+            leaves = {name: tensor.detach() for name, tensor in stack.gather(index).items()}
+            inputs = [leaves[name].requires_grad_() for name in trained]
             keys = [self.key(round_idx, stage.name, c, epoch) for c in clients]
             tensors = batch.tensors() | {"key": torch.tensor(keys, device=self.fabric.device)}
             with self.fabric.autocast():
                 loss_C = torch.vmap(loss)(leaves, tensors, anchor)
-            gradients = torch.autograd.grad(loss_C.sum(), list(leaves.values()))
-            stack.step(dict(zip(leaves, gradients, strict=True)), positions, [epoch < own for own in epochs])
+            gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
+            stack.step(dict(zip(trained, gradients, strict=True)), positions, [epoch < own for own in epochs])
         client.eval()
 
     @torch.no_grad()

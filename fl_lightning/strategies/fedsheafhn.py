@@ -24,14 +24,15 @@ from fl_lightning.models.sheaf import SheafDiffusion
 from fl_lightning.payload import Payload, flatten
 from fl_lightning.stage import Signal, Stage
 from fl_lightning.strategies.base import Federation
-from fl_lightning.strategies.hypernetwork import Hypernetwork
+from fl_lightning.strategies.hypernetwork import Hypernetwork, server_dtype
 
 
 def graph_embedding(client: ClientModule, parameters: Parameters, batch: GraphBatch) -> Tensor:
     """Mean of the node embeddings of one graph (eq. 3), (D,)."""
     embedding_ND = client.output(parameters, batch).embedding
+    embedding_ND = embedding_ND.to(server_dtype(embedding_ND.dtype))
     weight_N = batch.node_mask.to(embedding_ND.dtype)
-    return (weight_N @ embedding_ND / weight_N.sum()).float()
+    return weight_N @ embedding_ND / weight_N.sum()
 
 
 class FedSheafHN(Hypernetwork):
@@ -106,7 +107,8 @@ class FedSheafHN(Hypernetwork):
         ]
         self.embedding_channels = federation.num_clients if self.embedding == "one_hot" else width
         super().setup(federation)
-        self.embeddings_CD = torch.zeros(federation.num_clients, self.embedding_channels, device=federation.device)
+        shape = (federation.num_clients, self.embedding_channels)
+        self.embeddings_CD = torch.zeros(shape, device=federation.device, dtype=self.dtype)
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
         if self.embedding == "one_hot":
             self.embeddings_CD.fill_diagonal_(1.0)
@@ -153,7 +155,7 @@ class FedSheafHN(Hypernetwork):
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Server step, then the new embeddings."""
         if stage.name == "initial" and self.start_from_clients and upload.clients:
-            self.hypernetwork.start_from(flatten(upload.parameters).mean(dim=0))
+            self.hypernetwork.start_from(flatten({n: upload.parameters[n] for n in self.shapes}).mean(dim=0))
         if stage.name != "initial":
             super().aggregate(stage, upload)
         self.admit(stage, upload)
@@ -166,17 +168,23 @@ class FedSheafHN(Hypernetwork):
             self.known_C[rows] = True
 
     def generate(self, clients: Sequence[int]) -> Tensor:
-        """H(S(X_0)) of all clients that have an embedding; the rows asked for."""
-        members = self.known_C.nonzero().flatten()
-        row = {client: row for row, client in enumerate(members.tolist())}
-        if missing := [client for client in clients if client not in row]:
-            raise ValueError(f"clients {missing} have sent no embedding, so no model can be generated for them")
-        x_CD = self.embeddings_CD[members]
+        """H(S(X_0)) of all training clients and the newcomers after them; the rows asked for.
+
+        A client whose embedding never arrived stands amid the others.
+        """
+        if not self.known_C.any():
+            raise ValueError("no client has sent an embedding, so no model can be generated: see the clients' failures")
+        training = self.federation.training_clients
+        newcomers = {*clients, *self.known_C.nonzero().flatten().tolist()} - set(training)
+        members = [*training, *sorted(newcomers)]
+        row = {client: row for row, client in enumerate(members)}
+        mean_D = self.embeddings_CD[self.known_C].mean(dim=0)
+        x_CD = torch.where(self.known_C[:, None], self.embeddings_CD, mean_D)[members]
         others = len(members) - 1
         neighbors = others if self.num_neighbors is None else min(self.num_neighbors, others)
         x_CD = self.diffusion_model(x_CD, knn_graph(x_CD, neighbors))
         generated_CP: Tensor = self.hypernetwork(x_CD)
-        if len(clients) == len(members):
+        if list(clients) == members:
             return generated_CP
         # index_select: the backward of advanced indexing adds in no fixed order
         return generated_CP.index_select(0, torch.tensor([row[client] for client in clients], device=x_CD.device))

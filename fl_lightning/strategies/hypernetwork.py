@@ -71,7 +71,8 @@ class Hypernetwork(Strategy):
         self.update_norm = 0.0
         with self.randomness("initialisation"):
             self.generator = self.build_generator(sum(shape.numel() for shape in self.shapes.values()))
-        self.generator.to(federation.device)
+        self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
+        self.generator.to(federation.device, self.dtype)
         self.optimizer = self.build_optimizer()
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
@@ -144,15 +145,22 @@ class Hypernetwork(Strategy):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Generator, optimiser and step count."""
+        """Generator, optimiser, step count and the last round's figure."""
         return {
             "generator": self.generator.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "num_steps": self.num_steps,
+            "update_norm": self.update_norm,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore generator, optimiser and step count."""
+        """Restore generator, optimiser, step count and the last round's figure."""
         self.generator.load_state_dict(state["generator"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.num_steps = state["num_steps"]
+        self.update_norm = state["update_norm"]
+
+
+def server_dtype(clients_dtype: torch.dtype) -> torch.dtype:
+    """What a server computes in: float32, or float64 where the clients do."""
+    return torch.promote_types(clients_dtype, torch.float32)

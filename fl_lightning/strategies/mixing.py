@@ -102,6 +102,6 @@ class Mixing(Strategy):
 def example_weights(upload: Payload) -> Tensor:
     """Each client's share w of the labelled training examples, (C,); equal shares if no client has any."""
     assert upload.num_examples is not None
-    examples = upload.num_examples.float()
+    examples = upload.num_examples.double()
     total = examples.sum()
     return examples / total if total > 0 else torch.full_like(examples, 1 / len(examples))

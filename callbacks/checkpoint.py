@@ -1,0 +1,132 @@
+"""Writes checkpoints often enough to lose little and rarely enough to cost little."""
+
+import re
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fl_lightning import checkpoint
+from fl_lightning.callback import Callback
+from fl_lightning.trainer import FederatedTrainer
+
+
+class FederatedCheckpoint(Callback):
+    """Writes ``last.ckpt``, ``best.ckpt`` and ``round=000010.ckpt`` (after 10 rounds) into ``checkpoints/`` of the run.
+
+    A state can be hundreds of megabytes and a round take milliseconds, so files are written only when ``every_seconds``
+    have passed, every ``every_n_rounds``, after the last round and when a signal ends the run. The state of the best
+    round is held in memory until then, and written before ``last.ckpt``: a killed run that goes on from there repeats
+    the rounds in between and finds every better one again.
+
+    It has no state of its own, so that a checkpoint does not depend on when others were written.
+
+    Args:
+        every_n_rounds: Rounds between the files that are named for their round; None for none.
+        every_seconds: Seconds between writes of ``last.ckpt`` and ``best.ckpt``; 0 for after every round.
+        keep: How many of the files named for their round stay; None for all.
+        save_last: Write ``last.ckpt``.
+        save_best: Write ``best.ckpt``, of the round that validation chooses.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_rounds: int | None = None,
+        every_seconds: float = 60.0,
+        keep: int | None = 2,
+        save_last: bool = True,
+        save_best: bool = True,
+    ) -> None:
+        for name, value in {"every_n_rounds": every_n_rounds, "keep": keep}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"FederatedCheckpoint.{name} must be at least 1, or null, got {value}")
+        if every_seconds < 0:
+            raise ValueError(f"FederatedCheckpoint.every_seconds must not be negative, got {every_seconds}")
+        self.every_n_rounds = every_n_rounds
+        self.every_seconds = every_seconds
+        self.keep = keep
+        self.save_last = save_last
+        self.save_best = save_best
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Start the clock."""
+        self._last_write = time.monotonic()
+        self._snapshot: dict[str, Any] | None = None
+        self._snapshot_is_pending = False
+        best = trainer.run_dir / "checkpoints" / "best.ckpt"
+        if self.save_best and trainer.selection.best_round >= 0 and trainer.fabric.is_global_zero and not best.exists():
+            warnings.warn(
+                f"round {trainer.selection.best_round} was the best so far, but there is no {best}: it will be written "
+                "when a better round comes",
+                stacklevel=2,
+            )
+
+    def on_checkpoint_point(self, trainer: FederatedTrainer) -> None:
+        """Keep the state if the round was the best, and write what is due; every process decides alike."""
+        periodic = self.every_n_rounds is not None and trainer.round_idx % self.every_n_rounds == 0
+        is_over = trainer.should_stop or trainer.round_idx >= trainer.num_rounds
+        due = periodic or is_over or self._time_is_up(trainer)
+        is_best = self.save_best and trainer.selection.best_round == trainer.round_idx - 1
+        state: dict[str, Any] = {}
+        if is_best or periodic or (due and self.save_last):
+            state = trainer.state_dict()
+        if is_best and trainer.fabric.is_global_zero:
+            self._snapshot = state if due else _copy(state, self._snapshot)
+            self._snapshot_is_pending = True
+        if due:
+            if trainer.fabric.is_global_zero:
+                self._write(trainer, state, periodic=periodic)
+            trainer.fabric.barrier()
+            self._last_write = time.monotonic()
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        """Free the memory."""
+        self._snapshot = None
+
+    def _time_is_up(self, trainer: FederatedTrainer) -> bool:
+        time_is_up = time.monotonic() - self._last_write >= self.every_seconds
+        return bool(trainer.fabric.broadcast(time_is_up)) if trainer.fabric.world_size > 1 else time_is_up
+
+    def _write(self, trainer: FederatedTrainer, state: dict[str, Any], *, periodic: bool) -> None:
+        folder = trainer.run_dir / "checkpoints"
+        if self._snapshot_is_pending:
+            assert self._snapshot is not None
+            checkpoint.write(folder / "best.ckpt", self._snapshot)
+            self._snapshot_is_pending = False
+            if self._snapshot is state:  # it shares memory with the clients, so it is no place for the next copy
+                self._snapshot = None
+        if periodic:
+            checkpoint.write(folder / f"round={trainer.round_idx:06d}.ckpt", state)
+            self._drop_old(folder, trainer.round_idx)
+        if self.save_last:
+            checkpoint.write(folder / "last.ckpt", state)
+
+    def _drop_old(self, folder: Path, round_idx: int) -> None:
+        """Keep the newest files up to this round; later ones are of a run that was abandoned."""
+        found = {int(match[1]): path for path in folder.iterdir() if (match := _FILE_NAME.fullmatch(path.name))}
+        past = sorted(number for number in found if number <= round_idx)
+        for number in past[: -self.keep] if self.keep is not None else []:
+            found[number].unlink()
+
+
+_FILE_NAME = re.compile(r"round=(\d+)\.ckpt")
+
+
+def _copy(new: Any, old: Any = None) -> Any:
+    """Copy tensors, dicts and lists, into the memory of an earlier copy where that fits."""
+    if isinstance(new, Tensor):
+        fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+        return old.copy_(new) if fits else new.detach().clone()
+    if isinstance(new, dict):
+        kept = old if isinstance(old, dict) else {}
+        return {key: _copy(value, kept.get(key)) for key, value in new.items()}
+    if isinstance(new, list | tuple):
+        kept_list = old if isinstance(old, list | tuple) and len(old) == len(new) else [None] * len(new)
+        return type(new)(_copy(value, kept) for value, kept in zip(new, kept_list, strict=True))
+    return new

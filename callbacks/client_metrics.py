@@ -1,0 +1,56 @@
+"""Each client's own figures, round by round."""
+
+from collections.abc import Sequence
+
+from fl_lightning.callback import Callback
+from fl_lightning.loggers import RoundTable
+from fl_lightning.trainer import FederatedTrainer
+
+
+class PerClientMetrics(Callback):
+    """Writes ``clients.csv`` (round, client, metric, value, num_examples) into the run's folder.
+
+    Args:
+        every_n_rounds: Rounds between entries, of those that are evaluated.
+        metrics: Names of the clients' metrics. A client without examples has the value nan.
+
+    Raises:
+        ValueError: ``every_n_rounds`` is out of its range, or no metric is named.
+    """
+
+    def __init__(self, *, every_n_rounds: int = 1, metrics: Sequence[str] = ("val/acc", "test/acc")) -> None:
+        if every_n_rounds < 1:
+            raise ValueError(f"PerClientMetrics.every_n_rounds must be at least 1, got {every_n_rounds}")
+        if not metrics:
+            raise ValueError("PerClientMetrics.metrics is empty: name one, or leave the callback out")
+        self.every_n_rounds = every_n_rounds
+        self.metrics = tuple(metrics)
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Open the file; the rounds that a resumed run repeats are cut off."""
+        if trainer.fabric.is_global_zero:
+            self.table = RoundTable(trainer.run_dir / "clients.csv")
+            self.table.keep_before(trainer.round_idx)
+
+    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        """Write the round, if it was evaluated and is due."""
+        if trainer.selection.monitor not in metrics or (trainer.round_idx + 1) % self.every_n_rounds:
+            return
+        scores = trainer.scores[""]
+        if missing := [name for name in self.metrics if name not in scores.signals]:
+            raise ValueError(f"PerClientMetrics.metrics: {missing} are not among {', '.join(sorted(scores.signals))}")
+        if not trainer.fabric.is_global_zero:
+            return
+        rows = []
+        for name in self.metrics:
+            for client, (total, count) in zip(scores.clients, scores.signals[name].tolist(), strict=True):
+                rows.append(
+                    {
+                        "round": trainer.round_idx,
+                        "client": trainer.client_names[client],
+                        "metric": name,
+                        "value": total / count if count else float("nan"),
+                        "num_examples": int(count),
+                    }
+                )
+        self.table.append(rows)

@@ -1,0 +1,77 @@
+"""Ends a run that no longer improves."""
+
+from typing import Any, Literal
+
+from fl_lightning.callback import Callback
+from fl_lightning.trainer import FederatedTrainer
+
+
+class EarlyStopping(Callback):
+    """Stops the run after ``patience`` evaluations in a row without improvement.
+
+    Args:
+        monitor: Name of a metric of the rounds.
+        patience: Evaluations without improvement.
+        min_delta: Smallest change that counts as an improvement.
+        mode: Whether ``max`` or ``min`` of the metric is best.
+
+    Raises:
+        ValueError: ``patience`` or ``min_delta`` is out of its range.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val/acc",
+        *,
+        patience: int = 20,
+        min_delta: float = 0.0,
+        mode: Literal["max", "min"] = "max",
+    ) -> None:
+        if patience < 1:
+            raise ValueError(f"EarlyStopping.patience must be at least 1, got {patience}")
+        if min_delta < 0:
+            raise ValueError(f"EarlyStopping.min_delta must not be negative, got {min_delta}")
+        self.monitor = monitor
+        self.patience = patience
+        self.min_delta = min_delta
+        self.sign = 1 if mode == "max" else -1
+        self._forget()
+
+    def _forget(self) -> None:
+        self.best: float | None = None
+        self.num_without_improvement = 0
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Begin anew, or, resumed from a run that was stopped here, stop again."""
+        if trainer.round_idx == 0:
+            self._forget()
+        self._stop_if_due(trainer)
+
+    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        """Compare, in the rounds that were evaluated."""
+        if self.monitor not in metrics:
+            if trainer.selection.monitor in metrics:
+                raise ValueError(
+                    f"EarlyStopping.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}"
+                )
+            return
+        value = self.sign * metrics[self.monitor]  # nan is no improvement
+        if value > (float("-inf") if self.best is None else self.sign * self.best + self.min_delta):
+            self.best = metrics[self.monitor]
+            self.num_without_improvement = 0
+        else:
+            self.num_without_improvement += 1
+        self._stop_if_due(trainer)
+
+    def _stop_if_due(self, trainer: FederatedTrainer) -> None:
+        if self.num_without_improvement >= self.patience:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value and how long ago it was."""
+        return {"best": self.best, "num_without_improvement": self.num_without_improvement}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.best = state["best"]
+        self.num_without_improvement = state["num_without_improvement"]

@@ -1,0 +1,75 @@
+"""Counts what travels, from the payloads themselves."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from fl_lightning.callback import Callback
+from fl_lightning.loggers import RoundTable
+from fl_lightning.payload import Payload
+from fl_lightning.stage import Stage
+from fl_lightning.trainer import FederatedTrainer
+
+
+@runtime_checkable
+class PeerToPeer(Protocol):
+    """A strategy whose clients talk to each other: nothing of it counts as going up or down."""
+
+    def peer_bytes(self, stage: Stage, upload: Payload) -> int:
+        """Bytes between clients in a stage, each message counted once for each neighbour that gets it."""
+        ...
+
+
+class CommunicationLedger(Callback):
+    """Adds to each round's metrics what it sent: ``comm/bytes_up``, ``comm/bytes_down``, ``comm/bytes_peer``.
+
+    ``comm/bytes_total`` is everything since the beginning. Stages before round 0 count into round 0; what new clients
+    exchange when they join after the last round is not counted. Uploads of clients that failed are not counted, as
+    they were never sent.
+
+    Args:
+        write_stages: Also write ``communication.csv`` (round, stage, up, down, peer; bytes) into the run's folder.
+    """
+
+    def __init__(self, *, write_stages: bool = False) -> None:
+        self.write_stages = write_stages
+        self.total = 0
+        self.stages: list[dict[str, Any]] = []
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Open a new account, or go on with the one of the checkpoint."""
+        self.stages = []
+        if trainer.round_idx == 0:
+            self.total = 0
+        if self.write_stages and trainer.fabric.is_global_zero:
+            self.table = RoundTable(trainer.run_dir / "communication.csv")
+            self.table.keep_before(trainer.round_idx)
+
+    def on_send(self, trainer: FederatedTrainer, stage: Stage, payload: Payload | None) -> None:
+        """Count what goes down."""
+        down = 0 if payload is None or isinstance(trainer.algorithm, PeerToPeer) else payload.num_bytes
+        self.stages.append({"round": trainer.round_idx, "stage": stage.name, "up": 0, "down": down, "peer": 0})
+
+    def on_upload(self, trainer: FederatedTrainer, stage: Stage, payload: Payload) -> Payload:
+        """Count what comes up, or goes to other clients."""
+        if isinstance(trainer.algorithm, PeerToPeer):
+            self.stages[-1]["peer"] = trainer.algorithm.peer_bytes(stage, payload)
+        else:
+            self.stages[-1]["up"] = payload.num_bytes
+        return payload
+
+    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        """Close the round."""
+        for way in ("up", "down", "peer"):
+            metrics[f"comm/bytes_{way}"] = sum(stage[way] for stage in self.stages)
+            self.total += sum(stage[way] for stage in self.stages)
+        metrics["comm/bytes_total"] = self.total
+        if self.write_stages and trainer.fabric.is_global_zero:
+            self.table.append(self.stages)
+        self.stages = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The total up to the last whole round."""
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.total = state["total"]

@@ -1,0 +1,125 @@
+"""Shows how a run is doing, and what it came to."""
+
+import math
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fl_lightning.callback import Callback
+from fl_lightning.callbacks.result_table import client_table, evaluation_table, result_table, test_metric
+from fl_lightning.metrics import client_values
+from fl_lightning.payload import Payload
+from fl_lightning.stage import Stage
+from fl_lightning.trainer import FederatedTrainer
+
+
+class RoundProgressBar(Callback):
+    """A bar over the rounds with the present accuracy and speed, and a table of results at the end.
+
+    Where the output is no terminal (a file, a batch system), a line is written now and then in place of the bar.
+
+    Args:
+        refresh_seconds: Seconds between updates of the bar.
+        line_seconds: Seconds between lines where there is no terminal.
+        worst_clients: Rows of the table of single clients at the end, worst first; 0 for no such table.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    def __init__(self, *, refresh_seconds: float = 0.5, line_seconds: float = 30.0, worst_clients: int = 0) -> None:
+        if refresh_seconds <= 0:
+            raise ValueError(f"RoundProgressBar.refresh_seconds must be positive, got {refresh_seconds}")
+        for name, value in {"line_seconds": line_seconds, "worst_clients": worst_clients}.items():
+            if value < 0:
+                raise ValueError(f"RoundProgressBar.{name} must not be negative, got {value}")
+        self.refresh_seconds = refresh_seconds
+        self.line_seconds = line_seconds
+        self.worst_clients = worst_clients
+        self.console = Console()
+        self.clients: list[list[float]] = []
+        self._bar: Progress | None = None
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Draw the bar."""
+        if trainer.round_idx == 0:
+            self.clients = []
+        self._figures: dict[str, float] = {}
+        self._seconds = math.nan
+        self._round_start = self._last_line = time.perf_counter()
+        if trainer.fabric.is_global_zero and self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(compact=True),
+                console=self.console,
+                transient=True,
+                refresh_per_second=1 / self.refresh_seconds,
+            )
+            self._task: TaskID = self._bar.add_task(
+                "round", total=trainer.num_rounds, completed=trainer.round_idx, figures=""
+            )
+            self._bar.start()
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        """Start the clock of the round."""
+        self._round_start = time.perf_counter()
+
+    def on_send(self, trainer: FederatedTrainer, stage: Stage, payload: Payload | None) -> None:
+        """Name the stage."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=stage.name)
+
+    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        """Show the round's figures, and keep each client's if it is the best so far."""
+        seconds = time.perf_counter() - self._round_start
+        self._seconds = seconds if math.isnan(self._seconds) else 0.9 * self._seconds + 0.1 * seconds
+        monitor = trainer.selection.monitor
+        shown = {"val": monitor, "test": test_metric(monitor)}
+        self._figures |= {label: metrics[name] for label, name in shown.items() if name in metrics}
+        if trainer.selection.best_round == trainer.round_idx:
+            scores = trainer.scores[""]
+            if all(name in scores.signals for name in shown.values()):
+                columns = (client_values(scores, name).tolist() for name in shown.values())
+                self.clients = [list(row) for row in zip(scores.clients, *columns, strict=True)]
+        figures = "  ".join(f"{label} {value:.4f}" for label, value in self._figures.items())
+        figures += f"  {self._seconds:.3g} s/round"
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, figures=figures)
+        elif trainer.fabric.is_global_zero and time.perf_counter() - self._last_line >= self.line_seconds:
+            self._last_line = time.perf_counter()
+            self.console.print(f"round {trainer.round_idx + 1}/{trainer.num_rounds}  {figures}", highlight=False)
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        """Replace the bar by the results."""
+        self._stop()
+        if trainer.fabric.is_global_zero:
+            self.console.print(result_table(trainer, self.clients))
+            if self.worst_clients and self.clients:
+                self.console.print(client_table(trainer, self.clients, self.worst_clients))
+
+    def on_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
+        """Leave the terminal in order."""
+        self._stop()
+
+    def on_evaluation_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        """Show the figures of ``validate`` or ``test``."""
+        if trainer.fabric.is_global_zero:
+            self.console.print(evaluation_table(trainer, metrics))
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Index, validation and test value of each client at the best round."""
+        return {"clients": self.clients}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.clients = state["clients"]

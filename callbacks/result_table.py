@@ -1,0 +1,114 @@
+"""The tables at the end of a run."""
+
+import signal
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich import box
+from rich.filesize import decimal
+from rich.table import Table
+
+from fl_lightning.trainer import FederatedTrainer
+
+#: What the prefix of a metric says about the model it is of; others are named by the prefix itself.
+_MODELS = {"gen/": "generated model", "new/": "new clients", "new/gen/": "new clients, generated"}
+
+
+def result_table(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) -> Table:
+    """What a run came to.
+
+    Args:
+        trainer: After its fit.
+        clients: Index, validation and test value of each client at the chosen round.
+    """
+    table = _new_table(f"{type(trainer.algorithm).__name__}, {len(trainer.training_clients)} clients")
+    table.add_column(style="bold")
+    table.add_column()
+    for row in _result_rows(trainer, clients):
+        table.add_row(*row)
+    if trainer.received_signal is not None:
+        name = signal.Signals(trainer.received_signal).name
+        table.caption = f"{name} ended it after {trainer.round_idx} rounds; ckpt_path=last goes on"
+    return table
+
+
+def _result_rows(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) -> Iterator[tuple[str, str]]:
+    result, monitor, rounds = trainer.selection.result, trainer.selection.monitor, len(trainer.history)
+    if not result:
+        yield "result", "no round was evaluated"
+    else:
+        test = test_metric(monitor)
+        yield "chosen round", f"{trainer.selection.best_round} of {rounds} (numbered from 0), by {monitor}"
+        yield monitor, f"{result[monitor]:.4f}"
+        for name in dict.fromkeys((test, "test/acc")):
+            if name in result:
+                yield name, f"{mean_and_std(result, name)} over clients"
+        if f"{test}_worst" in result:
+            worst = ranked(trainer, clients)
+            who = f" ({trainer.client_names[int(worst[0][0])]})" if worst else ""
+            yield "  worst client", f"{result[f'{test}_worst']:.4f}{who}"
+            yield "  weighted by nodes", f"{result[f'{test}_weighted']:.4f}"
+        for name in result:
+            if name.endswith(f"/{test}"):
+                prefix = name.removesuffix(test)
+                yield f"  {_MODELS.get(prefix, prefix.rstrip('/'))}", mean_and_std(result, name)
+        if f"{test}_client_chosen" in result:
+            yield "  each client's own round", f"{result[f'{test}_client_chosen']:.4f}"
+        if result.get("test/max_over_rounds", float("-inf")) > float("-inf"):
+            yield "  max over rounds", f"{result['test/max_over_rounds']:.4f} (chosen on test: not a result)"
+    if trainer.history:
+        if "comm/bytes_total" in trainer.history[-1]:
+            sums = {way: sum(row.get(f"comm/bytes_{way}", 0) for row in trainer.history) for way in _WAYS}
+            parts = ", ".join(f"{decimal(int(sums[way]))} {label}" for way, label in _WAYS.items() if sums[way])
+            yield "communication", parts or "none"
+        yield "seconds a round", f"{statistics.median(row['seconds'] for row in trainer.history):.3g} (median)"
+    yield "folder", str(trainer.run_dir)
+
+
+_WAYS = {"up": "up", "down": "down", "peer": "between clients"}
+
+
+def client_table(trainer: FederatedTrainer, clients: Sequence[Sequence[float]], num_rows: int) -> Table:
+    """The worst clients at the chosen round; ``clients`` as in :func:`result_table`."""
+    table = _new_table(f"The {min(num_rows, len(clients))} worst of {len(clients)} clients at the chosen round")
+    table.add_column("client", style="bold")
+    for name in ("nodes", trainer.selection.monitor, test_metric(trainer.selection.monitor)):
+        table.add_column(name, justify="right")
+    table.show_header = True
+    for client, val, test in ranked(trainer, clients)[:num_rows]:
+        nodes = trainer.datamodule.clients[int(client)].num_nodes
+        table.add_row(trainer.client_names[int(client)], str(nodes), f"{val:.4f}", f"{test:.4f}")
+    return table
+
+
+def evaluation_table(trainer: FederatedTrainer, metrics: Mapping[str, float]) -> Table:
+    """The figures of ``validate`` or ``test``."""
+    table = _new_table(f"{type(trainer.algorithm).__name__} after {trainer.round_idx} rounds: {trainer.run_dir}")
+    table.add_column("metric", style="bold")
+    for name in ("mean ± std over clients", "worst", "weighted by nodes"):
+        table.add_column(name, justify="right")
+    table.show_header = True
+    for name in metrics:
+        if f"{name}_std" in metrics:
+            others = (f"{metrics[f'{name}_{kind}']:.4f}" for kind in ("worst", "weighted"))
+            table.add_row(name, mean_and_std(metrics, name), *others)
+    return table
+
+
+def test_metric(monitor: str) -> str:
+    """The metric that is reported for the monitored one."""
+    return monitor.replace("val/", "test/")
+
+
+def mean_and_std(metrics: Mapping[str, float], name: str) -> str:
+    """A metric's mean and standard deviation over clients."""
+    return f"{metrics[name]:.4f} ± {metrics[f'{name}_std']:.4f}"
+
+
+def ranked(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    """Clients by their test value, worst first; those without test examples are left out."""
+    return sorted((row for row in clients if row[2] == row[2]), key=lambda row: trainer.selection.sign * row[2])
+
+
+def _new_table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)

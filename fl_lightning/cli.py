@@ -1,0 +1,222 @@
+"""The command line: ``fl-train fit|validate|test|predict|data``, with everything that LightningCLI users expect."""
+
+import csv
+import difflib
+import inspect
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from rich.console import Console
+
+import fl_lightning.callbacks
+import fl_lightning.loggers
+from fl_lightning.callback import Callback
+from fl_lightning.client import ClientModule
+from fl_lightning.data import FederatedDataModule, GraphSource, Partitioner, Splitter
+from fl_lightning.executors import Executor
+from fl_lightning.strategies import Strategy
+from fl_lightning.trainer import FederatedTrainer
+
+_DESCRIPTION = """Personalised federated learning on graphs.
+
+  fl-train fit     --config configs/quickstart.yaml               train
+  fl-train fit     --config configs/quickstart.yaml --ckpt_path last    continue a run that was stopped
+  fl-train test    --config configs/quickstart.yaml               evaluate the newest run's best checkpoint
+  fl-train data    --config configs/quickstart.yaml               look at the clients before training
+  fl-train fit     --config ... --print_config                    every setting with its value
+  fl-train fit     --strategy.help FedSheafHN                     the settings of one algorithm
+
+Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
+"""
+
+
+class _Parser(LightningArgumentParser):
+    """Answers a mistake with one line and exit code 2."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
+        fail(_plain(message))
+
+
+def fail(message: str) -> NoReturn:
+    """End the program for a mistake of the user's."""
+    sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")
+    raise SystemExit(2)
+
+
+def _plain(message: str) -> str:
+    """What the parser says, without its lists of types and parsed objects, and with the names that would do."""
+    if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
+        return _unknown_class(unknown[1], message)
+    causes = re.findall(r"^ *- (?!Expected a <class 'NoneType'>)(.+)$", message, flags=re.MULTILINE)
+    if "Does not validate against any of the Union" in message and causes:
+        key = re.match(r'Parser key "([^"]+)"', message)
+        return f"{key[1]}: {causes[-1]}" if key else causes[-1]
+    return message
+
+
+def _unknown_class(name: str, message: str) -> str:
+    key = re.match(r'Parser key "([^"]+)"', message)
+    known = {
+        cls.__name__: cls
+        for base in (Strategy, GraphSource, Partitioner, Splitter, Callback, Executor, ClientModule)
+        for cls in _subclasses(base)
+    }
+    family = [base for base in known.values() if f"'{base.__module__}.{base.__qualname__}'" in message]
+    names = sorted(
+        n for n, cls in known.items() if not inspect.isabstract(cls) and (not family or issubclass(cls, family[0]))
+    )
+    near = difflib.get_close_matches(name, names, n=1)
+    where = f"{key[1]}: " if key else ""
+    advice = f"did you mean {near[0]}?" if near else f"give a class path, or one of {', '.join(names)}"
+    return f"{where}there is no class {name!r}: {advice}"
+
+
+def _subclasses(base: type) -> list[type]:
+    return [base, *(below for child in base.__subclasses__() for below in _subclasses(child))]
+
+
+class _SaveConfig(Callback):
+    """Writes config.yaml into the folder of a new run and shows it to the loggers that keep one."""
+
+    def __init__(self, config: str, settings: dict[str, Any]) -> None:
+        self.config = config
+        self.settings = settings
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        trainer.config = self.config
+        path = trainer.run_dir / "config.yaml"
+        if trainer.fabric.is_global_zero:
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(self.config)
+            for logger in trainer.loggers:
+                if hasattr(logger, "continue_run"):
+                    logger.log_hyperparams(self.settings)
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI with a federated trainer and a strategy beside model and data.
+
+    Args:
+        args: Command line; that of the process if None.
+    """
+
+    def __init__(self, args: list[str] | None = None) -> None:
+        super().__init__(
+            model_class=ClientModule,
+            datamodule_class=FederatedDataModule,
+            trainer_class=FederatedTrainer,  # type: ignore[arg-type]
+            subclass_mode_model=True,
+            seed_everything_default=0,
+            parser_class=_Parser,
+            parser_kwargs={"description": _DESCRIPTION, "prog": "fl-train"},
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The verbs, and the arguments that are not options."""
+        objects = {"model", "datamodule", "algorithm"}
+        return dict.fromkeys(("fit", "validate", "test", "predict", "data"), objects)
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add trainer, strategy, model and data."""
+        parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True, skip={"seed"})
+        parser.add_subclass_arguments(Strategy, "strategy", required=True)
+        parser.add_lightning_class_args(ClientModule, "model", subclass_mode=True, required=False)
+        parser.set_defaults({"model": {"class_path": "fl_lightning.client.ClientModule"}})
+        parser.add_lightning_class_args(FederatedDataModule, "data")
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """``data`` is a verb and a group of settings, so its options are added by hand."""
+        if subcommand != "data":
+            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser = self.init_parser(**kwargs)
+        self._add_arguments(parser)
+        parser.add_argument("--csv", type=str | None, help="File to write the table to.")
+        parser.add_argument("--picture", type=str | None, help="PNG file to draw each client's labels to.")
+        self._subcommand_method_arguments[subcommand] = ["csv", "picture"]
+        return parser
+
+    def instantiate_classes(self) -> None:
+        """Build everything; a value that a constructor refuses is the user's mistake."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, FileNotFoundError) as error:
+            fail(_plain(str(error)))
+
+    def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
+        """Build the trainer with the default callbacks that the user has not replaced."""
+        own = self._get(self.config_init, "trainer")
+        given = own["callbacks"] or []
+        callbacks = list(given) if isinstance(given, list) else [given]
+        for default in fl_lightning.callbacks.default_callbacks():
+            if not any(isinstance(callback, type(default)) for callback in callbacks):
+                callbacks.append(default)
+        seed = self._get(self.config, "seed_everything")
+        self._dump_config()
+        config = self._parser(self.subcommand).dump(self._get_config(), skip_none=False)
+        callbacks.append(_SaveConfig(config, self.config_dump))
+        return FederatedTrainer(**{**own, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
+
+    def _get_config(self) -> Any:
+        return self.config.get(str(self.subcommand), self.config)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        options = {name: self._get(self.config_init, name) for name in self._subcommand_method_arguments[subcommand]}
+        if subcommand == "data":
+            return {"datamodule": self.datamodule, **options}
+        strategy = self._get(self.config_init, "strategy")
+        return {"model": self.model, "datamodule": self.datamodule, "algorithm": strategy, **options}
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run a verb; what is refused before training starts is the user's mistake, later errors are shown in full."""
+        try:
+            super()._run_subcommand(subcommand)
+        except (ValueError, FileNotFoundError) as error:
+            if self.trainer.started:  # type: ignore[attr-defined]
+                raise
+            fail(str(error))
+
+    def data(self, **options: Any) -> None:
+        """Print the partition table."""
+        table = self.trainer.data(**options)  # type: ignore[attr-defined]
+        Console().print(table.rich_table())
+
+    def predict(self, **options: Any) -> None:
+        """Write every node's predicted class and its probability to predictions.csv in the run's folder."""
+        trainer: FederatedTrainer = self.trainer  # type: ignore[assignment]
+        predictions = trainer.predict(**options)
+        path = trainer.run_dir / "predictions.csv"
+        if trainer.fabric.is_global_zero:
+            _write_predictions(path, predictions, self.datamodule)  # type: ignore[arg-type]
+            Console().print(f"{sum(map(len, predictions.values()))} predictions in {path}")
+
+
+def _write_predictions(path: Path, predictions: dict[int, torch.Tensor], data: FederatedDataModule) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", "node", "prediction", "probability", "label"])
+        for client, probability_NC in predictions.items():
+            graph = data.clients[client]
+            best_N, label_N = probability_NC.max(dim=-1)
+            columns = (graph.node_idx_N, label_N, best_N, graph.y_N)
+            for row in zip(*(column.tolist() for column in columns), strict=True):
+                writer.writerow([graph.name, row[0], row[1], f"{row[2]:.6f}", row[3]])
+
+
+def main(args: list[str] | None = None) -> int:
+    """Entry point of ``fl-train``; returns the exit code (128 + signal number if a signal ended the run)."""
+    warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*", category=DeprecationWarning)
+    warnings.formatwarning = lambda message, *_, **__: f"fl-train: warning: {message}\n"
+    cli = FederatedCLI(args)
+    received: int | None = getattr(cli.trainer, "received_signal", None)
+    return 0 if received is None else 128 + received

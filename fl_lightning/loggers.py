@@ -1,0 +1,167 @@
+"""Where the figures of the rounds go: a CSV file that survives being killed, and Weights & Biases.
+
+Any logger of Lightning or Fabric works as well. Fabric's own ``CSVLogger`` writes only every 100 steps, so a killed run
+loses them, and starts its file anew (with a warning) when a run is resumed; ``RoundCSVLogger`` does neither.
+"""
+
+import csv
+import io
+import os
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch.loggers as lightning_loggers
+from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+
+class RoundTable:
+    """A CSV file with a column ``round`` that grows by appending; it is rewritten only when a new column appears.
+
+    Every row is handed to the operating system at once, so killing the process loses none of them.
+
+    Args:
+        path: The file; its folder is created with the first row.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns: dict[str, None] = {}
+
+    def keep_before(self, round_idx: int) -> None:
+        """Drop the rows of ``round_idx`` and later rounds, which a resumed run writes again."""
+        self.replace(row for row in self.read() if int(row["round"]) < round_idx)
+
+    def replace(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Make these the only rows; without any, there is no file."""
+        kept = list(rows)
+        self.columns = dict.fromkeys(name for row in kept for name in row)
+        if not kept:
+            self.path.unlink(missing_ok=True)
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.new")
+        temporary.write_text(self._format(kept, header=True))
+        os.replace(temporary, self.path)
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows; a cell that a row lacks stays empty."""
+        new = list(rows)
+        if all(name in self.columns for row in new for name in row):
+            with self.path.open("a", newline="") as file:
+                file.write(self._format(new))
+        else:
+            self.replace([*self.read(), *new])
+
+    def read(self) -> list[dict[str, str]]:
+        """The complete rows of the file; one that a crash cut off is left out."""
+        if not self.path.exists():
+            return []
+        whole_lines = self.path.read_text().rpartition("\n")[0]
+        return list(csv.DictReader(io.StringIO(whole_lines)))
+
+    def _format(self, rows: Iterable[Mapping[str, Any]], *, header: bool = False) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(self.columns), lineterminator="\n")
+        if header:
+            writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+
+class RoundCSVLogger(Logger):
+    """Writes ``metrics.csv``: a row a round, on disk when the round is over.
+
+    Args:
+        root_dir: Folder of the file.
+    """
+
+    def __init__(self, root_dir: str) -> None:
+        self.table = RoundTable(Path(root_dir) / "metrics.csv")
+
+    @property
+    def name(self) -> str:
+        """None: the file lies in the run's folder itself."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """None: the file lies in the run's folder itself."""
+        return ""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Append the figures of round ``step``."""
+        self.table.append([{"round": step, **metrics}])
+
+    @rank_zero_only
+    def restart(self, history: Iterable[Mapping[str, float]]) -> None:
+        """Let the file hold these rounds and no others, as when a run begins or is resumed."""
+        self.table.replace(history)
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Write nothing: config.yaml lies beside the file."""
+
+
+class WandbLogger(lightning_loggers.WandbLogger):
+    """Weights & Biases, one W&B run for each run of the trainer, the same one after a resume.
+
+    Rounds after the last checkpoint that an interrupted run had already sent are sent again by the resumed run; their
+    figures are equal, except for the seconds. Set ``WANDB_MODE=offline`` (or ``offline``) to write to disk only and
+    ``wandb sync`` the folders later.
+
+    Args:
+        project: Project.
+        name: Name of the run; W&B invents one if it is None.
+        entity: User or team; None for the account's default.
+        group: Groups runs in the overview, for example the seeds of one configuration.
+        tags: Labels of the run.
+        offline: Write to disk only.
+        save_dir: Folder that gets W&B's own folder ``wandb``.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str = "fl_lightning",
+        name: str | None = None,
+        entity: str | None = None,
+        group: str | None = None,
+        tags: list[str] | None = None,
+        offline: bool = False,
+        save_dir: str = "runs",
+    ) -> None:
+        mode = {"mode": "offline"} if offline else {}
+        super().__init__(
+            project=project, name=name, entity=entity, group=group, tags=tags, save_dir=save_dir, log_model=False, **mode
+        )
+
+    @property
+    def experiment(self) -> Any:
+        """The W&B run, created when it is first needed."""
+        if self._experiment is None and rank_zero_only.rank == 0:
+            Path(self._wandb_init["dir"]).mkdir(parents=True, exist_ok=True)
+        return super().experiment
+
+    def continue_run(self, run_id: str) -> None:
+        """Go on with an earlier W&B run.
+
+        Raises:
+            ValueError: Another run has already begun.
+        """
+        if self._experiment is not None and self._experiment.id != run_id:
+            raise ValueError(
+                f"the W&B run {self._experiment.id} has begun, so {run_id} cannot be continued: use a new WandbLogger"
+            )
+        self._wandb_init["id"] = self._id = run_id
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """End the W&B run, so that the next fit of this process gets one of its own."""
+        if self._experiment is not None:
+            self._id = self._experiment.id
+            self._experiment.finish(exit_code=0 if status == "success" else 1)
+            self._experiment = None
+            self._wandb_init["id"] = None

@@ -1,0 +1,241 @@
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from torch_geometric.data import Data
+from torch_geometric.utils import subgraph
+
+from fl_lightning.data import (
+    ClientSplit,
+    FederatedDataModule,
+    GivenPartitioner,
+    GivenSplit,
+    GlobalSplit,
+    GraphSource,
+    LouvainPartitioner,
+    MetisPartitioner,
+    OverlappingMetisPartitioner,
+    PlantedCommunities,
+    RandomPartitioner,
+)
+
+SOURCE = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
+
+
+class HeldGraph(GraphSource):
+    """A graph in memory under a fixed identity: its data can change as those of a folder can."""
+
+    def __init__(self, data: Data) -> None:
+        super().__init__(normalize_features=False, largest_component=False)
+        self.data = data
+        self.num_loads = 0
+
+    def load(self, root: Path, cache_dir: Path | None = None) -> Data:
+        self.num_loads += 1
+        return self.data
+
+    def identity(self) -> dict[str, Any]:
+        return {"source": "held"}
+
+
+def module(tmp_path: Path, **settings: Any) -> FederatedDataModule:
+    arguments: dict[str, Any] = {"source": SOURCE, "partitioner": MetisPartitioner(5), "cache_dir": str(tmp_path)}
+    return FederatedDataModule(**{**arguments, **settings})
+
+
+def records(cache: Path) -> list[Path]:
+    return sorted((cache / "partitions").iterdir())
+
+
+@pytest.mark.parametrize("partitioner", [MetisPartitioner(5), OverlappingMetisPartitioner(10)])
+def test_clients_hold_their_induced_subgraphs(tmp_path: Path, planted: Data, partitioner: MetisPartitioner):
+    data = module(tmp_path, partitioner=partitioner)
+    data.setup()
+    assert (data.num_clients, data.num_features, data.num_classes) == (partitioner.num_clients, 8, 3)
+    for client, row in zip(data.clients, data.statistics().rows, strict=True):
+        edge_index_2E, _ = subgraph(client.node_idx_N, planted.edge_index, relabel_nodes=True, num_nodes=300)
+        assert torch.equal(client.edge_index_2E, edge_index_2E)
+        assert torch.equal(client.x_NF, planted.x[client.node_idx_N])
+        assert torch.equal(client.y_N, planted.y[client.node_idx_N])
+        roles_N = torch.stack([client.train_mask_N, client.val_mask_N, client.test_mask_N]).sum(dim=0)
+        assert roles_N.tolist() == [1] * client.num_nodes
+        assert client.num_examples == int(client.train_mask_N.sum())
+        leaving = torch.isin(planted.edge_index[0], client.node_idx_N)
+        assert row.num_edges + row.edges_lost == int(leaving.sum())
+
+
+def test_types_and_names(tmp_path: Path):
+    data = module(tmp_path)
+    data.setup()
+    first = data.clients[0]
+    assert [client.name for client in data.clients] == [f"client-{idx:02d}" for idx in range(5)]
+    assert (first.x_NF.dtype, first.edge_index_2E.dtype, first.y_N.dtype) == (torch.float32, torch.int64, torch.int64)
+    assert first.train_mask_N.dtype == torch.bool
+    assert first.edge_index_2E.shape == (2, first.num_edges)
+
+
+def test_default_split_is_global_40_30_30(tmp_path: Path):
+    data = module(tmp_path)
+    data.setup()
+    assert [sum(int(mask.sum()) for mask in masks) for masks in zip(
+        *((c.train_mask_N, c.val_mask_N, c.test_mask_N) for c in data.clients), strict=True
+    )] == [120, 90, 90]  # fmt: skip
+
+
+def test_nothing_before_setup(tmp_path: Path):
+    for attribute in ("clients", "num_clients", "num_features", "num_classes", "partition_hash"):
+        with pytest.raises(RuntimeError, match=r"call datamodule\.setup"):
+            getattr(module(tmp_path), attribute)
+
+
+def test_prepare_caches_and_setup_reads(tmp_path: Path, planted: Data, monkeypatch: pytest.MonkeyPatch):
+    first = module(tmp_path, source=HeldGraph(planted))
+    first.prepare_data()
+    assert [path.name for path in records(tmp_path)] == [f"{first.cache_key}.pt"]
+    monkeypatch.setattr(MetisPartitioner, "assign", lambda *_: pytest.fail("the cache was not used"))
+    for data in (first, module(tmp_path, source=HeldGraph(planted))):
+        data.setup()
+        data.setup("fit")
+    assert first.source.num_loads == 2  # type: ignore[attr-defined]  # a second setup() reads nothing
+
+
+def test_same_seed_same_partition_without_a_cache(tmp_path: Path):
+    hashes = set()
+    for cache in ("a", "b"):
+        data = module(tmp_path / cache)
+        data.setup()
+        hashes.add(data.partition_hash)
+    assert len(hashes) == 1
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"seed": 1},
+    {"partitioner": MetisPartitioner(6)},
+    {"partitioner": MetisPartitioner(5, seed=0)},
+    {"partitioner": RandomPartitioner(5)},
+    {"partitioner": LouvainPartitioner(5)},
+    {"partitioner": LouvainPartitioner(5, resolution=1.5)},
+    {"partitioner": OverlappingMetisPartitioner(5)},
+    {"partitioner": OverlappingMetisPartitioner(5, node_fraction=0.6)},
+    {"partitioner": GivenPartitioner()},
+    {"splitter": GlobalSplit(0.5, 0.3)},
+    {"splitter": GlobalSplit(0.4, 0.2)},
+    {"splitter": ClientSplit(0.4, 0.3)},
+    {"source": PlantedCommunities(num_nodes=301, num_communities=6, num_classes=3, num_features=8)},
+    {"source": PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8, seed=1)},
+]
+
+
+def test_anything_that_differs_changes_key_and_hash(tmp_path: Path):
+    modules = [module(tmp_path, **change) for change in CHANGES]
+    for data in modules:
+        data.setup()
+    assert len({data.cache_key for data in modules}) == len(CHANGES)
+    assert len({data.partition_hash for data in modules}) == len(CHANGES)
+
+
+def test_preparation_and_versions_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = module(tmp_path)
+    keys = {data.cache_key}
+    monkeypatch.setattr("fl_lightning.data.module.version", lambda name: "0")
+    keys.add(data.cache_key)
+    data.source = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
+    data.source.preparation = type(data.source.preparation)(largest_component=True, normalize_features=False)
+    keys.add(data.cache_key)
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "cut"])
+def test_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None):
+    first = module(tmp_path)
+    first.setup()
+    path = records(tmp_path)[0]
+    path.write_bytes(path.read_bytes()[:500] if damage is None else damage)
+    again = module(tmp_path)
+    with pytest.warns(UserWarning, match="is damaged and is made anew"):
+        again.setup()
+    assert again.partition_hash == first.partition_hash
+    module(tmp_path).setup()  # warns no more
+
+
+def test_cache_of_another_graph_is_made_anew(tmp_path: Path, planted: Data):
+    module(tmp_path, source=HeldGraph(planted)).prepare_data()
+    changed = planted.clone()
+    changed.y = changed.y.roll(1)
+    data = module(tmp_path, source=HeldGraph(changed))
+    with pytest.warns(UserWarning, match="belongs to another version of the graph"):
+        data.setup()
+    assert torch.equal(data.clients[0].y_N, changed.y[data.clients[0].node_idx_N])
+    module(tmp_path, source=HeldGraph(changed)).setup()
+
+
+def test_concurrent_preparation(tmp_path: Path):
+    modules = [module(tmp_path) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(FederatedDataModule.setup, modules))
+    assert len({data.partition_hash for data in modules}) == 1
+    assert [path.suffix for path in records(tmp_path)] == [".pt"]
+
+
+def test_unwritable_cache(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cache_dir=.* cannot be written .*Set FL_CACHE_DIR or data.cache_dir"):
+        module(tmp_path / "file").setup()
+
+
+def test_folders_come_from_argument_environment_or_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "env"))
+    monkeypatch.setenv("FL_DATA_ROOT", str(tmp_path / "data"))
+    data = FederatedDataModule(SOURCE, MetisPartitioner(5))
+    assert (data.cache_dir, data.root) == (tmp_path / "env", tmp_path / "data")
+    data = FederatedDataModule(SOURCE, MetisPartitioner(5), root=str(tmp_path), cache_dir=str(tmp_path))
+    assert (data.cache_dir, data.root) == (tmp_path, tmp_path)
+    monkeypatch.delenv("FL_CACHE_DIR")
+    monkeypatch.delenv("FL_DATA_ROOT")
+    data = FederatedDataModule(SOURCE, MetisPartitioner(5))
+    assert (data.cache_dir, data.root) == (Path.home() / ".cache" / "fl_lightning", Path.cwd() / "data")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"class_path": "PlantedCommunities", "init_args": {"num_nodes": 200}},
+        {"class_path": "SuperClusterSBM", "init_args": {"num_nodes": 200, "intra_edge_probability": [0.4, 0.5]}},
+        {"class_path": "PlanetoidSource", "init_args": {"name": "Cora", "normalize_features": False}},
+        {"class_path": "AmazonSource", "init_args": {"name": "Photo"}},
+        {"class_path": "OgbSource"},
+        {"class_path": "FileSource", "init_args": {"path": "graph.pt"}},
+        {"class_path": "PyGSource", "init_args": {"dataset": "a.B", "arguments": {"name": "x", "seed": 3}}},
+    ],
+    ids=lambda source: source["class_path"],
+)
+def test_built_from_a_configuration(source: dict[str, Any]):
+    prefix = "fl_lightning.data."
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(FederatedDataModule, "data", instantiate=True)
+    config = {
+        "source": {**source, "class_path": prefix + source["class_path"]},
+        "partitioner": {"class_path": prefix + "OverlappingMetisPartitioner", "init_args": {"num_clients": 10}},
+        "splitter": {"class_path": prefix + "GlobalSplit", "init_args": {"train": 0.5}},
+        "seed": 3,
+    }
+    data = parser.instantiate(parser.parse_object({"data": config})).data
+    assert type(data.source).__name__ == source["class_path"]
+    assert data.partitioner.num_clients == 10
+    assert data.splitter.train == 0.5
+    assert data.seed == 3
+
+
+def test_public_split_of_a_real_graph(tmp_path: Path, require_dataset: Callable[[str], Path]):
+    from fl_lightning.data import PlanetoidSource
+
+    root = str(require_dataset("Cora"))
+    source = PlanetoidSource("Cora", largest_component=False)
+    data = module(tmp_path, source=source, splitter=GivenSplit(), root=root, partitioner=MetisPartitioner(3))
+    data.setup()
+    assert sum(client.num_examples for client in data.clients) == 140

@@ -1,0 +1,120 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+
+from fl_lightning.data import (
+    ClientSplit,
+    GivenSplit,
+    GlobalSplit,
+    MetisPartitioner,
+    OverlappingMetisPartitioner,
+    RandomPartitioner,
+    Role,
+    Splitter,
+)
+
+
+def counts(role_N: torch.Tensor) -> list[int]:
+    return torch.bincount(role_N.int(), minlength=4).tolist()
+
+
+def test_global_split_of_the_whole_graph(planted: Data):
+    clients = MetisPartitioner(5)(planted)
+    roles = GlobalSplit(train=0.4, val=0.3)(planted, clients)
+    assert counts(torch.cat(roles)) == [0, 120, 90, 90]
+    assert [len(role_N) for role_N in roles] == [len(nodes) for nodes in clients]
+
+
+def test_a_node_has_one_role_in_all_overlapping_clients(planted: Data):
+    clients = OverlappingMetisPartitioner(20)(planted)
+    role_of: dict[int, int] = {}
+    for nodes, role_N in zip(clients, GlobalSplit()(planted, clients), strict=True):
+        for node, role in zip(nodes.tolist(), role_N.tolist(), strict=True):
+            assert role_of.setdefault(node, role) == role
+
+
+def test_client_split_gives_every_client_the_same_shares(planted: Data):
+    clients = RandomPartitioner(6)(planted)
+    for role_N in ClientSplit(train=0.2, val=0.4)(planted, clients):
+        assert counts(role_N) == [0, 10, 20, 20]
+
+
+@pytest.mark.parametrize("splitter", [GlobalSplit(), ClientSplit()], ids=lambda splitter: type(splitter).__name__)
+def test_the_seed_decides(splitter: Splitter, planted: Data):
+    clients = MetisPartitioner(5)(planted)
+    first, again, other = (torch.cat(splitter(planted, clients, seed)) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_split_and_random_partition_are_independent(planted: Data):
+    """With one permutation for both, the first clients would hold nothing but training nodes."""
+    for role_N in GlobalSplit()(planted, RandomPartitioner(3)(planted)):
+        assert 25 < counts(role_N)[Role.TRAIN] < 55
+
+
+def test_given_split_leaves_unlabelled_nodes_out(path_graph: Data):
+    roles = GivenSplit()(path_graph, [torch.arange(6)])
+    assert roles[0].tolist() == [Role.TRAIN, Role.VAL, Role.TEST, Role.TRAIN, Role.VAL, Role.UNUSED]
+
+
+def test_given_split_chooses_a_column(path_graph: Data):
+    data = path_graph.clone()
+    for name in ("train_mask", "val_mask", "test_mask"):
+        data[name] = torch.stack([torch.zeros(6).bool(), data[name]], dim=1)
+    expected = GivenSplit()(path_graph, [torch.arange(6)])[0]
+    assert torch.equal(GivenSplit(column=1)(data, [torch.arange(6)])[0], expected)
+    with pytest.raises(ValueError, match="column=2: the graph has splits 0 to 1 only"):
+        GivenSplit(column=2)(data, [torch.arange(6)])
+
+
+def test_given_split_refuses_overlapping_or_missing_masks(path_graph: Data):
+    data = path_graph.clone()
+    data.val_mask = data.train_mask
+    with pytest.raises(ValueError, match="val_mask overlaps another mask"):
+        GivenSplit()(data, [torch.arange(6)])
+    del data.val_mask
+    with pytest.raises(ValueError, match="needs the graph's val_mask, which it lacks"):
+        GivenSplit()(data, [torch.arange(6)])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    train=st.floats(0.01, 1.0), rest=st.floats(0.0, 1.0), labels=st.lists(st.integers(-1, 2), min_size=1, max_size=60)
+)
+def test_shares_are_rounded_and_roles_go_to_labelled_nodes_only(train: float, rest: float, labels: list[int]):
+    val = (1 - train) * rest
+    y_N = torch.tensor(labels)
+    role_N = GlobalSplit(train, val).assign(Data(y=y_N), [torch.arange(len(labels))], seed=0)[0]
+    num_labelled = int((y_N >= 0).sum())
+    unused, num_train, num_val, _ = counts(role_N)
+    assert unused == len(labels) - num_labelled
+    assert abs(num_train - train * num_labelled) <= 0.5
+    assert abs(num_val - val * num_labelled) <= 1
+    assert bool(((role_N == Role.UNUSED) == (y_N < 0)).all())
+
+
+@pytest.mark.parametrize("shares", [(0.0, 0.5), (0.8, 0.3), (0.5, -0.1), (1.5, 0.0)])
+@pytest.mark.parametrize("build", [GlobalSplit, ClientSplit])
+def test_senseless_shares(build: Callable[[float, float], Splitter], shares: tuple[float, float]):
+    with pytest.raises(ValueError, match=rf"train={shares[0]}, val={shares[1]} are not shares"):
+        build(*shares)
+
+
+def test_a_client_without_a_training_node(path_graph: Data):
+    with pytest.raises(ValueError, match=r"GivenSplit leaves clients \[1\] without a training node.*has 2 nodes"):
+        GivenSplit()(path_graph, [torch.tensor([0, 3, 4, 5]), torch.tensor([1, 2])])
+
+
+def test_a_client_without_test_nodes_is_a_warning(path_graph: Data):
+    with pytest.warns(UserWarning, match=r"leaves clients \[1\] without a test node"):
+        GivenSplit()(path_graph, [torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5])])
+
+
+def test_client_split_refuses_overlapping_clients(path_graph: Data):
+    with pytest.raises(ValueError, match=r"these clients overlap.*Use GlobalSplit"):
+        ClientSplit()(path_graph, [torch.tensor([0, 1]), torch.tensor([1, 2])])
