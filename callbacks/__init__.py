@@ -1,11 +1,12 @@
 """Callbacks: what watches a federation, writes its files and ends it early."""
 
 from fl_lightning.callback import Callback
-from fl_lightning.callbacks.checkpoint import FederatedCheckpoint
-from fl_lightning.callbacks.client_metrics import PerClientMetrics
-from fl_lightning.callbacks.early_stopping import EarlyStopping
-from fl_lightning.callbacks.ledger import CommunicationLedger
-from fl_lightning.callbacks.progress import RoundProgressBar
+
+from .checkpoint import FederatedCheckpoint
+from .client_metrics import PerClientMetrics
+from .early_stopping import EarlyStopping
+from .ledger import CommunicationLedger
+from .progress import RoundProgressBar
 
 __all__ = [
     "CommunicationLedger",

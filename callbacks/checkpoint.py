@@ -95,6 +95,8 @@ class FederatedCheckpoint(Callback):
 
     def _write(self, trainer: FederatedTrainer, state: dict[str, Any], *, periodic: bool) -> None:
         folder = trainer.run_dir / "checkpoints"
+        for logger in trainer.loggers:  # a run that goes on from these files logs no earlier round again
+            logger.save()
         if self._snapshot_is_pending:
             assert self._snapshot is not None
             checkpoint.write(folder / "best.ckpt", self._snapshot)

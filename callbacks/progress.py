@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fl_lightning.callback import Callback
-from fl_lightning.callbacks.result_table import client_table, evaluation_table, result_table, test_metric
 from fl_lightning.metrics import client_values
 from fl_lightning.payload import Payload
 from fl_lightning.stage import Stage
 from fl_lightning.trainer import FederatedTrainer
+
+from .result_table import client_table, evaluation_table, result_table, test_metric
 
 
 class RoundProgressBar(Callback):
@@ -48,6 +49,7 @@ class RoundProgressBar(Callback):
             self.clients = []
         self._figures: dict[str, float] = {}
         self._seconds = math.nan
+        self._in_round = False
         self._round_start = self._last_line = time.perf_counter()
         if trainer.fabric.is_global_zero and self.console.is_terminal:
             self._bar = Progress(
@@ -68,14 +70,17 @@ class RoundProgressBar(Callback):
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         """Start the clock of the round."""
         self._round_start = time.perf_counter()
+        self._in_round = True
 
     def on_send(self, trainer: FederatedTrainer, stage: Stage, payload: Payload | None) -> None:
         """Name the stage."""
         if self._bar is not None:
-            self._bar.update(self._task, description=stage.name)
+            when = "round" if self._in_round else "new clients" if trainer.history else "before round 0"
+            self._bar.update(self._task, description=f"{when}: {stage.name}")
 
     def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
         """Show the round's figures, and keep each client's if it is the best so far."""
+        self._in_round = False
         seconds = time.perf_counter() - self._round_start
         self._seconds = seconds if math.isnan(self._seconds) else 0.9 * self._seconds + 0.1 * seconds
         monitor = trainer.selection.monitor

@@ -28,7 +28,7 @@ def result_table(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) 
         table.add_row(*row)
     if trainer.received_signal is not None:
         name = signal.Signals(trainer.received_signal).name
-        table.caption = f"{name} ended it after {trainer.round_idx} rounds; ckpt_path=last goes on"
+        table.caption = f"{name} ended it after {trainer.round_idx} rounds; continue with ckpt_path=last"
     return table
 
 
@@ -70,7 +70,7 @@ _WAYS = {"up": "up", "down": "down", "peer": "between clients"}
 
 def client_table(trainer: FederatedTrainer, clients: Sequence[Sequence[float]], num_rows: int) -> Table:
     """The worst clients at the chosen round; ``clients`` as in :func:`result_table`."""
-    table = _new_table(f"The {min(num_rows, len(clients))} worst of {len(clients)} clients at the chosen round")
+    table = _new_table(f"Worst {min(num_rows, len(clients))} of {len(clients)} clients")
     table.add_column("client", style="bold")
     for name in ("nodes", trainer.selection.monitor, test_metric(trainer.selection.monitor)):
         table.add_column(name, justify="right")
@@ -111,4 +111,11 @@ def ranked(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) -> lis
 
 
 def _new_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_header=False,
+    )

@@ -20,7 +20,7 @@ __all__ = [
     "Participation",
     "Payload",
     "SequentialExecutor",
-    "Stage",
     "StackedExecutor",
+    "Stage",
     "Strategy",
 ]

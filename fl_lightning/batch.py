@@ -70,6 +70,9 @@ class GraphCollator:
         self.graphs = graphs
         self.device = device
         self.dtype = dtype
+        self.exact_dtype = torch.promote_types(dtype, torch.float32)  # of what is computed once, on the CPU
+        # no product of sparse bfloat16 matrices on a CPU
+        self.operator_dtype = self.exact_dtype if device.type == "cpu" else dtype
         nonzeros = sum(int(torch.count_nonzero(graph.x_NF)) for graph in graphs)
         self.sparse_features = nonzeros < SPARSE_FEATURE_DENSITY * sum(graph.x_NF.numel() for graph in graphs)
         self._adjacency: dict[int, tuple[Tensor, Tensor]] = {}
@@ -92,7 +95,7 @@ class GraphCollator:
 
         def operator(blocks: list[tuple[Tensor, Tensor]], num_columns: int, *, symmetric: bool) -> BlockSparse:
             return BlockSparse.from_blocks(
-                blocks, (num_nodes, num_columns), symmetric=symmetric, dtype=self.dtype, device=self.device
+                blocks, (num_nodes, num_columns), symmetric=symmetric, dtype=self.operator_dtype, device=self.device
             )
 
         sparse_x = None
@@ -118,7 +121,7 @@ class GraphCollator:
             graph = self.graphs[client]
             loops = torch.arange(graph.num_nodes).expand(2, -1)
             index_2E = torch.cat([graph.edge_index_2E, loops], dim=1)
-            scale_N = torch.bincount(index_2E[0], minlength=graph.num_nodes).to(self.dtype).rsqrt()
+            scale_N = torch.bincount(index_2E[0], minlength=graph.num_nodes).to(self.exact_dtype).rsqrt()
             self._adjacency[client] = index_2E, scale_N[index_2E[0]] * scale_N[index_2E[1]]
         return self._adjacency[client]
 
@@ -127,8 +130,9 @@ class GraphCollator:
         if client not in self._propagated_x:
             graph = self.graphs[client]
             size = (graph.num_nodes, graph.num_nodes)
-            adjacency = BlockSparse.from_blocks([self._normalise(client)], size, symmetric=True, dtype=self.dtype)
-            self._propagated_x[client] = adjacency.matrix @ graph.x_NF.to(self.dtype)
+            blocks = [self._normalise(client)]
+            adjacency = BlockSparse.from_blocks(blocks, size, symmetric=True, dtype=self.exact_dtype)
+            self._propagated_x[client] = (adjacency.matrix @ graph.x_NF.to(self.exact_dtype)).to(self.dtype)
         return self._propagated_x[client]
 
 

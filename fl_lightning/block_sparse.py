@@ -71,7 +71,9 @@ class _BlockMatmul(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, operator: BlockSparse, transpose: bool) -> Tensor:
         matrix = operator.transposed if transpose else operator.matrix
-        return (matrix @ x.to(matrix.dtype)).to(x.dtype)
+        product = torch.empty(matrix.shape[0], x.shape[1], dtype=matrix.dtype, device=x.device)
+        # beta=0 into an empty result: `matrix @ x` would fill a result with zeros and copy it before it multiplies
+        return torch.addmm(product, matrix, x.to(matrix.dtype), beta=0, out=product).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -84,7 +86,11 @@ class _BlockMatmul(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, operator: BlockSparse, transpose: bool) -> tuple[Any, int]:
         x = x.movedim(in_dims[0], 0)
-        num_clients, _, width = x.shape
+        num_clients, num_rows, width = x.shape
+        if operator.num_blocks == 1:  # one matrix for all clients (a server's proxy graph): their columns side by side
+            columns = x.movedim(0, 1).reshape(num_rows, -1)
+            product = _BlockMatmul.apply(columns, operator, transpose)  # type: ignore[no-untyped-call]
+            return product.view(-1, num_clients, width), 1
         product = _BlockMatmul.apply(x.reshape(-1, width), operator, transpose)  # type: ignore[no-untyped-call]
         return product.view(num_clients, -1, width), 0
 
@@ -93,7 +99,8 @@ def block_matmul(operator: BlockSparse, x: Tensor) -> Tensor:
     """Multiply each client's sparse block with its dense matrix.
 
     Shapes:
-        x: (M, D), or (C, M, D) seen as (M, D) under ``vmap``; C must be the operator's ``num_blocks``.
+        x: (M, D), or (C, M, D) seen as (M, D) under ``vmap``; the operator's ``num_blocks`` must be C, or 1 for one
+            matrix that all clients share.
 
     Returns:
         (N, D), likewise.

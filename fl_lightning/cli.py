@@ -38,7 +38,7 @@ Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_cl
 class _Parser(LightningArgumentParser):
     """Answers a mistake with one line and exit code 2."""
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         fail(_plain(message))
 
 
@@ -77,7 +77,8 @@ def _unknown_class(name: str, message: str) -> str:
 
 
 def _subclasses(base: type) -> list[type]:
-    return [base, *(below for child in base.__subclasses__() for below in _subclasses(child))]
+    children: list[type] = base.__subclasses__()
+    return [base, *(below for child in children for below in _subclasses(child))]
 
 
 class _SaveConfig(Callback):
@@ -197,7 +198,7 @@ class FederatedCLI(LightningCLI):
         predictions = trainer.predict(**options)
         path = trainer.run_dir / "predictions.csv"
         if trainer.fabric.is_global_zero:
-            _write_predictions(path, predictions, self.datamodule)  # type: ignore[arg-type]
+            _write_predictions(path, predictions, self.datamodule)
             Console().print(f"{sum(map(len, predictions.values()))} predictions in {path}")
 
 

@@ -128,6 +128,13 @@ class ClientModule(LightningModule):
         """
         return self.optimizer_factory([parameter for _, parameter in named_parameters])
 
+    def constrain(self, parameters: Parameters) -> Parameters:
+        """Values that replace parameters after every optimiser step, by name: a projection onto what is allowed.
+
+        A pure function of all parameters of one client; none is constrained here. It must leave alone what is allowed.
+        """
+        return {}
+
     def example_count(self, batch: GraphBatch) -> Tensor:
         """Number of labelled training examples."""
         return batch.train_mask.sum(dim=-1)

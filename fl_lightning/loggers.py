@@ -1,7 +1,8 @@
-"""Where the figures of the rounds go: a CSV file that survives being killed, and Weights & Biases.
+"""Where the figures of the rounds go: a CSV file that survives being killed, TensorBoard, and Weights & Biases.
 
 Any logger of Lightning or Fabric works as well. Fabric's own ``CSVLogger`` writes only every 100 steps, so a killed run
-loses them, and starts its file anew (with a warning) when a run is resumed; ``RoundCSVLogger`` does neither.
+loses them, and starts its file anew (with a warning) when a run is resumed; its ``TensorBoardLogger`` writes each of
+fifty scalars by itself, which takes as long as a short round's training.
 """
 
 import csv
@@ -14,7 +15,9 @@ from typing import Any
 
 import lightning.pytorch.loggers as lightning_loggers
 from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
 
 class RoundTable:
@@ -105,6 +108,24 @@ class RoundCSVLogger(Logger):
         """Write nothing: config.yaml lies beside the file."""
 
 
+class RoundTensorBoardLogger(TensorBoardLogger):
+    """TensorBoard's event file, all figures of a round written at once.
+
+    Args:
+        root_dir: Folder of the file.
+        first_round: The round that a resumed run goes on with; what was logged of it before is hidden.
+    """
+
+    def __init__(self, root_dir: str, *, first_round: int = 0) -> None:
+        super().__init__(root_dir=root_dir, name="", version="", purge_step=first_round or None)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Write the figures of round ``step``."""
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self.experiment._get_file_writer().add_summary(Summary(value=values), step)
+
+
 class WandbLogger(lightning_loggers.WandbLogger):
     """Weights & Biases, one W&B run for each run of the trainer, the same one after a resume.
 
@@ -133,17 +154,17 @@ class WandbLogger(lightning_loggers.WandbLogger):
         offline: bool = False,
         save_dir: str = "runs",
     ) -> None:
-        mode = {"mode": "offline"} if offline else {}
         super().__init__(
-            project=project, name=name, entity=entity, group=group, tags=tags, save_dir=save_dir, log_model=False, **mode
+            project=project,
+            name=name,
+            save_dir=save_dir,
+            log_model=False,
+            entity=entity,
+            group=group,
+            tags=tags,
+            mode="offline" if offline else None,
         )
-
-    @property
-    def experiment(self) -> Any:
-        """The W&B run, created when it is first needed."""
-        if self._experiment is None and rank_zero_only.rank == 0:
-            Path(self._wandb_init["dir"]).mkdir(parents=True, exist_ok=True)
-        return super().experiment
+        self._wandb_init.pop("anonymous", None)  # Lightning always passes it on, and W&B warns that it is ignored
 
     def continue_run(self, run_id: str) -> None:
         """Go on with an earlier W&B run.

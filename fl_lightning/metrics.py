@@ -23,7 +23,7 @@ class OverClients(Metric):
     clients: list[Tensor]
 
     def __init__(self, *, higher_is_better: bool = True) -> None:
-        super().__init__()
+        super().__init__(sync_on_compute=False)  # payloads are gathered before they are summed up
         self.larger_wins = higher_is_better
         self.add_state("clients", default=[], dist_reduce_fx="cat")
 

@@ -88,7 +88,13 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
 
 def flatten(parameters: Mapping[str, Tensor]) -> Tensor:
     """Lay each client's parameters out as one row: (C, *shape) each -> (C, P)."""
-    return torch.cat([tensor.flatten(1) for tensor in parameters.values()], dim=1)
+    return torch.cat([tensor.reshape(len(tensor), -1) for tensor in parameters.values()], dim=1)
+
+
+def finite_rows(tensors: Iterable[Tensor]) -> Tensor:
+    """Whether all numbers of each client are finite, (C,); at least one tensor, each (C, *shape)."""
+    sums = [tensor.reshape(len(tensor), -1).sum(dim=1) for tensor in tensors]
+    return torch.stack([sum_C.isfinite() for sum_C in sums]).all(dim=0)
 
 
 def unflatten(matrix_CP: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -84,11 +84,20 @@ def keep_mask(key: Tensor, num_rows: int, num_columns: int, drop_probability: fl
     Returns:
         Boolean mask of shape (*batch, num_rows, num_columns).
     """
+    return random_bytes(key, num_rows, num_columns) >= _threshold(drop_probability)
+
+
+def random_bytes(key: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """Uniform bytes of shape (*key.shape, num_rows, num_columns); see :func:`keep_mask`."""
     num_words = -(-num_columns // 4)
     row = _words(key, num_rows, 0x51ED270B)
     column = _words(key, num_words, 0x2545F491)
     word = _mix(row[..., :, None] + column[..., None, :])
-    return (word.view(torch.uint8) >= round(drop_probability * 256))[..., :num_columns]
+    return word.view(torch.uint8)[..., :num_columns]
+
+
+def _threshold(drop_probability: float) -> int:
+    return round(drop_probability * 256)
 
 
 def kept_fraction(drop_probability: float) -> float:
@@ -98,31 +107,25 @@ def kept_fraction(drop_probability: float) -> float:
         >>> kept_fraction(0.5), kept_fraction(0.6)
         (0.5, 0.3984375)
     """
-    return 1.0 - round(drop_probability * 256) / 256
+    return 1.0 - _threshold(drop_probability) / 256
 
 
-class _Dropout(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, key: Tensor, probability: float) -> tuple[Tensor, Tensor]:
-        keep = keep_mask(key, x.shape[-2], x.shape[-1], probability)
-        return torch.where(keep, x, 0.0).mul_(1.0 / kept_fraction(probability)), keep
+class _Multiplier(torch.autograd.Function):
+    """0 where an element is dropped and 1 / (kept fraction) elsewhere; one draw for all clients under ``vmap``."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.scale = 1.0 / kept_fraction(inputs[2])
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
+    def forward(key: Tensor, shape: tuple[int, int], probability: float, dtype: torch.dtype) -> Tensor:
+        # clamp(byte - (threshold - 1), 0, 1) is byte >= threshold, without the slow passes over booleans
+        multiplier = random_bytes(key, *shape).to(dtype)
+        return multiplier.sub_(_threshold(probability) - 1).clamp_(0, 1).mul_(1 / kept_fraction(probability))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        (keep,) = ctx.saved_tensors
-        return torch.where(keep, grad, 0.0) * ctx.scale, None, None
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, key: Tensor, probability: float) -> tuple[Any, Any]:
-        x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.expand(info.batch_size, *x.shape)
-        key = key.movedim(in_dims[1], 0) if in_dims[1] is not None else key.expand(info.batch_size, *key.shape)
-        return _Dropout.apply(x, key, probability), (0, 0)  # type: ignore[no-untyped-call]
+    def vmap(info: Any, in_dims: tuple[Any, ...], key: Tensor, *args: Any) -> tuple[Tensor, int]:
+        return _Multiplier.apply(key.movedim(in_dims[0], 0), *args), 0  # type: ignore[no-untyped-call]
 
 
 def dropout(x: Tensor, key: Tensor, probability: float) -> Tensor:
@@ -138,4 +141,5 @@ def dropout(x: Tensor, key: Tensor, probability: float) -> Tensor:
     """
     if probability == 0.0:
         return x
-    return _Dropout.apply(x, key, probability)[0]  # type: ignore[no-untyped-call, no-any-return]
+    shape = (x.shape[-2], x.shape[-1])
+    return x * _Multiplier.apply(key, shape, probability, x.dtype)  # type: ignore[no-untyped-call, no-any-return]

@@ -4,6 +4,7 @@ Every process holds a share of the clients and all processes compute the same se
 there is no server process to lose. Read :meth:`FederatedTrainer._run_round` for the life of a round.
 """
 
+import functools
 import importlib.metadata
 import signal
 import time
@@ -17,7 +18,6 @@ from typing import Any, Literal
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
-from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from torch import Tensor
 
 from fl_lightning import checkpoint
@@ -26,10 +26,10 @@ from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, StackedExecutor, Work
-from fl_lightning.loggers import RoundCSVLogger
+from fl_lightning.loggers import RoundCSVLogger, RoundTensorBoardLogger
 from fl_lightning.metrics import summarise
 from fl_lightning.participation import Participation, epochs_of
-from fl_lightning.payload import Payload
+from fl_lightning.payload import Payload, finite_rows
 from fl_lightning.processes import gather, gather_objects, shard
 from fl_lightning.randomness import derive_key
 from fl_lightning.selection import Selection
@@ -332,6 +332,7 @@ class FederatedTrainer:
             Federation(
                 num_clients=len(graphs),
                 training_clients=self.training_clients,
+                num_features=datamodule.num_features,
                 parameters=self.initial_parameters,
                 seed=self.seed,
                 device=self.fabric.device,
@@ -355,17 +356,14 @@ class FederatedTrainer:
 
     def _start_loggers(self) -> None:
         if isinstance(self.logger, bool):
-            self.loggers = self._default_loggers() if self.logger else []
+            folder = str(self.run_dir)
+            defaults = [RoundCSVLogger(folder), RoundTensorBoardLogger(folder, first_round=self.round_idx)]
+            self.loggers = defaults if self.logger else []
         else:
             self.loggers = self.logger if isinstance(self.logger, list) else [self.logger]
         for logger in self.loggers:
             if isinstance(logger, RoundCSVLogger):
                 logger.restart(self.history)
-
-    def _default_loggers(self) -> list[Logger]:
-        purge = self.round_idx or None  # TensorBoard hides what an interrupted run logged after its checkpoint
-        tensorboard = TensorBoardLogger(root_dir=self.run_dir, name="", version="", purge_step=purge)
-        return [RoundCSVLogger(str(self.run_dir)), tensorboard]
 
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:
@@ -421,7 +419,6 @@ class FederatedTrainer:
     def state_dict(self) -> dict[str, Any]:
         """The complete state between two rounds; collective: every process must call it."""
         clients = gather(self.fabric, self.executor.state())
-        packages = ("fl-lightning", "lightning", "torch", "torch-geometric")
         return {
             "format_version": checkpoint.FORMAT_VERSION,
             "round": self.round_idx,
@@ -431,14 +428,14 @@ class FederatedTrainer:
                 "parameters": dict(clients.parameters),
                 "signals": dict(clients.signals),
             },
-            "callbacks": {_key(callback): callback.state_dict() for callback in self.callbacks},
+            "callbacks": {key: callback.state_dict() for key, callback in self._keyed_callbacks().items()},
             "random": checkpoint.random_state(),
             "history": [dict(row) for row in self.history],
             "selection": self.selection.state_dict(),
             "wandb_id": next((str(id_) for logger in self.loggers if (id_ := wandb_id(logger))), None),
             "config": self.config,
             "identity": self.identity(),
-            "versions": {name: importlib.metadata.version(name) for name in packages},
+            "versions": _versions(),
         }
 
     def save_checkpoint(self, path: Path) -> None:
@@ -456,9 +453,9 @@ class FederatedTrainer:
         self.executor.load_state(
             Payload(clients=tuple(clients["clients"]), parameters=clients["parameters"], signals=clients["signals"])
         )
-        for callback in self.callbacks:
-            if _key(callback) in state["callbacks"]:
-                callback.load_state_dict(state["callbacks"][_key(callback)])
+        for key, callback in self._keyed_callbacks().items():
+            if key in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][key])
         checkpoint.restore_random_state(state["random"])
         self.round_idx = state["round"]
         self.history = state["history"]
@@ -466,6 +463,15 @@ class FederatedTrainer:
         for logger in self.logger if isinstance(self.logger, list) else [self.logger]:
             if state["wandb_id"] and hasattr(logger, "continue_run"):
                 logger.continue_run(state["wandb_id"])
+
+    def _keyed_callbacks(self) -> dict[str, Callback]:
+        """Callbacks by class name; the second of a class is ``Name 2``."""
+        keyed: dict[str, Callback] = {}
+        for callback in self.callbacks:
+            name = type(callback).__qualname__
+            same = sum(type(other) is type(callback) for other in keyed.values())
+            keyed[f"{name} {same + 1}" if same else name] = callback
+        return keyed
 
     def _restore(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str
@@ -515,7 +521,7 @@ def inspect_upload(upload: Payload, stage: Stage, parameters: Mapping[str, Tenso
     tensors = upload.tensors()
     if not tensors:
         return upload, {}
-    finite = torch.stack([tensor.flatten(1).sum(dim=1).isfinite() for tensor in tensors.values()]).all(dim=0).tolist()
+    finite = finite_rows(tensors.values()).tolist()
     refused = {
         c: "it sent numbers that are not finite" for c, fine in zip(upload.clients, finite, strict=True) if not fine
     }
@@ -527,5 +533,7 @@ def wandb_id(logger: Logger) -> str | None:
     return str(logger.version) if hasattr(logger, "continue_run") and logger.version else None
 
 
-def _key(callback: Callback) -> str:
-    return type(callback).__qualname__
+@functools.cache
+def _versions() -> dict[str, str]:
+    packages = ("fl-lightning", "lightning", "torch", "torch-geometric")
+    return {name: importlib.metadata.version(name) for name in packages}

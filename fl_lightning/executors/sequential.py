@@ -103,6 +103,8 @@ class SequentialExecutor(Executor):
                 loss = module.training_step(batch.replace({"key": key}), epoch)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            with torch.no_grad():
+                _load(module, module.constrain(module.parameter_dict()))
             module.on_train_epoch_end()
         module.on_train_end()
         module.eval()

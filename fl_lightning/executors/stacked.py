@@ -20,7 +20,7 @@ from fl_lightning.executors.base import (
     pack_optimizer_state,
     unpack_optimizer_state,
 )
-from fl_lightning.payload import Payload, concatenate
+from fl_lightning.payload import Payload, concatenate, finite_rows
 from fl_lightning.stage import Evaluation, Stage
 
 
@@ -69,6 +69,14 @@ class ClientStack:
                 rows[position].grad = of_client if steps else None
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def constrain(self, positions: Sequence[int]) -> None:
+        """Put some clients' parameters back where they may be."""
+        if type(self.client).constrain is ClientModule.constrain:
+            return
+        own = {name: tensor[torch.tensor(positions, device=tensor.device)] for name, tensor in self.parameters.items()}
+        self.load(torch.vmap(self.client.constrain)(own), positions)
 
 
 class StackedExecutor(Executor):
@@ -146,7 +154,7 @@ class StackedExecutor(Executor):
         batch = self._batch(clients)
         signals = self._map_signals(stage, trained, batch)
         sent = {n: trained[n] - anchor[n] if stage.as_update else trained[n].clone() for n in stage.upload}
-        finite = torch.stack([t.flatten(1).sum(1).isfinite() for t in (*trained.values(), *signals.values())]).all(0)
+        finite = finite_rows((*trained.values(), *signals.values()))
         failed = [row for row, fine in enumerate(finite.tolist()) if not fine]
         upload = Payload(
             clients=clients, parameters=sent, signals=signals, num_examples=self.client.example_count(batch)
@@ -183,7 +191,9 @@ class StackedExecutor(Executor):
             with self.fabric.autocast():
                 loss_C = torch.vmap(loss)(leaves, tensors, anchor)
             gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
-            stack.step(dict(zip(trained, gradients, strict=True)), positions, [epoch < own for own in epochs])
+            active = [epoch < own for own in epochs]
+            stack.step(dict(zip(trained, gradients, strict=True)), positions, active)
+            stack.constrain([position for position, steps in zip(positions, active, strict=True) if steps])
         client.eval()
 
     @torch.no_grad()

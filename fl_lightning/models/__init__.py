@@ -3,6 +3,8 @@
 from fl_lightning.models.diffusion import GATDiffusion, GCNDiffusion, NoDiffusion
 from fl_lightning.models.gcn import GCN, NodeOutput
 from fl_lightning.models.hypernetwork import AttentionHypernetwork
+from fl_lightning.models.masked_gcn import MaskedGCN
+from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.sheaf import SheafDiffusion
 
 __all__ = [
@@ -10,7 +12,9 @@ __all__ = [
     "AttentionHypernetwork",
     "GATDiffusion",
     "GCNDiffusion",
+    "MaskedGCN",
     "NoDiffusion",
     "NodeOutput",
+    "ProjectionGCN",
     "SheafDiffusion",
 ]

@@ -8,11 +8,12 @@ import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fl_lightning.client import ClientModule
 from fl_lightning.payload import Payload
 from fl_lightning.stage import Evaluation, Stage
 
@@ -24,6 +25,7 @@ class Federation:
     Attributes:
         num_clients: All clients, those held out of training included; indices run from 0.
         training_clients: Those that take part in the rounds.
+        num_features: Width of the nodes' features.
         parameters: One client's initial parameters by name, common to all.
         seed: Root of every random key.
         device: Where the server computes.
@@ -31,6 +33,7 @@ class Federation:
 
     num_clients: int
     training_clients: tuple[int, ...]
+    num_features: int
     parameters: Mapping[str, Tensor]
     seed: int
     device: torch.device
@@ -46,6 +49,9 @@ class Strategy(ABC):
         num_epochs: Local epochs a round.
         reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
     """
+
+    #: The client that the algorithm is written for; its default net has what the algorithm needs.
+    client_class: ClassVar[type[ClientModule]] = ClientModule
 
     def __init__(self, *, num_epochs: int = 3, reset_optimizer: bool = False) -> None:
         if num_epochs < 0:
@@ -87,6 +93,13 @@ class Strategy(ABC):
 
     def metrics(self) -> Mapping[str, float]:
         """Figures of the server for the logs, of the last round."""
+        return {}
+
+    def matrices(self) -> Mapping[str, Tensor]:
+        """Square matrices over the training clients, by name: similarities, mixing weights, adjacency.
+
+        For callbacks to look at; a row without a value yet is nan.
+        """
         return {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Mixing(Strategy):
         mixing = self.mixing_matrix(upload)
         rows = torch.tensor(upload.clients) if self.personalised else torch.tensor([0])
         for name, tensor in upload.parameters.items():
-            mixed = (mixing.to(tensor) @ tensor.flatten(1)).view(len(mixing), *tensor.shape[1:])
+            mixed = (mixing.to(tensor) @ tensor.reshape(len(tensor), -1)).view(len(mixing), *tensor.shape[1:])
             self.models[name][rows.to(tensor.device)] = mixed
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:

@@ -1,0 +1,126 @@
+"""A tiny federation and the builders around it."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+from torch.optim import Adam
+from torch_geometric.data import Data
+
+from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
+from fl_lightning.data import ClientGraph, GlobalSplit, Partitioner, PlantedCommunities
+
+torch.set_num_threads(1)
+
+SIZES = (30, 24, 18, 12, 8)
+
+
+class Slices(Partitioner):
+    """Consecutive nodes, in unequal shares."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(len(sizes))
+        self.sizes = list(sizes)
+
+    def assign(self, data: Data, seed: int) -> list[Tensor]:
+        return list(torch.arange(data.num_nodes).split(self.sizes))
+
+
+class GivenClients(LightningDataModule):
+    """A federation of the given graphs."""
+
+    def __init__(self, clients: Sequence[ClientGraph], num_classes: int) -> None:
+        super().__init__()
+        self.clients = list(clients)
+        self.num_features = clients[0].num_features
+        self.num_classes = num_classes
+        self.partition_hash = "given"
+
+    def setup(self, stage: str | None = None) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> FederatedDataModule:
+    """Five clients of 30 to 8 nodes, three classes, six features."""
+    source = PlantedCommunities(num_nodes=sum(SIZES), num_communities=5, num_classes=3, num_features=6)
+    cache = str(tmp_path_factory.mktemp("cache"))
+    data = FederatedDataModule(source, Slices(SIZES), GlobalSplit(), cache_dir=cache, root=cache)
+    data.setup()
+    return data
+
+
+@pytest.fixture(scope="session")
+def graphs(federation: FederatedDataModule) -> tuple[ClientGraph, ...]:
+    return federation.clients
+
+
+@pytest.fixture(scope="session")
+def given_clients() -> Callable[..., GivenClients]:
+    """Builds a federation of given graphs."""
+
+    def build(clients: Sequence[ClientGraph], num_classes: int = 3) -> GivenClients:
+        return GivenClients(clients, num_classes)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., ClientModule]:
+    """Builds a client module with a net of width 8 (of the class's own kind, a GCN for most) that learns fast."""
+
+    def build(
+        kind: type[ClientModule] = ClientModule, optimizer: Callable[..., Any] | None = None, **net: Any
+    ) -> ClientModule:
+        optimizer = optimizer or functools.partial(Adam, lr=0.05, weight_decay=5e-4)
+        net_class = inspect.signature(kind).parameters["net"].default
+        return kind(functools.partial(net_class, **{"hidden_channels": 8, **net}), optimizer)
+
+    return build
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
+    """Builds a trainer of three rounds without loggers, in the test's own folder."""
+
+    def build(**settings: Any) -> FederatedTrainer:
+        defaults = {"num_rounds": 3, "accelerator": "cpu", "logger": False, "default_root_dir": str(tmp_path)}
+        return FederatedTrainer(**{**defaults, **settings})
+
+    return build
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{path}/{name}").items()}
+    if isinstance(value, list | tuple):
+        return {key: leaf for i, item in enumerate(value) for key, leaf in _flat(item, f"{path}/{i}").items()}
+    return {path: value}
+
+
+@pytest.fixture(scope="session")
+def assert_same() -> Callable[..., None]:
+    """Compares nested states leaf by leaf, exactly or within a tolerance; wall-clock times are left out."""
+
+    def compare(actual: Any, expected: Any, *, tolerance: float = 0.0) -> None:
+        leaves = [
+            {path: leaf for path, leaf in _flat(state).items() if not path.endswith("/seconds")}
+            for state in (actual, expected)
+        ]
+        assert leaves[0].keys() == leaves[1].keys()
+        for path, leaf in leaves[0].items():
+            if isinstance(leaf, Tensor | float):
+                found, wanted = torch.as_tensor(leaf), torch.as_tensor(leaves[1][path])
+                torch.testing.assert_close(
+                    found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, p=path: f"{p}: {m}"
+                )
+            else:
+                assert leaf == leaves[1][path], path
+
+    return compare

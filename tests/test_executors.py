@@ -1,0 +1,365 @@
+import functools
+import warnings
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import LBFGS, SGD, Adagrad, Adam
+from torch_geometric.nn import GCNConv
+
+from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning.batch import GraphCollator, single
+from fl_lightning.block_sparse import BlockSparse, block_matmul
+from fl_lightning.data import ClientGraph
+from fl_lightning.models import GCN
+from fl_lightning.strategies import FedAvg, FedSheafHN, Local
+
+CPU = torch.device("cpu")
+both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+
+
+def collator(graphs, dtype=torch.float64) -> GraphCollator:
+    return GraphCollator(graphs, device=CPU, dtype=dtype)
+
+
+def with_features(graph: ClientGraph, x_NF: torch.Tensor) -> ClientGraph:
+    return ClientGraph(**{**vars(graph), "x_NF": x_NF})
+
+
+# ---------------------------------------------------------------- sparse products and the GCN
+
+
+@pytest.fixture
+def operator() -> BlockSparse:
+    """Three different 4 x 5 blocks; the second has an empty row, the third a single number."""
+    draw = torch.Generator().manual_seed(0)
+    blocks = [torch.randn(4, 5, generator=draw) * (torch.rand(4, 5, generator=draw) < 0.5) for _ in range(2)]
+    blocks[1][2] = 0
+    blocks.append(torch.zeros(4, 5).index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(-2.0)))
+    sparse = [(block.nonzero().T, block[block != 0]) for block in blocks]
+    built = BlockSparse.from_blocks(sparse, (4, 5), dtype=torch.float64)
+    built.dense = torch.stack(blocks).double()
+    return built
+
+
+def test_mapped_block_product_is_a_loop_over_dense_blocks(operator) -> None:
+    x = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+
+    product = torch.vmap(lambda x: block_matmul(operator, x))(x)
+
+    torch.testing.assert_close(product, operator.dense @ x, rtol=1e-13, atol=1e-14)
+    upstream = torch.randn_like(product)
+    (gradient,) = torch.autograd.grad(product, x, upstream)
+    torch.testing.assert_close(gradient, operator.dense.mT @ upstream, rtol=1e-13, atol=1e-14)
+
+
+def test_gradients_of_the_block_product(operator) -> None:
+    stacked = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: torch.vmap(lambda x: block_matmul(operator, x))(x), stacked)
+    assert torch.autograd.gradgradcheck(
+        lambda x: block_matmul(operator, x).sin(), stacked.detach().flatten(0, 1)[:15].requires_grad_()
+    )
+
+
+def test_features_keep_their_type_beside_another_type_of_matrix(operator) -> None:
+    assert block_matmul(operator, torch.ones(15, 2)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_gcn_is_a_stack_of_pyg_convolutions(sparse, num_layers, graphs) -> None:
+    draw = torch.Generator().manual_seed(0)
+    if sparse:  # bag of words: two words in 64
+        graphs = [
+            with_features(
+                g, torch.zeros(g.num_nodes, 64).scatter(1, torch.randint(64, (g.num_nodes, 2), generator=draw), 1.5)
+            )
+            for g in graphs
+        ]
+    batches = collator(graphs)
+    assert batches.sparse_features == sparse
+    net = GCN(graphs[0].num_features, 3, hidden_channels=5, num_layers=num_layers).double().eval()
+    nn.init.normal_(net.convs[0].bias)
+    convs = []
+    for own in net.convs:
+        conv = GCNConv(*own.weight.shape).double()
+        with torch.no_grad():
+            conv.lin.weight.copy_(own.weight.T)
+            conv.bias.copy_(own.bias)
+        convs.append(conv)
+
+    for client, graph in enumerate(graphs):
+        output = net(single(batches([client])))
+        h = graph.x_NF.double()
+        for conv in convs:
+            embedding = conv(h, graph.edge_index_2E)
+            h = embedding.relu()
+        torch.testing.assert_close(output.embedding, embedding, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(output.logits, net.head(h), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_client_does_not_see_the_others_of_its_batch(sparse, graphs, make_model) -> None:
+    if sparse:
+        graphs = [with_features(graph, graph.x_NF * (torch.arange(6) == i)) for i, graph in enumerate(graphs)]
+        graphs = [with_features(g, torch.cat([g.x_NF, torch.zeros(g.num_nodes, 30)], dim=1)) for g in graphs]
+    batches = collator(graphs)
+    assert batches.sparse_features == sparse
+    model = make_model()
+    model.build(graphs[0].num_features, 3)
+    model.double().train()
+    parameters = dict(model.net.named_parameters())
+    keys = torch.arange(5) * 1_000_003 + 17
+
+    def loss_and_logits(batch, clients):
+        def run(parameters, tensors):
+            one = batch.replace(tensors)
+            output = model.output(parameters, one)
+            return model.loss(output, one), output.logits
+
+        stacked = {name: parameter.expand(len(clients), *parameter.shape) for name, parameter in parameters.items()}
+        return torch.vmap(run)(stacked, batch.tensors() | {"key": keys[clients]})
+
+    everyone = loss_and_logits(batches(range(5)), list(range(5)))
+    for clients in ([4, 0], [1, 4], [4]):
+        loss, logits = loss_and_logits(batches(clients), clients)
+        for row, client in enumerate(clients):
+            size = graphs[client].num_nodes
+            torch.testing.assert_close(loss[row], everyone[0][client], rtol=1e-12, atol=0)
+            torch.testing.assert_close(logits[row, :size], everyone[1][client, :size], rtol=1e-11, atol=1e-13)
+
+
+def test_padding_has_no_weight(graphs) -> None:
+    batch = collator(graphs)([0, 4])
+
+    padding = ~batch.node_mask
+    assert padding.sum() == graphs[0].num_nodes - graphs[4].num_nodes
+    for mask in (batch.train_mask, batch.val_mask, batch.test_mask):
+        assert not (mask & padding).any()
+    assert batch.train_mask.sum(dim=1).tolist() == [graphs[0].num_examples, graphs[4].num_examples]
+    empty = batch.adjacency.matrix.to_dense().view(2, 30, 60)[1, 8:]
+    assert (empty == 0).all()
+
+
+def test_a_batch_of_several_clients_has_no_single_form(graphs) -> None:
+    with pytest.raises(ValueError, match="this one holds 2"):
+        single(collator(graphs)([0, 1]))
+
+
+@both_executors
+def test_unlabelled_nodes_are_left_out(executor, graphs, given_clients, make_model, make_trainer, assert_same) -> None:
+    states = []
+    for unknown in (-1, 2):  # the label of a node without a role must not matter
+        changed = []
+        for graph in graphs:
+            node = int(graph.train_mask_N.nonzero()[0])
+            y_N, train_mask_N = graph.y_N.clone(), graph.train_mask_N.clone()
+            y_N[node], train_mask_N[node] = unknown, False
+            changed.append(ClientGraph(**{**vars(graph), "y_N": y_N, "train_mask_N": train_mask_N}))
+        trainer = make_trainer(executor=executor())
+        result = trainer.fit(make_model(), given_clients(changed), Local())
+        states.append((dict(trainer.executor.state().parameters), result))
+
+    assert_same(states[0], states[1])
+
+
+# ---------------------------------------------------------------- how clients are run
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_padding": 0.0}, {"max_clients_per_group": 1}, {"max_padding": 0.9}], ids=str
+)
+@pytest.mark.parametrize("participation", [{}, {"num_clients": 3}], ids=str)
+def test_groups_do_not_change_results(
+    settings, participation, federation, make_model, make_trainer, assert_same
+) -> None:
+    runs = []
+    for executor in (StackedExecutor(), StackedExecutor(**settings)):
+        trainer = make_trainer(
+            executor=executor, precision="64-true", participation=Participation(**participation), num_rounds=4
+        )
+        algorithm = FedSheafHN(num_epochs=2, init_epochs=2, num_neighbors=2, refresh_every=1)
+        result = trainer.fit(make_model(), federation, algorithm)
+        runs.append((trainer.executor.groups, trainer.state_dict()["clients"], result))
+
+    assert runs[0][0] != runs[1][0]
+    assert_same(runs[1][1], runs[0][1], tolerance=1e-9)
+    assert_same(runs[1][2], runs[0][2], tolerance=1e-6)
+
+
+def test_grouping_bounds_padding_and_number(federation, make_model, make_trainer) -> None:
+    def groups(**settings) -> list[tuple[int, ...]]:
+        trainer = make_trainer(executor=StackedExecutor(**settings), num_rounds=1)
+        trainer.fit(make_model(), federation, Local(num_epochs=0))
+        return trainer.executor.groups
+
+    # The sizes are 30, 24, 18, 12, 8.
+    assert groups(max_padding=0.2) == [(0, 1), (2,), (3,), (4,)]
+    assert groups(max_padding=0.4) == [(0, 1, 2), (3, 4)]
+    assert groups(max_padding=0.4, max_clients_per_group=2) == [(0, 1), (2, 3), (4,)]
+    assert groups(max_padding=0.75) == [(0, 1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("settings", [{"max_padding": 1.0}, {"max_padding": -0.1}, {"max_clients_per_group": 0}])
+def test_grouping_settings_out_of_range(settings) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        StackedExecutor(**settings)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        functools.partial(SGD, lr=0.1),
+        functools.partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+        functools.partial(Adam, lr=0.05, amsgrad=True),
+        functools.partial(Adam, lr=0.05, fused=True),
+        functools.partial(Adagrad, lr=0.1),
+        functools.partial(torch.optim.RMSprop, lr=0.01, centered=True),
+        functools.partial(torch.optim.NAdam, lr=0.02),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_any_elementwise_optimizer_gives_the_same_in_both_executors(
+    optimizer, reset, federation, make_model, make_trainer, assert_same, tmp_path
+) -> None:
+    states = []
+    participation = Participation(num_clients=3, straggler_probability=0.5)
+    for executor in (SequentialExecutor, StackedExecutor):
+        trainer = make_trainer(executor=executor(), precision="64-true", participation=participation)
+        trainer.fit(make_model(optimizer=optimizer), federation, FedAvg(reset_optimizer=reset))
+        path = tmp_path / "v" / f"{executor.__name__}.ckpt"
+        trainer.save_checkpoint(path)
+        resumed = make_trainer(executor=executor(), precision="64-true", participation=participation, num_rounds=5)
+        resumed.fit(make_model(optimizer=optimizer), federation, FedAvg(reset_optimizer=reset), ckpt_path=str(path))
+        whole = make_trainer(executor=executor(), precision="64-true", participation=participation, num_rounds=5)
+        whole.fit(make_model(optimizer=optimizer), federation, FedAvg(reset_optimizer=reset))
+        assert_same(resumed.state_dict()["clients"], whole.state_dict()["clients"])
+        states.append(dict(whole.executor.state().parameters))
+
+    assert_same(states[1], states[0], tolerance=1e-9)
+
+
+@both_executors
+def test_optimizer_state_lives_on_unless_reset(executor, federation, make_model, make_trainer) -> None:
+    def steps(**settings) -> set[float]:
+        trainer = make_trainer(executor=executor())
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=2, **settings))
+        return set(trainer.executor.state().signals["optimizer/step/head.bias"].tolist())
+
+    assert steps() == {6.0}
+    assert steps(reset_optimizer=True) == {2.0}
+
+
+@both_executors
+def test_stragglers_step_less_and_absentees_not_at_all(executor, federation, make_model, make_trainer) -> None:
+    participation = Participation(num_clients=4, straggler_probability=0.6)
+    effort, _ = participation.draw(range(5), 0, 0)
+    assert min(effort.values()) < 1 == max(effort.values())
+
+    trainer = make_trainer(executor=executor(), participation=participation, num_rounds=1)
+    trainer.fit(make_model(), federation, Local(num_epochs=5))
+
+    steps = trainer.executor.state().signals["optimizer/step/head.bias"].tolist()
+    for client in range(5):
+        share = effort.get(client, 0.0)
+        assert steps[client] == (0 if client not in effort else 5 if share == 1 else 1 + int(4 * share))
+
+
+class PartlyFrozen(GCN):
+    """Its first bias is frozen and one parameter is never used."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.convs[0].bias.requires_grad_(False)
+        self.idle = nn.Parameter(torch.ones(2))
+
+
+@both_executors
+def test_frozen_and_unused_parameters_stay(executor, federation, make_trainer) -> None:
+    trainer = make_trainer(executor=executor())
+    optimizer = functools.partial(Adam, lr=0.05, weight_decay=0.1)
+    trainer.fit(ClientModule(functools.partial(PartlyFrozen, hidden_channels=8), optimizer), federation, Local())
+
+    state = trainer.executor.state().parameters
+    moved = {name for name, start in trainer.initial_parameters.items() if not torch.equal(state[name][0], start)}
+    assert moved == {"convs.0.weight", "convs.1.weight", "convs.1.bias", "head.weight", "head.bias"}
+
+
+class Normalised(GCN):
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.norm = nn.BatchNorm1d(3)
+
+
+@both_executors
+def test_running_statistics_are_refused(executor, federation, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"model\.net keeps norm\.num_batches_tracked, norm\.running_mean, norm\.runn"):
+        make_trainer(executor=executor()).fit(ClientModule(Normalised), federation, FedAvg())
+
+
+@both_executors
+def test_optimizers_with_closures_are_refused(executor, federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"model\.optimizer: LBFGS needs a closure; choose a first-order"):
+        make_trainer(executor=executor()).fit(make_model(optimizer=LBFGS), federation, FedAvg())
+
+
+class OwnStep(ClientModule):
+    """Counts its hooks and halves the loss."""
+
+    calls: ClassVar[list[str]] = []
+
+    def on_train_start(self) -> None:
+        self.calls.append("start")
+
+    def on_train_epoch_end(self) -> None:
+        self.calls.append("epoch")
+
+    def training_step(self, batch, batch_idx):
+        self.calls.append(f"step {batch_idx}")
+        return super().training_step(batch, batch_idx)
+
+
+def test_sequential_runs_the_hooks_of_an_own_training_step(federation, make_model, make_trainer) -> None:
+    OwnStep.calls.clear()
+    trainer = make_trainer(executor=SequentialExecutor(), num_rounds=1)
+    trainer.fit(make_model(OwnStep), federation, FedAvg(num_epochs=2))
+    assert OwnStep.calls == ["start", "step 0", "epoch", "step 1", "epoch"] * 5
+
+
+def test_stacked_refuses_an_own_training_step(federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match="OwnStep overrides training_step, which the stacked executor does not call"):
+        make_trainer(executor=StackedExecutor()).fit(make_model(OwnStep), federation, FedAvg())
+
+
+def test_predictions_agree_and_are_probabilities(federation, make_model, make_trainer, tmp_path) -> None:
+    path = tmp_path / "v" / "a.ckpt"
+    predictions = []
+    for executor in (SequentialExecutor(), StackedExecutor()):
+        trainer = make_trainer(executor=executor, precision="64-true")
+        trainer.fit(make_model(), federation, FedAvg())
+        trainer.save_checkpoint(path)
+        fresh = make_trainer(executor=executor, precision="64-true")
+        predictions.append(fresh.predict(make_model(), federation, FedAvg(), str(path)))
+
+    assert list(predictions[0]) == [0, 1, 2, 3, 4]
+    for client, graph in enumerate(federation.clients):
+        found = predictions[1][client]
+        torch.testing.assert_close(found, predictions[0][client])
+        torch.testing.assert_close(found.sum(dim=1), torch.ones(graph.num_nodes))
+        correct = (found.argmax(dim=1) == graph.y_N)[graph.test_mask_N].float().mean()
+        score = trainer.scores[""].signals["test/acc"][client]
+        assert float(correct) == pytest.approx(float(score[0] / score[1]))
+
+
+@both_executors
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_lower_precision_runs(executor, precision, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(executor=executor(), precision=precision, num_rounds=6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit(make_model(), federation, FedAvg())
+    dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
+    assert {tensor.dtype for tensor in trainer.executor.state().parameters.values()} == {dtype}
+    assert trainer.history[-1]["train/loss"] < trainer.history[0]["train/loss"]

@@ -1,0 +1,404 @@
+import os
+import signal
+
+import pytest
+import torch
+
+from fl_lightning import Callback, ClientModule, Participation, Payload, SequentialExecutor, StackedExecutor, Stage
+from fl_lightning.payload import concatenate
+from fl_lightning.strategies import FedAvg, FedSheafHN, Local
+from fl_lightning.strategies.fedsheafhn import graph_embedding
+from fl_lightning.trainer import ClientFailure
+
+both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+LEFT_OUT = "client-02 failed in stage 'train' round {}: {}; it is left out"
+
+
+def own_states(trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.executor.state().tensors().items()}
+
+
+class Watch(Callback):
+    """Keeps what reached the server, the figures and the clients' states of each round."""
+
+    def __init__(self) -> None:
+        self.arrived: list[tuple[int, ...]] = []
+        self.failures: list[dict[str, str]] = []
+        self.states: list[dict[str, torch.Tensor]] = []
+
+    def on_stage_end(self, trainer, stage, payload) -> None:
+        self.arrived.append(payload.clients)
+
+    def on_round_end(self, trainer, metrics) -> None:
+        self.failures.append(dict(trainer.failures))
+        self.states.append(own_states(trainer))
+
+
+# ---------------------------------------------------------------- failing clients
+
+
+class Refuses(ClientModule):
+    """Raises for the client with 18 nodes (client-02), in the second round only."""
+
+    rounds_seen = 0
+
+    def loss(self, output, batch):
+        if len(batch.y) == 18 and self.training:
+            self.rounds_seen += 1
+            if self.rounds_seen == 2:
+                with torch.no_grad():
+                    next(self.parameters()).fill_(99.0)
+                raise RuntimeError("the disk is full")
+        return super().loss(output, batch)
+
+
+def test_a_client_that_raises_is_restored_and_left_out_of_the_round(federation, make_model, make_trainer) -> None:
+    watch = Watch()
+    trainer = make_trainer(executor=SequentialExecutor(), callbacks=watch)
+
+    with pytest.warns(UserWarning, match=LEFT_OUT.format(1, "RuntimeError: the disk is full")):
+        trainer.fit(make_model(Refuses), federation, FedAvg(num_epochs=1))
+
+    assert watch.arrived == [(0, 1, 2, 3, 4), (0, 1, 3, 4), (0, 1, 2, 3, 4)]
+    assert watch.failures == [{}, {"client-02": "RuntimeError: the disk is full"}, {}]
+    assert [row["num_failures"] for row in trainer.history] == [0, 1, 0]
+    first, second, third = watch.states
+    for name, tensor in first.items():
+        if not name.startswith("optimizer"):
+            assert torch.equal(second[name][2], tensor[2])  # as it was before the round
+            assert not torch.equal(second[name][1], tensor[1])
+            assert not torch.equal(third[name][2], tensor[2])
+    assert second["optimizer/step/head.bias"].tolist() == [2, 2, 0, 2, 2]  # and a fresh optimiser
+
+
+@both_executors
+def test_a_client_that_diverges_is_restored_and_left_out(executor, graphs, given_clients, make_model, make_trainer):
+    broken = vars(graphs[2]) | {"x_NF": torch.full_like(graphs[2].x_NF, 1e30)}
+    poisoned = [*graphs[:2], type(graphs[2])(**broken), *graphs[3:]]
+    watch = Watch()
+    trainer = make_trainer(executor=executor(), callbacks=watch, num_rounds=2, evaluate_every=2)
+
+    with pytest.warns(UserWarning, match="client-02 failed in stage 'train' round 0: .*not finite.*; it is left out"):
+        trainer.fit(make_model(), given_clients(poisoned), FedAvg())
+
+    assert watch.arrived == [(0, 1, 3, 4)] * 2
+    assert all(set(failures) == {"client-02"} for failures in watch.failures)
+    for name, start in trainer.initial_parameters.items():
+        assert torch.equal(watch.states[-1][name][2], start)
+        assert all(tensor.isfinite().all() for tensor in watch.states[-1].values())
+
+
+@both_executors
+def test_the_others_do_not_notice_a_client_that_diverges(
+    executor, graphs, given_clients, make_model, make_trainer, assert_same
+) -> None:
+    states = []
+    for scale in (1.0, 1e30):
+        changed = vars(graphs[2]) | {"x_NF": graphs[2].x_NF * scale}
+        clients = [*graphs[:2], type(graphs[2])(**changed), *graphs[3:]]
+        trainer = make_trainer(executor=executor(), num_rounds=2, evaluate_every=2)
+        if scale > 1:
+            with pytest.warns(UserWarning, match="client-02 failed"):
+                trainer.fit(make_model(), given_clients(clients), Local())
+        else:
+            trainer.fit(make_model(), given_clients(clients), Local())
+        others = [0, 1, 3, 4]
+        states.append({name: tensor[others] for name, tensor in own_states(trainer).items()})
+
+    assert_same(states[1], states[0])
+
+
+class Spoils(Callback):
+    """Changes the upload of the second round."""
+
+    def __init__(self, change) -> None:
+        self.change = change
+
+    def on_upload(self, trainer, stage: Stage, payload: Payload) -> Payload:
+        return self.change(payload) if trainer.round_idx == 1 and stage.name == "train" else payload
+
+
+def with_nan(payload: Payload) -> Payload:
+    parameters = {name: tensor.clone() for name, tensor in payload.parameters.items()}
+    parameters["convs.1.bias"][payload.clients.index(2), 0] = torch.nan
+    return Payload(clients=payload.clients, parameters=parameters, num_examples=payload.num_examples)
+
+
+def without_one(payload: Payload) -> Payload:
+    return payload.rows([client for client in payload.clients if client != 2])
+
+
+@both_executors
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(with_nan, "it sent numbers that are not finite"), (without_one, "its answer was lost")],
+    ids=["nan", "lost"],
+)
+def test_an_answer_spoilt_on_the_way_is_left_out(executor, change, why, federation, make_model, make_trainer) -> None:
+    watch = Watch()
+    trainer = make_trainer(executor=executor(), callbacks=[Spoils(change), watch])
+
+    with pytest.warns(UserWarning, match=LEFT_OUT.format(1, why)):
+        trainer.fit(make_model(), federation, FedAvg())
+
+    assert watch.arrived == [(0, 1, 2, 3, 4), (0, 1, 3, 4), (0, 1, 2, 3, 4)]
+    assert watch.failures == [{}, {"client-02": why}, {}]
+    assert all(model.isfinite().all() for model in trainer.algorithm.models.values())
+
+
+@pytest.mark.parametrize("change", [with_nan, without_one])
+def test_stop_names_round_stage_and_client(change, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(callbacks=Spoils(change), participation=Participation(on_failure="stop"))
+    with pytest.raises(ClientFailure, match=r"client-02 failed in stage 'train' round 1: .*on_failure is 'stop'"):
+        trainer.fit(make_model(), federation, FedAvg())
+
+
+def mis_shaped(payload: Payload) -> Payload:
+    parameters = {**payload.parameters, "convs.0.weight": payload.parameters["convs.0.weight"][..., :-1]}
+    return Payload(clients=payload.clients, parameters=parameters, num_examples=payload.num_examples)
+
+
+def incomplete(payload: Payload) -> Payload:
+    kept = {name: tensor for name, tensor in payload.parameters.items() if name != "head.bias"}
+    return Payload(clients=payload.clients, parameters=kept, num_examples=payload.num_examples)
+
+
+def padded_out(payload: Payload) -> Payload:
+    return Payload(
+        clients=payload.clients,
+        parameters=payload.parameters,
+        signals={"labels": torch.zeros(len(payload.clients), 3)},
+        num_examples=payload.num_examples,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [(mis_shaped, "convs.0.weight"), (incomplete, "head.bias"), (padded_out, "labels")]
+)
+def test_what_is_wrong_for_all_clients_is_an_error_that_names_the_tensor(
+    change, name, federation, make_model, make_trainer
+) -> None:
+    with pytest.raises(ValueError, match=rf"stage 'train': the upload's \['{name}'\] are missing, unexpected or of a"):
+        make_trainer(callbacks=Spoils(change)).fit(make_model(), federation, FedAvg())
+
+
+class Embeds(FedAvg):
+    """Asks for an embedding beside the parameters."""
+
+    def signals(self):
+        return {"embedding": self.signal}
+
+
+def odd_shape(client, parameters, batch):
+    embedding = graph_embedding(client, parameters, batch)
+    return embedding[:3] if len(batch.y) == 18 else embedding
+
+
+def odd_value(client, parameters, batch):
+    return graph_embedding(client, parameters, batch) / (batch.node_mask.sum() != 18)
+
+
+@pytest.mark.parametrize(
+    ("executor", "signal", "why"),
+    [
+        (SequentialExecutor, odd_shape, r"it sent \{'embedding': \(3,\)\}, most others sent \{'embedding': \(8,\)\}"),
+        (SequentialExecutor, odd_value, "its parameters or its answer are not finite"),
+        (StackedExecutor, odd_value, "its parameters or its answer are not finite"),
+    ],
+)
+def test_a_client_with_an_unusable_signal_is_restored(
+    executor, signal, why, federation, make_model, make_trainer
+) -> None:
+    algorithm, watch = Embeds(), Watch()
+    algorithm.signal = signal
+    trainer = make_trainer(executor=executor(), callbacks=watch, num_rounds=1)
+
+    with pytest.warns(UserWarning, match=f"client-02 failed in stage 'train' round 0: .*{why}"):
+        trainer.fit(make_model(), federation, algorithm)
+
+    assert watch.arrived == [(0, 1, 3, 4)]
+    for name, start in trainer.initial_parameters.items():
+        assert torch.equal(watch.states[0][name][2], start)
+
+
+class NeverStarts(ClientModule):
+    """Client-02 fails whatever it is asked."""
+
+    def loss(self, output, batch):
+        if len(batch.y) == 18 and self.training:
+            raise RuntimeError("out of order")
+        return super().loss(output, batch)
+
+
+def test_fedsheafhn_goes_on_without_a_client_that_never_answers(federation, make_model, make_trainer) -> None:
+    watch = Watch()
+    trainer = make_trainer(executor=SequentialExecutor(), callbacks=watch, num_rounds=2)
+    algorithm = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2, attention="matrix", refresh_every=1)
+
+    with pytest.warns(UserWarning, match="client-02 failed in stage 'initial' before round 0: RuntimeError: out of o"):
+        result = trainer.fit(make_model(NeverStarts), federation, algorithm)
+
+    assert watch.arrived == [(0, 1, 3, 4)] * 3
+    assert 0 < result["gen/train/loss"] < 10
+
+
+def test_a_round_that_everybody_leaves_changes_nothing(federation, make_model, make_trainer) -> None:
+    participation = Participation(num_clients=1, dropout_probability=0.5)
+    gone = [not participation.draw(range(5), round_idx, 0)[0] for round_idx in range(6)]
+    assert 0 < sum(gone) < 6
+    watch = Watch()
+    trainer = make_trainer(participation=participation, callbacks=watch, num_rounds=6)
+
+    trainer.fit(make_model(), federation, Local())
+
+    for round_idx in range(1, 6):
+        before, after = watch.states[round_idx - 1], watch.states[round_idx]
+        assert gone[round_idx] == all(torch.equal(before[name], tensor) for name, tensor in after.items())
+    assert [row["num_participants"] for row in trainer.history] == [int(not empty) for empty in gone]
+    dropped = [list(failures.values()) for failures in watch.failures]
+    assert dropped == [["dropped out"] if empty else [] for empty in gone]
+
+
+# ---------------------------------------------------------------- the loop
+
+
+class Order(Callback):
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name, self.calls = name, calls
+
+    def on_fit_start(self, trainer) -> None:
+        self.calls.append(f"{self.name} fit start")
+
+    def on_round_start(self, trainer) -> None:
+        self.calls.append(f"{self.name} round {trainer.round_idx}")
+
+    def on_send(self, trainer, stage, payload) -> None:
+        self.calls.append(f"{self.name} send")
+
+    def on_upload(self, trainer, stage, payload):
+        self.calls.append(f"{self.name} upload")
+        return payload
+
+    def on_stage_end(self, trainer, stage, payload) -> None:
+        self.calls.append(f"{self.name} stage end")
+
+    def on_round_end(self, trainer, metrics) -> None:
+        metrics["own"] = 17.0
+        self.calls.append(f"{self.name} round end")
+
+    def on_checkpoint_point(self, trainer) -> None:
+        self.calls.append(f"{self.name} checkpoint {trainer.round_idx}")
+
+    def on_fit_end(self, trainer) -> None:
+        self.calls.append(f"{self.name} fit end")
+
+
+def test_hooks_are_called_in_order(federation, make_model, make_trainer) -> None:
+    calls: list[str] = []
+    trainer = make_trainer(num_rounds=2, callbacks=[Order("a", calls), Order("b", calls)])
+
+    trainer.fit(make_model(), federation, FedAvg())
+
+    one_round = ["round {}", "send", "upload", "stage end", "round end", "checkpoint {}"]
+    expected = ["fit start", *(h.format(0 + (i == 5)) for i, h in enumerate(one_round))]
+    expected += [*(h.format(1 + (i == 5)) for i, h in enumerate(one_round)), "fit end"]
+    assert calls == [f"{name} {hook}" for hook in expected for name in "ab"]
+    assert all(row["own"] == 17.0 for row in trainer.history)
+
+
+def test_rounds_between_evaluations(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=5, evaluate_every=2)
+    result = trainer.fit(make_model(), federation, FedAvg())
+    assert ["val/acc" in row for row in trainer.history] == [False, True, False, True, True]
+    assert result["best_round"] in (1, 3, 4)
+
+
+def test_a_second_fit_starts_from_nothing(federation, make_model, make_trainer, assert_same) -> None:
+    trainer = make_trainer(num_rounds=4)
+    trainer.fit(make_model(), federation, Local())
+    second = trainer.fit(make_model(), federation, FedAvg())
+
+    assert_same(second, make_trainer(num_rounds=4).fit(make_model(), federation, FedAvg()))
+    assert len(trainer.history) == 4
+
+
+def test_sigterm_ends_the_run_after_its_round(federation, make_model, make_trainer) -> None:
+    class Terminates(Callback):
+        def on_send(self, trainer, stage, payload) -> None:
+            if trainer.round_idx == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def on_checkpoint_point(self, trainer) -> None:
+            stops.append(trainer.should_stop)
+
+    stops: list[bool] = []
+    handler = signal.getsignal(signal.SIGTERM)
+    trainer = make_trainer(num_rounds=9, callbacks=Terminates(), participation=Participation(held_out_fraction=0.2))
+
+    result = trainer.fit(make_model(), federation, FedAvg())
+
+    assert trainer.round_idx == len(trainer.history) == 2
+    assert stops == [False, True]
+    assert "new/test/acc" not in result  # new clients join a trained server, not an interrupted one
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_second_interrupt_ends_the_run_at_once(federation, make_model, make_trainer) -> None:
+    class Interrupts(Callback):
+        def on_send(self, trainer, stage, payload) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    trainer = make_trainer(callbacks=[Interrupts(), Interrupts()])
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(make_model(), federation, FedAvg())
+
+    assert trainer.round_idx == 0
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+class Misspelt(Callback):
+    def on_round_ends(self, trainer, metrics) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_rounds": 0}, r"trainer\.num_rounds must be at least 1, got 0"),
+        ({"evaluate_every": 0}, r"trainer\.evaluate_every must be at least 1, got 0"),
+        ({"precision": "16-true"}, r"trainer\.precision must be one of .*bf16-mixed.*got '16-true'"),
+        ({"callbacks": Misspelt()}, r"Misspelt defines on_round_ends, which is no hook: did you mean on_round_end\?"),
+        ({"callbacks": object()}, r"object is not a fl_lightning\.Callback"),
+        ({"monitor": "val/f1"}, r"trainer\.monitor is 'val/f1', which is not among .*val/acc"),
+        ({"participation": Participation(num_clients=6)}, "num_clients is 6, but only 5 clients train"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str) else "",
+)
+def test_settings_that_do_not_fit(settings, message, federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**settings).fit(make_model(), federation, FedAvg())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.accelerator is 'gpu', but there is no GPU here: use cpu or auto"):
+        make_trainer(accelerator="gpu")
+
+
+def test_payloads_of_two_rounds_are_independent(federation, make_model, make_trainer) -> None:
+    uploads: list[Payload] = []
+
+    class Keep(Callback):
+        def on_upload(self, trainer, stage, payload):
+            uploads.append(payload)
+            return payload
+
+    make_trainer(callbacks=Keep(), participation=Participation(num_clients=2)).fit(make_model(), federation, FedAvg())
+
+    assert len({tuple(upload.clients) for upload in uploads}) > 1
+    first = uploads[0].parameters["head.weight"]
+    assert not torch.equal(first, uploads[1].parameters["head.weight"])
+    disjoint = [upload for upload in uploads if not set(upload.clients) & set(uploads[0].clients)]
+    assert all(len(concatenate([uploads[0], other]).clients) == 4 for other in disjoint)
