@@ -21,6 +21,7 @@ from lightning.fabric.loggers.logger import Logger
 from torch import Tensor
 
 from fl_lightning import checkpoint
+from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.batch import GraphCollator
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.client import ClientModule
@@ -300,6 +301,7 @@ class FederatedTrainer:
     def launch(self) -> None:
         """Start the other processes, once."""
         if not self.launched:
+            keep_freed_memory()
             self.fabric.launch()
             self.launched = True
 

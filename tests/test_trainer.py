@@ -73,12 +73,14 @@ def test_a_client_that_raises_is_restored_and_left_out_of_the_round(federation, 
 
 @both_executors
 def test_a_client_that_diverges_is_restored_and_left_out(executor, graphs, given_clients, make_model, make_trainer):
-    broken = vars(graphs[2]) | {"x_NF": torch.full_like(graphs[2].x_NF, 1e30)}
+    broken = vars(graphs[2]) | {"x_NF": torch.full_like(graphs[2].x_NF, torch.inf)}
     poisoned = [*graphs[:2], type(graphs[2])(**broken), *graphs[3:]]
     watch = Watch()
     trainer = make_trainer(executor=executor(), callbacks=watch, num_rounds=2, evaluate_every=2)
 
-    with pytest.warns(UserWarning, match="client-02 failed in stage 'train' round 0: .*not finite.*; it is left out"):
+    with pytest.warns(
+        UserWarning, match="client-02 failed in stage 'train' round [01]: .*not finite.*; it is left out"
+    ):
         trainer.fit(make_model(), given_clients(poisoned), FedAvg())
 
     assert watch.arrived == [(0, 1, 3, 4)] * 2
@@ -93,7 +95,7 @@ def test_the_others_do_not_notice_a_client_that_diverges(
     executor, graphs, given_clients, make_model, make_trainer, assert_same
 ) -> None:
     states = []
-    for scale in (1.0, 1e30):
+    for scale in (1.0, torch.inf):
         changed = vars(graphs[2]) | {"x_NF": graphs[2].x_NF * scale}
         clients = [*graphs[:2], type(graphs[2])(**changed), *graphs[3:]]
         trainer = make_trainer(executor=executor(), num_rounds=2, evaluate_every=2)
@@ -235,9 +237,12 @@ def test_fedsheafhn_goes_on_without_a_client_that_never_answers(federation, make
     trainer = make_trainer(executor=SequentialExecutor(), callbacks=watch, num_rounds=2)
     algorithm = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2, attention="matrix", refresh_every=1)
 
-    with pytest.warns(UserWarning, match="client-02 failed in stage 'initial' before round 0: RuntimeError: out of o"):
+    with pytest.warns(
+        UserWarning, match="client-02 failed in stage '(initial' before|train') round .* out of order"
+    ) as warned:
         result = trainer.fit(make_model(NeverStarts), federation, algorithm)
 
+    assert str(warned[0].message).startswith("client-02 failed in stage 'initial' before round 0: RuntimeError")
     assert watch.arrived == [(0, 1, 3, 4)] * 3
     assert 0 < result["gen/train/loss"] < 10
 

@@ -151,9 +151,7 @@ class _SeriesSmoothing(torch.autograd.Function):
         ctx.save_for_backward(h_ND, score_N, mask_N1, output[1])
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_z_ND: Tensor, grad_moments_PA: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_z_ND: Tensor, grad_moments_PA: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         h_ND, score_N, mask_N1, moments_PA = ctx.saved_tensors
         series, num_rows = ctx.series, ctx.num_rows
         denominators, grad_denominators = [], []

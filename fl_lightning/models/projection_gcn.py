@@ -14,6 +14,7 @@ MLP's input depends on this; the other half has passed ReLU and dropout as in a 
 Shape legend: N nodes, F features, D hidden channels.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -88,6 +89,7 @@ class ProjectionGCN(ConvolutionStack):
         bandwidth: σ of the kernel, above 0.
         tolerance: Largest absolute error of a kernel value.
         sequence_kernel: Width of the Conv1D of ``hard``, odd.
+        head_layers: Linear layers of the classifier; with 2 there is a hidden layer of D channels.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class ProjectionGCN(ConvolutionStack):
         bandwidth: float = 1.0,
         tolerance: float = 1e-6,
         sequence_kernel: int = 3,
+        head_layers: int = 1,
     ) -> None:
         for name, value, kinds in (("ordering", ordering, Ordering), ("kernel_reads", kernel_reads, KernelInput)):
             if value not in get_args(kinds):
@@ -113,6 +116,8 @@ class ProjectionGCN(ConvolutionStack):
             raise ValueError(f"bandwidth and tolerance must be positive, got {bandwidth} and {tolerance}")
         if sequence_kernel < 1 or sequence_kernel % 2 == 0:
             raise ValueError(f"sequence_kernel must be odd, got {sequence_kernel}")
+        if head_layers < 1:
+            raise ValueError(f"head_layers must be at least 1, got {head_layers}")
         if prune_below < 0:
             raise ValueError(f"prune_below must not be negative, got {prune_below}")
         convolution: Callable[[int, int], nn.Module] = GraphConvolution
@@ -130,8 +135,8 @@ class ProjectionGCN(ConvolutionStack):
         self.projection = nn.Parameter(torch.randn(hidden_channels))
         hard = ordering == "hard"
         self.sequence = nn.Linear(sequence_kernel * hidden_channels, hidden_channels) if hard else None
-        hidden, output = nn.Linear(2 * hidden_channels, hidden_channels), nn.Linear(hidden_channels, out_channels)
-        self.head = nn.ModuleDict({"hidden": hidden, "output": output})
+        head_widths = [2 * hidden_channels] + [hidden_channels] * (head_layers - 1) + [out_channels]
+        self.head = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(head_widths))
 
     def forward(self, batch: GraphBatch) -> NodeOutput:
         """Return logits and embeddings of all nodes of one client."""
@@ -148,6 +153,7 @@ class ProjectionGCN(ConvolutionStack):
             convolved_ND = self.sequence(sequence_windows(sequence_ND, self.sequence_kernel))
             z_ND = convolved_ND.take_along_dim(place_N[:, None], dim=0)
         depth = len(self.convs)
-        features = torch.cat([h_ND, self.drop(z_ND, batch, depth)], dim=1)
-        hidden_ND = self.drop(self.head["hidden"](features).relu(), batch, depth + 1)
-        return NodeOutput(self.head["output"](hidden_ND), embedding_ND)
+        features_ND = torch.cat([h_ND, self.drop(z_ND, batch, depth)], dim=1)
+        for layer, linear in enumerate(self.head[:-1], start=depth + 1):
+            features_ND = self.drop(linear(features_ND).relu(), batch, layer)
+        return NodeOutput(self.head[-1](features_ND), embedding_ND)

@@ -70,11 +70,12 @@ class Mixing(Strategy):
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """Each client's mixed model."""
-        index = torch.tensor(clients if self.personalised else [0] * len(clients), dtype=torch.int64)
-        return Payload(
-            clients=tuple(clients),
-            parameters={name: model[index.to(model.device)] for name, model in self.models.items()},
-        )
+        rows = torch.tensor(clients, dtype=torch.int64, device=self.federation.device)
+        parameters = {
+            name: model[rows] if self.personalised else model.expand(len(clients), *model.shape[1:])
+            for name, model in self.models.items()
+        }
+        return Payload(clients=tuple(clients), parameters=parameters)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """θ <- W θ for the clients that answered; the others keep what they had."""

@@ -1,0 +1,25 @@
+"""Keeps memory that tensors have freed, in place of giving it back to the system after every step.
+
+The C library returns large blocks at once, so each step's activations are new pages that the system must clear first:
+at ogbn-arxiv's size that takes more time than the computation.
+"""
+
+import ctypes
+import sys
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+_LARGEST_BLOCK_BYTES = 1 << 30
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc's malloc to serve blocks of up to 1 GiB from its heap and never to shrink the heap.
+
+    Returns:
+        Whether the C library took both settings; on other systems nothing is changed.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # not glibc
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, sys.maxsize >> 32))

@@ -1,0 +1,226 @@
+"""Runs that are killed, and runs of two processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import federation_process
+import pytest
+import torch
+
+from fl_lightning import checkpoint, processes
+from fl_lightning.payload import Payload
+from fl_lightning.processes import shard
+
+SCRIPT = federation_process.__file__
+#: What one process does in the rounds of two.
+BUSY = {"num_clients": 2, "dropout_probability": 0.2, "straggler_probability": 0.5, "held_out_fraction": 0.2}
+
+
+def in_processes(*runs: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "PYTHONWARNINGS")}
+    return subprocess.run(
+        [sys.executable, SCRIPT, json.dumps(runs)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def saved(root: Path, name: str = "last") -> dict[str, Any]:
+    state = checkpoint.read(root / "federation" / "version_0" / "checkpoints" / f"{name}.ckpt")
+    return {key: state[key] for key in ("round", "strategy", "clients", "history", "selection", "identity")}
+
+
+# ---------------------------------------------------------------- killed and resumed
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, assert_same) -> None:
+    settings = {"strategy": "FedSheafHN", "executor": "StackedExecutor", "participation": BUSY, "num_rounds": 5}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    federation_process.train(str(whole), **settings)
+
+    first = in_processes({"root": str(killed), "signal_in_round": [3, "SIGKILL"], **settings})
+    left = saved(killed)
+    second = in_processes({"root": str(killed), "ckpt_path": "last", **settings})
+
+    assert first.returncode == -signal.SIGKILL
+    assert left["round"] == 3
+    assert second.returncode == 0, second.stderr
+    assert len(saved(killed)["history"]) == 5
+    assert_same(saved(killed), saved(whole))
+    assert_same(saved(killed, "best"), saved(whole, "best"))
+
+
+def test_a_terminated_process_finishes_its_round_saves_and_exits(tmp_path, assert_same) -> None:
+    federation_process.train(str(tmp_path / "whole"), num_rounds=4)
+
+    process = in_processes({"root": str(tmp_path / "ended"), "signal_in_round": [1, "SIGTERM"], "num_rounds": 4})
+    left = saved(tmp_path / "ended")
+    federation_process.train(str(tmp_path / "ended"), num_rounds=4, ckpt_path="last")
+
+    assert process.returncode == 0, process.stderr
+    assert left["round"] == len(left["history"]) == 2
+    assert_same(saved(tmp_path / "ended"), saved(tmp_path / "whole"))
+
+
+# ---------------------------------------------------------------- two processes
+
+#: Each run, and how far two processes may be from one: the sequential executor computes every client by itself, so its
+#: results are equal to the last bit; the stacked one batches a process's clients, which changes the order of sums.
+RUNS: dict[str, tuple[dict[str, Any], float]] = {
+    "sequential": ({"strategy": "FedSheafHN", "executor": "SequentialExecutor", "participation": BUSY}, 0.0),
+    "stacked": ({"strategy": "FedSheafHN", "executor": "StackedExecutor", "precision": "64-true"}, 1e-9),
+    "lonely": ({"strategy": "FedPer", "participation": {"num_clients": 1}, "num_rounds": 2}, 0.0),
+    "failing": ({"strategy": "FedAvg", "failing": True, "num_rounds": 2}, 0.0),
+    "local": ({"strategy": "Local", "executor": "SequentialExecutor", "num_rounds": 2}, 0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("one")
+    for name, (settings, _) in RUNS.items():
+        (root / name).mkdir()
+        if settings.get("failing"):
+            with pytest.warns(
+                UserWarning, match="client-03 failed in stage 'train' round .*: RuntimeError: out of mem"
+            ):
+                federation_process.train(str(root / name), **settings)
+        else:
+            federation_process.train(str(root / name), **settings)
+    return root
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory, one_process) -> SimpleNamespace:
+    """All runs by two processes, which are started once, and one resumed from the first process's third round."""
+    root = tmp_path_factory.mktemp("two")
+    runs = [{"root": str(root / name), "devices": 2, **settings} for name, (settings, _) in RUNS.items()]
+    third = one_process / "sequential" / "federation" / "version_0" / "checkpoints" / "round=000003.ckpt"
+    copy = root / "resumed" / "federation" / "version_0" / "checkpoints" / "last.ckpt"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(third.read_bytes())
+    runs.append({**runs[0], "root": str(root / "resumed"), "ckpt_path": "last"})
+    done = in_processes(*runs)
+    assert done.returncode == 0, done.stderr
+    return SimpleNamespace(root=root, stderr=done.stderr)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_equal_one(name, one_process, two_processes, assert_same) -> None:
+    tolerance = RUNS[name][1]
+    one, two = saved(one_process / name), saved(two_processes.root / name)
+
+    assert one["round"] == two["round"] == RUNS[name][0].get("num_rounds", 5)
+    for part in ("strategy", "clients"):
+        assert_same(two[part], one[part], tolerance=tolerance)
+    scores = 1e-6 if tolerance else 0.0  # scores are float32
+    assert_same(two["history"], one["history"], tolerance=scores)
+    assert_same(two["selection"], one["selection"], tolerance=scores)
+
+
+def test_one_process_hands_over_to_two(one_process, two_processes, assert_same) -> None:
+    assert_same(saved(two_processes.root / "resumed"), saved(one_process / "sequential"))
+
+
+def test_two_processes_hand_over_to_one(tmp_path, one_process, two_processes, assert_same) -> None:
+    second = two_processes.root / "sequential" / "federation" / "version_0" / "checkpoints" / "round=000002.ckpt"
+    copy = tmp_path / "federation" / "version_0" / "checkpoints" / "last.ckpt"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(second.read_bytes())
+
+    federation_process.train(str(tmp_path), ckpt_path="last", **RUNS["sequential"][0])
+
+    assert_same(saved(tmp_path), saved(one_process / "sequential"))
+
+
+def test_failures_of_both_processes_are_told_once(two_processes) -> None:
+    lines = [line for line in two_processes.stderr.splitlines() if "client-03 failed in stage 'train' round" in line]
+    assert len({line.split("client-03")[1] for line in lines}) == len(lines) == 2  # one for each of the two rounds
+
+
+# ---------------------------------------------------------------- sharding and gathering
+
+
+def test_shards_are_balanced_and_hold_every_client_once() -> None:
+    work = [30, 1, 17, 4, 4, 22, 9, 13, 2, 8]
+    for num_processes in (1, 2, 3, 10):
+        shards = shard(work, num_processes)
+        assert sorted(client for clients in shards for client in clients) == list(range(10))
+        assert all(clients == tuple(sorted(clients)) and clients for clients in shards)
+        loads = [sum(work[client] for client in clients) for clients in shards]
+        assert max(loads) <= max(max(work), 4 / 3 * sum(work) / num_processes)
+
+
+def test_clients_without_work_are_spread_too() -> None:
+    assert sorted(len(clients) for clients in shard([0] * 6, 3)) == [2, 2, 2]
+
+
+def test_more_processes_than_clients_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 processes for 2 clients: set trainer.devices x num_nodes to at most 2"):
+        shard([5, 5], 3)
+
+
+@pytest.fixture
+def gather_with(monkeypatch):
+    """Gathers a payload with that of an imagined second process."""
+
+    def gather(mine: Payload, other: Payload) -> Payload:
+        def all_gather_object(items, item) -> None:
+            items[:] = [item, processes._describe(other)]
+
+        def all_gather(everyone, padded) -> None:
+            name = names.pop(0)
+            everyone[0].copy_(padded)
+            theirs = processes._named(other).get(name)
+            everyone[1].zero_()
+            if theirs is not None:
+                everyone[1][: len(theirs)] = theirs
+
+        names = list(processes._named(mine) | processes._named(other))
+        fake = types.SimpleNamespace(all_gather_object=all_gather_object, all_gather=all_gather)
+        monkeypatch.setattr(torch, "distributed", fake)
+        return processes.gather(types.SimpleNamespace(world_size=2, device=torch.device("cpu")), mine)
+
+    return gather
+
+
+def test_gathering_unequal_shares_sorts_the_clients(gather_with) -> None:
+    mine = Payload(clients=(1, 4), parameters={"w": torch.tensor([[1.0], [4.0]])}, num_examples=torch.tensor([10, 40]))
+    other = Payload(clients=(2,), parameters={"w": torch.tensor([[2.0]])}, num_examples=torch.tensor([20]))
+
+    both = gather_with(mine, other)
+
+    assert both.clients == (1, 2, 4)
+    assert both.parameters["w"].tolist() == [[1.0], [2.0], [4.0]]
+    assert both.num_examples.tolist() == [10, 20, 40]
+
+
+def test_a_process_without_clients_sends_nothing(gather_with) -> None:
+    other = Payload(clients=(0, 3), parameters={"w": torch.ones(2, 2)}, num_examples=torch.tensor([1, 2]))
+    assert gather_with(Payload(clients=()), other).clients == (0, 3)
+
+
+def test_state_that_only_one_process_has_is_zero_in_the_other(gather_with) -> None:
+    mine = Payload(clients=(0,), signals={"optimizer/started/w": torch.tensor([False])})
+    slots = {"optimizer/started/w": torch.tensor([True]), "optimizer/step/w": torch.tensor([3.0])}
+
+    both = gather_with(mine, Payload(clients=(1,), signals=slots))
+
+    assert both.signals["optimizer/step/w"].tolist() == [0.0, 3.0]
+    assert both.signals["optimizer/started/w"].tolist() == [False, True]
+
+
+def test_unlike_shapes_in_two_processes_name_the_tensor(gather_with) -> None:
+    mine = Payload(clients=(0,), signals={"embedding": torch.ones(1, 3)})
+    with pytest.raises(ValueError, match="processes sent 'embedding' in different forms"):
+        gather_with(mine, Payload(clients=(1,), signals={"embedding": torch.ones(1, 4)}))
