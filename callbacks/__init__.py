@@ -7,6 +7,7 @@ from .client_metrics import PerClientMetrics
 from .early_stopping import EarlyStopping
 from .ledger import CommunicationLedger
 from .progress import RoundProgressBar
+from .similarity import SimilarityLogger
 
 __all__ = [
     "CommunicationLedger",
@@ -14,6 +15,7 @@ __all__ = [
     "FederatedCheckpoint",
     "PerClientMetrics",
     "RoundProgressBar",
+    "SimilarityLogger",
     "default_callbacks",
 ]
 

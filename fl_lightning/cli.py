@@ -6,10 +6,12 @@ import inspect
 import re
 import sys
 import warnings
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
@@ -33,6 +35,10 @@ _DESCRIPTION = """Personalised federated learning on graphs.
 
 Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
 """
+
+
+class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
+    """Keeps the examples' lines."""
 
 
 class _Parser(LightningArgumentParser):
@@ -115,7 +121,7 @@ class FederatedCLI(LightningCLI):
             subclass_mode_model=True,
             seed_everything_default=0,
             parser_class=_Parser,
-            parser_kwargs={"description": _DESCRIPTION, "prog": "fl-train"},
+            parser_kwargs={"description": _DESCRIPTION, "prog": "fl-train", "formatter_class": _HelpFormatter},
             save_config_callback=None,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -127,6 +133,10 @@ class FederatedCLI(LightningCLI):
         """The verbs, and the arguments that are not options."""
         objects = {"model", "datamodule", "algorithm"}
         return dict.fromkeys(("fit", "validate", "test", "predict", "data"), objects)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; unlike LightningCLI's this takes arguments from Python whatever the process itself was started with."""
+        self.config = parser.parse_args(args)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add trainer, strategy, model and data."""

@@ -178,19 +178,23 @@ class FederatedTrainer:
     def validate(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
     ) -> dict[str, float]:
-        """Evaluate a checkpoint; return the validation figures."""
+        """Evaluate a checkpoint on validation."""
         return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "val/")
 
     def test(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
     ) -> dict[str, float]:
-        """Evaluate a checkpoint; return the test figures, those of new clients too."""
+        """Evaluate a checkpoint on test; new clients join it first."""
         return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "test/")
 
     def predict(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
     ) -> dict[int, Tensor]:
-        """Class probabilities of every node of every training client, (N_i, num_classes), by client."""
+        """Predict every node of every training client with a checkpoint.
+
+        Returns:
+            Class probabilities by client, (N_i, num_classes).
+        """
         self._restore(model, datamodule, algorithm, ckpt_path)
         evaluation = algorithm.evaluations(self.training_clients)[""]
         predictions: dict[int, Tensor] = {}

@@ -14,8 +14,15 @@ from torch import Tensor
 from torch.optim import Adam
 from torch_geometric.data import Data
 
-from fl_lightning import Callback, ClientModule, FederatedDataModule, FederatedTrainer, Participation, executors
-from fl_lightning import strategies
+from fl_lightning import (
+    Callback,
+    ClientModule,
+    FederatedDataModule,
+    FederatedTrainer,
+    Participation,
+    executors,
+    strategies,
+)
 from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.data import Partitioner, PlantedCommunities
 from fl_lightning.models import GCN

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,33 +44,41 @@ def saved(root: Path, name: str = "last") -> dict[str, Any]:
 # ---------------------------------------------------------------- killed and resumed
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, assert_same) -> None:
-    settings = {"strategy": "FedSheafHN", "executor": "StackedExecutor", "participation": BUSY, "num_rounds": 5}
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    federation_process.train(str(whole), **settings)
-
-    first = in_processes({"root": str(killed), "signal_in_round": [3, "SIGKILL"], **settings})
-    left = saved(killed)
-    second = in_processes({"root": str(killed), "ckpt_path": "last", **settings})
-
-    assert first.returncode == -signal.SIGKILL
-    assert left["round"] == 3
-    assert second.returncode == 0, second.stderr
-    assert len(saved(killed)["history"]) == 5
-    assert_same(saved(killed), saved(whole))
-    assert_same(saved(killed, "best"), saved(whole, "best"))
+SETTINGS = {"strategy": "FedSheafHN", "executor": "StackedExecutor", "participation": BUSY, "num_rounds": 5}
 
 
-def test_a_terminated_process_finishes_its_round_saves_and_exits(tmp_path, assert_same) -> None:
-    federation_process.train(str(tmp_path / "whole"), num_rounds=4)
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> SimpleNamespace:
+    """A whole run, a killed one that another process resumed, and one that was terminated."""
+    root = tmp_path_factory.mktemp("ended")
+    (root / "whole").mkdir()
+    federation_process.train(str(root / "whole"), **SETTINGS)
+    killed = in_processes({"root": str(root / "killed"), "signal_in_round": [2, "SIGKILL"], **SETTINGS})
+    left = saved(root / "killed")
+    others = in_processes(
+        {"root": str(root / "killed"), "ckpt_path": "last", **SETTINGS},
+        {"root": str(root / "terminated"), "signal_in_round": [2, "SIGTERM"], **SETTINGS},
+    )
+    return SimpleNamespace(root=root, killed=killed, left=left, others=others)
 
-    process = in_processes({"root": str(tmp_path / "ended"), "signal_in_round": [1, "SIGTERM"], "num_rounds": 4})
-    left = saved(tmp_path / "ended")
-    federation_process.train(str(tmp_path / "ended"), num_rounds=4, ckpt_path="last")
 
-    assert process.returncode == 0, process.stderr
-    assert left["round"] == len(left["history"]) == 2
-    assert_same(saved(tmp_path / "ended"), saved(tmp_path / "whole"))
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(ended, assert_same) -> None:
+    assert ended.killed.returncode == -signal.SIGKILL
+    assert ended.left["round"] == 2
+    assert ended.others.returncode == 0, ended.others.stderr
+    assert len(saved(ended.root / "killed")["history"]) == 5
+    for name in ("last", "best"):
+        assert_same(saved(ended.root / "killed", name), saved(ended.root / "whole", name))
+
+
+def test_a_terminated_run_finishes_its_round_saves_and_can_be_continued(ended, assert_same) -> None:
+    left = saved(ended.root / "terminated")
+    assert ended.others.returncode == 0, ended.others.stderr
+    assert left["round"] == len(left["history"]) == 3
+
+    federation_process.train(str(ended.root / "terminated"), ckpt_path="last", **SETTINGS)
+
+    assert_same(saved(ended.root / "terminated"), saved(ended.root / "whole"))
 
 
 # ---------------------------------------------------------------- two processes
@@ -83,6 +92,13 @@ RUNS: dict[str, tuple[dict[str, Any], float]] = {
     "failing": ({"strategy": "FedAvg", "failing": True, "num_rounds": 2}, 0.0),
     "local": ({"strategy": "Local", "executor": "SequentialExecutor", "num_rounds": 2}, 0.0),
 }
+
+
+def go_back_to(round_idx: int, run: Path, root: Path) -> None:
+    """Copy a run as it was after some rounds."""
+    shutil.copytree(run / "federation", root / "federation")
+    folder = root / "federation" / "version_0" / "checkpoints"
+    (folder / f"round={round_idx:06d}.ckpt").replace(folder / "last.ckpt")
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +121,7 @@ def two_processes(tmp_path_factory, one_process) -> SimpleNamespace:
     """All runs by two processes, which are started once, and one resumed from the first process's third round."""
     root = tmp_path_factory.mktemp("two")
     runs = [{"root": str(root / name), "devices": 2, **settings} for name, (settings, _) in RUNS.items()]
-    third = one_process / "sequential" / "federation" / "version_0" / "checkpoints" / "round=000003.ckpt"
-    copy = root / "resumed" / "federation" / "version_0" / "checkpoints" / "last.ckpt"
-    copy.parent.mkdir(parents=True)
-    copy.write_bytes(third.read_bytes())
+    go_back_to(3, one_process / "sequential", root / "resumed")
     runs.append({**runs[0], "root": str(root / "resumed"), "ckpt_path": "last"})
     done = in_processes(*runs)
     assert done.returncode == 0, done.stderr
@@ -133,10 +146,7 @@ def test_one_process_hands_over_to_two(one_process, two_processes, assert_same) 
 
 
 def test_two_processes_hand_over_to_one(tmp_path, one_process, two_processes, assert_same) -> None:
-    second = two_processes.root / "sequential" / "federation" / "version_0" / "checkpoints" / "round=000002.ckpt"
-    copy = tmp_path / "federation" / "version_0" / "checkpoints" / "last.ckpt"
-    copy.parent.mkdir(parents=True)
-    copy.write_bytes(second.read_bytes())
+    go_back_to(2, two_processes.root / "sequential", tmp_path)
 
     federation_process.train(str(tmp_path), ckpt_path="last", **RUNS["sequential"][0])
 
@@ -166,7 +176,7 @@ def test_clients_without_work_are_spread_too() -> None:
 
 
 def test_more_processes_than_clients_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 processes for 2 clients: set trainer.devices x num_nodes to at most 2"):
+    with pytest.raises(ValueError, match=r"3 processes for 2 clients: set trainer\.devices x num_nodes to at most 2"):
         shard([5, 5], 3)
 
 

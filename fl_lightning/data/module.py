@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import LightningDataModule
+from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.data.adjacency import adjacency_matrix
@@ -134,6 +135,18 @@ class FederatedDataModule(LightningDataModule):
         versions = {name: version(name) for name in ("pymetis", "scikit-network")}
         key = {**self._identity, "versions": versions, "format_version": FORMAT_VERSION}
         return hashlib.sha256(canonical_json(key).encode()).hexdigest()
+
+    def node_attribute(self, name: str) -> Tensor:
+        """An attribute that the source gives each node of the prepared global graph, such as a planted community.
+
+        Raises:
+            ValueError: The graph has no such attribute.
+        """
+        data = self._load_graph()
+        if data.get(name) is None or name not in data.node_attrs():
+            raise ValueError(f"{type(self.source).__name__}'s graph has no {name!r}: {', '.join(data.node_attrs())}")
+        attribute: Tensor = data[name]
+        return attribute
 
     def statistics(self) -> PartitionTable:
         """Describe the partition: sizes, lost edges, classes, clustering and how unlike the clients are."""

@@ -186,7 +186,7 @@ def _misfits(answers: Mapping[int, Payload]) -> dict[int, str]:
     }
 
 
-def _load(module: ClientModule, tensors: dict[str, Tensor]) -> None:
+def _load(module: ClientModule, tensors: Mapping[str, Tensor]) -> None:
     own = module.parameter_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():

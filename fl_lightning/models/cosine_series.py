@@ -55,7 +55,7 @@ class CosineSeries(NamedTuple):
             >>> CosineSeries.approximating(1.0, 1e-8).num_features
             20
             >>> CosineSeries.approximating(0.01, 1e-8).num_features
-            592
+            574
         """
         peak = min(_RANGE, bandwidth / math.sqrt(2))  # where the derivative is largest
         slope = 2 * peak / bandwidth * math.exp(-((peak / bandwidth) ** 2))  # times sigma

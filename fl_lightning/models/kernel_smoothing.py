@@ -46,7 +46,8 @@ def smoothing_series(bandwidth: float, num_nodes: int, tolerance: float = 1e-6) 
         True
     """
     counted = max(num_nodes, _MIN_NODES)
-    largest_ratio = counted / (1 + (counted - 1) * math.exp(-((2 / bandwidth) ** 2)))
+    farthest = 2 / bandwidth
+    largest_ratio = counted / (1 + (counted - 1) * math.exp(-farthest * farthest))
     series = CosineSeries.approximating(bandwidth, tolerance / ((2 + tolerance) * largest_ratio))
     return series if num_nodes > _DENSE_NODES_PER_FEATURE * series.num_features else None
 
@@ -117,7 +118,7 @@ def kernel_smooth(
 
 
 def _blocks(num_rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(tensor.split(num_rows) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor, num_rows) for tensor in tensors), strict=True)
 
 
 def _real(x_BD: Tensor, mask_B1: Tensor) -> Tensor:
@@ -223,7 +224,7 @@ class _DenseSmoothing(torch.autograd.Function):
             # The weights are the softmax of -(difference / bandwidth)^2 over the real nodes.
             moved_BN = weights_BN * (grad_BD @ real_h_ND.mT)
             grad_logit_BN = moved_BN - weights_BN * moved_BN.sum(1, keepdim=True)
-            grad_difference_BN = grad_logit_BN * difference_BN * (-2 / ctx.bandwidth**2)
+            grad_difference_BN = grad_logit_BN * (difference_BN / ctx.bandwidth) * (-2 / ctx.bandwidth)
             grad_row.append(grad_difference_BN.sum(1))
             grad_column_N = grad_column_N - grad_difference_BN.sum(0)
         return grad_h_ND.to(h_ND.dtype), torch.cat(grad_row) + grad_column_N, None, None, None

@@ -12,7 +12,6 @@ only change its length, not its direction. ``configs/fedaux_cora_paper.yaml`` is
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 

@@ -22,6 +22,7 @@ from fl_lightning.models.collaboration_graph import knn_graph
 from fl_lightning.models.hypernetwork import AttentionHypernetwork
 from fl_lightning.models.sheaf import SheafDiffusion
 from fl_lightning.payload import Payload, flatten
+from fl_lightning.similarity import cosine_similarity
 from fl_lightning.stage import Signal, Stage
 from fl_lightning.strategies.base import Federation
 from fl_lightning.strategies.hypernetwork import Hypernetwork, server_dtype
@@ -178,16 +179,30 @@ class FedSheafHN(Hypernetwork):
         newcomers = {*clients, *self.known_C.nonzero().flatten().tolist()} - set(training)
         members = [*training, *sorted(newcomers)]
         row = {client: row for row, client in enumerate(members)}
-        mean_D = self.embeddings_CD[self.known_C].mean(dim=0)
-        x_CD = torch.where(self.known_C[:, None], self.embeddings_CD, mean_D)[members]
-        others = len(members) - 1
-        neighbors = others if self.num_neighbors is None else min(self.num_neighbors, others)
-        x_CD = self.diffusion_model(x_CD, knn_graph(x_CD, neighbors))
+        x_CD, edge_index_2E = self._collaboration_graph(members)
+        x_CD = self.diffusion_model(x_CD, edge_index_2E)
         generated_CP: Tensor = self.hypernetwork(x_CD)
         if list(clients) == members:
             return generated_CP
         # index_select: the backward of advanced indexing adds in no fixed order
         return generated_CP.index_select(0, torch.tensor([row[client] for client in clients], device=x_CD.device))
+
+    def _collaboration_graph(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Features X_0 and edges between the given clients (eq. 4)."""
+        mean_D = self.embeddings_CD[self.known_C].mean(dim=0)
+        x_CD = torch.where(self.known_C[:, None], self.embeddings_CD, mean_D)[list(members)]
+        others = len(members) - 1
+        neighbors = others if self.num_neighbors is None else min(self.num_neighbors, others)
+        return x_CD, knn_graph(x_CD, neighbors)
+
+    def matrices(self) -> Mapping[str, Tensor]:
+        """Cosines of the graph-level embeddings, and the collaboration graph's adjacency."""
+        if not self.known_C.any():
+            return {}
+        x_CD, (source_E, target_E) = self._collaboration_graph(self.federation.training_clients)
+        adjacency_CC = x_CD.new_zeros(len(x_CD), len(x_CD))
+        adjacency_CC[source_E, target_E] = 1.0
+        return {"embedding": cosine_similarity(x_CD), "adjacency": adjacency_CC}
 
     def state_dict(self) -> dict[str, Any]:
         """Generator, optimiser and the clients' embeddings."""

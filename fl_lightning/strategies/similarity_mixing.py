@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.payload import Payload
+from fl_lightning.similarity import cosine_similarity, mixing_breadth, softmax_mixing
 from fl_lightning.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.base import Federation
 from fl_lightning.strategies.hypernetwork import server_dtype
@@ -22,29 +23,6 @@ from fl_lightning.strategies.mixing import Mixing
 UNIFORM_BREADTH = 0.99
 #: Rounds of uniform mixing in a row after which the user is told.
 UNIFORM_ROUNDS = 10
-
-
-def cosine_similarity(signature_CD: Tensor) -> Tensor:
-    """Cosines between the rows, (C, C); a row without length is orthogonal to all."""
-    unit_CD = F.normalize(signature_CD, dim=1)
-    return (unit_CD @ unit_CD.T).clamp(-1, 1)
-
-
-def softmax_mixing(similarity_CC: Tensor, temperature: float) -> Tensor:
-    """W_ij = exp(τ S_ij) / Σ_k exp(τ S_ik): rows sum to one, and τ = 0 is plain averaging.
-
-    Example:
-        >>> softmax_mixing(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0.0)
-        tensor([[0.5000, 0.5000],
-                [0.5000, 0.5000]])
-    """
-    return (temperature * similarity_CC).softmax(dim=1)
-
-
-def mixing_breadth(mixing_CC: Tensor) -> float:
-    """Mean over the rows of exp(entropy) / C: 1 where mixing is uniform, 1/C where every client keeps its own model."""
-    entropy_C = torch.special.entr(mixing_CC).sum(dim=1)
-    return float(entropy_C.exp().mean() / mixing_CC.shape[1])
 
 
 class SimilarityMixing(Mixing):
@@ -164,17 +142,17 @@ class SimilarityMixing(Mixing):
 
     def matrices(self) -> Mapping[str, Tensor]:
         """Cosines of the signatures, and W as it would be if all took part."""
+        known_T = self.known_C[list(self.federation.training_clients)]
+        both_TT = known_T[:, None] & known_T
+
+        def whole(matrix_CC: Tensor) -> Tensor:
+            return torch.full_like(both_TT, torch.nan, dtype=self.dtype).masked_scatter(both_TT, matrix_CC)
+
         similarity_CC = self.similarity()
-        training = torch.tensor(self.federation.training_clients, device=self.known_C.device)
-        known = self.known_C[training].nonzero().flatten()
-        found = {self.signature: similarity_CC}
+        found = {self.signature.replace("_", " "): whole(similarity_CC)}
         if self.personalised:
-            found["mixing"] = softmax_mixing(similarity_CC, self.similarity_temperature)
-        whole = {}
-        for name, matrix in found.items():
-            whole[name] = torch.full((len(training), len(training)), torch.nan, dtype=matrix.dtype, device=matrix.device)
-            whole[name][known[:, None], known] = matrix
-        return whole
+            found["mixing"] = whole(softmax_mixing(similarity_CC, self.similarity_temperature))
+        return found
 
     def _watch(self, upload: Payload) -> None:
         """Tell the user once when signatures have not parted after some rounds."""

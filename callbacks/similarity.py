@@ -1,0 +1,303 @@
+"""Which clients a strategy takes to be alike: pictures, files and scores of its similarity and mixing matrices.
+
+Legend of shape suffixes: C clients, K known clients (rows without a nan).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import numpy as np
+import torch
+from lightning.fabric.loggers.logger import Logger
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+from sklearn.cluster import spectral_clustering
+from sklearn.metrics import normalized_mutual_info_score
+from torch import Tensor
+
+from fl_lightning.callback import Callback
+from fl_lightning.executors import Work
+from fl_lightning.payload import Payload, flatten
+from fl_lightning.processes import gather
+from fl_lightning.similarity import cosine_similarity
+from fl_lightning.stage import Stage
+from fl_lightning.strategies.fedsheafhn import graph_embedding
+from fl_lightning.trainer import FederatedTrainer
+
+Matrix = NDArray[np.float64]
+#: Name of the matrix that no server could compute, and others are compared with.
+POOLED = "pooled embedding"
+_GROUND_TRUTH = Stage(name="ground truth", signals={POOLED: graph_embedding})
+_INK, _FAINT = "#22272e", "#6b7280"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """How well a matrix shows the true communities.
+
+    Attributes:
+        nmi: Normalised mutual information of its spectral clusters and the communities, in [0, 1].
+        correlation: Pearson correlation of its entries off the diagonal with "same community", in [-1, 1].
+    """
+
+    nmi: float
+    correlation: float
+
+
+def correlation(first_CC: Matrix, second_CC: Matrix) -> float:
+    """Pearson correlation of the entries off the diagonal; nan where one of the matrices is constant or unknown."""
+    known_CC = np.isfinite(first_CC) & np.isfinite(second_CC) & ~np.eye(len(first_CC), dtype=bool)
+    first, second = first_CC[known_CC], second_CC[known_CC]
+    if len(first) < 2 or np.ptp(first) < 1e-12 or np.ptp(second) < 1e-12:
+        return float("nan")
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def recovery(matrix_CC: Matrix, community_C: NDArray[np.int64]) -> Recovery:
+    """Compare a matrix of similarities or weights with known communities.
+
+    The clusters are spectral ones of the symmetric part, whose entries off the diagonal are scaled to [0, 1], as many
+    as there are communities; clients with unknown entries are left out.
+    """
+    same_CC = (community_C[:, None] == community_C).astype(np.float64)
+    known_K = np.isfinite(matrix_CC).any(axis=1)
+    matrix_KK, community_K = matrix_CC[np.ix_(known_K, known_K)], community_C[known_K]
+    num_communities = len(np.unique(community_K))
+    off_diagonal_KK = ~np.eye(len(matrix_KK), dtype=bool)
+    symmetric_KK = (matrix_KK + matrix_KK.T) / 2
+    nmi = float("nan")
+    if 1 < num_communities < len(matrix_KK) and np.ptp(symmetric_KK[off_diagonal_KK]) > 1e-12:
+        values = symmetric_KK[off_diagonal_KK]
+        affinity_KK = (symmetric_KK - values.min()) / np.ptp(values)
+        affinity_KK = np.where(off_diagonal_KK, affinity_KK, 1.0) + 1e-3  # no group may be cut off entirely
+        found_K = spectral_clustering(
+            affinity_KK, n_clusters=num_communities, assign_labels="cluster_qr", random_state=0
+        )
+        nmi = float(normalized_mutual_info_score(community_K, found_K))
+    return Recovery(nmi=nmi, correlation=correlation(matrix_CC, same_CC))
+
+
+def draw_matrices(
+    matrices: Mapping[str, Matrix],
+    names: Sequence[str],
+    *,
+    title: str,
+    captions: Mapping[str, str] | None = None,
+    community_C: NDArray[np.int64] | None = None,
+) -> Figure:
+    """Heat maps side by side, clients of a community next to each other.
+
+    Each has its own scale, that of its entries off the diagonal, so that the structure shows even where all are alike;
+    the diagonal of similarities, always one, then lies above the scale.
+
+    Args:
+        matrices: Square matrices over the clients, by name.
+        names: Of the clients.
+        title: Of the whole.
+        captions: Lines under the names of the matrices.
+        community_C: Community of each client.
+    """
+    order_C = np.arange(len(names)) if community_C is None else np.argsort(community_C, kind="stable")
+    count = len(matrices)
+    num_columns = count if count <= 4 else -(-count // 2)
+    num_rows = -(-count // num_columns)
+    figure = Figure(figsize=(3.6 * num_columns + 0.4, 3.55 * num_rows + 0.5), dpi=150, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
+    for panel, (name, matrix_CC) in enumerate(matrices.items()):
+        axes = figure.add_subplot(num_rows, num_columns, panel + 1)
+        _draw(axes, matrix_CC[np.ix_(order_C, order_C)])
+        _label(axes, [names[client] for client in order_C], rows=panel % num_columns == 0)
+        if community_C is not None:
+            _outline(axes, community_C[order_C])
+        axes.set_title(name, loc="left", fontsize=9.5, color=_INK, pad=18 if captions else 6)
+        if captions:
+            axes.annotate(
+                captions.get(name, ""), (0, 1), (0, 6), "axes fraction", "offset points", fontsize=7.5, color=_FAINT
+            )
+    return figure
+
+
+def _draw(axes: Axes, matrix_CC: Matrix) -> None:
+    off_diagonal = matrix_CC[~np.eye(len(matrix_CC), dtype=bool) & np.isfinite(matrix_CC)]
+    low, high = (float(off_diagonal.min()), float(off_diagonal.max())) if len(off_diagonal) else (0.0, 1.0)
+    diagonal = np.diagonal(matrix_CC)[np.isfinite(np.diagonal(matrix_CC))]
+    above, below = bool((diagonal > high + 1e-9).any()), bool((diagonal < low - 1e-9).any())
+    image = axes.imshow(np.ma.masked_invalid(matrix_CC), cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
+    image.cmap.set_bad("#e5e7eb")
+    extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((above, below), "neither")
+    bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend=extend)
+    bar.ax.tick_params(labelsize=6.5, length=2, color=_FAINT, labelcolor=_FAINT)
+    bar.outline.set_visible(False)
+
+
+def _label(axes: Axes, names: Sequence[str], *, rows: bool) -> None:
+    """Number the clients, at most about twenty of them, as their names end."""
+    step = max(1, -(-len(names) // 20))
+    ticks = list(range(0, len(names), step))
+    short = [names[tick].rpartition("-")[2] for tick in ticks]
+    axes.set_xticks(ticks, short)
+    axes.set_yticks(ticks, short if rows else [""] * len(ticks))
+    axes.tick_params(labelsize=6.5, length=0, labelcolor=_FAINT, pad=2)
+    axes.set_xlabel("client", fontsize=7.5, color=_FAINT, labelpad=2)
+    if rows:
+        axes.set_ylabel("client", fontsize=7.5, color=_FAINT, labelpad=2)
+    axes.spines[:].set_visible(False)
+
+
+def _outline(axes: Axes, community_C: NDArray[np.int64]) -> None:
+    """A white frame around each community's block."""
+    for value in np.unique(community_C):
+        members = np.flatnonzero(community_C == value)
+        low, size = members[0] - 0.5, len(members)
+        axes.add_patch(Rectangle((low, low), size, size, fill=False, edgecolor="white", linewidth=1.2))
+
+
+def _embed(cosines: Tensor, clients: Sequence[int], everyone: Sequence[int]) -> Tensor:
+    """Place a matrix over some clients into one over all, nan elsewhere."""
+    row = torch.tensor([everyone.index(client) for client in clients], device=cosines.device)
+    whole = torch.full((len(everyone), len(everyone)), torch.nan, dtype=cosines.dtype, device=cosines.device)
+    whole[row[:, None], row] = cosines
+    return whole
+
+
+class SimilarityLogger(Callback):
+    """Draws, saves and scores who is like whom at chosen rounds.
+
+    The matrices are the strategy's own (``Strategy.matrices``: similarity of signatures, mixing weights, adjacency),
+    and the cosines of what the clients sent: all parameters together (or updates) and the read-out weights alone. They
+    go as one picture to the loggers that take pictures, and to ``similarity/round_0099.png`` and ``.npz`` in the run's
+    folder (arrays by name, with ``clients`` and, where given, ``communities``).
+
+    With known communities each matrix is scored: ``similarity/<name>_nmi`` (clusters against communities) and
+    ``similarity/<name>_correlation`` among the round's metrics.
+
+    Args:
+        every_n_rounds: Log every so many rounds; None for the chosen rounds only.
+        rounds: Rounds to log, counted from 0; negative ones from the end, so -1 is the last.
+        readout: Shell-style patterns of the read-out's parameters; where the clients send none of these, there is no
+            such matrix.
+        ground_truth: Also the cosines of the clients' mean node embeddings. No server may see them: for studies only.
+        communities: Node attribute of the graph with the true groups; a client belongs where most of its nodes do.
+
+    Raises:
+        ValueError: No round is chosen.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_rounds: int | None = None,
+        rounds: Sequence[int] = (-1,),
+        readout: Sequence[str] = ("head.*",),
+        ground_truth: bool = False,
+        communities: str | None = None,
+    ) -> None:
+        if every_n_rounds is not None and every_n_rounds < 1:
+            raise ValueError(f"SimilarityLogger.every_n_rounds must be at least 1, got {every_n_rounds}")
+        if every_n_rounds is None and not rounds:
+            raise ValueError("SimilarityLogger: choose rounds, or every_n_rounds")
+        self.every_n_rounds = every_n_rounds
+        self.rounds = tuple(rounds)
+        self.readout = tuple(readout)
+        self.ground_truth = ground_truth
+        self.communities = communities
+        self.community_C: NDArray[np.int64] | None = None
+        self._sent: dict[str, Tensor] = {}
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Find the clients' communities."""
+        if self.communities is None:
+            return
+        community_N = trainer.datamodule.node_attribute(self.communities)
+        graphs = [trainer.datamodule.clients[client] for client in trainer.training_clients]
+        majority = [int(community_N[graph.node_idx_N].mode().values) for graph in graphs]
+        self.community_C = np.array(majority, dtype=np.int64)
+
+    def on_round_start(self, trainer: FederatedTrainer) -> None:
+        """Forget what was sent before."""
+        self._sent = {}
+
+    def on_stage_end(self, trainer: FederatedTrainer, stage: Stage, payload: Payload) -> None:
+        """Keep the cosines of what was sent, not the parameters themselves."""
+        if not self._due(trainer) or not payload.parameters or not payload.clients:
+            return
+        names = list(payload.parameters)
+        readout = [name for name in names if any(fnmatch(name, pattern) for pattern in self.readout)]
+        parts = {"updates" if stage.as_update else "parameters": names, "read-out": readout}
+        for name, chosen in parts.items():
+            if chosen:
+                rows_CP = flatten({part: payload.parameters[part].float() for part in chosen})
+                self._sent[name] = _embed(cosine_similarity(rows_CP), payload.clients, trainer.training_clients)
+
+    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        """Draw, save and score."""
+        if not self._due(trainer):
+            return
+        found = dict(trainer.algorithm.matrices()) | self._sent
+        if self.ground_truth:
+            found[POOLED] = self._ask(trainer)
+        matrices = {name: matrix.double().cpu().numpy() for name, matrix in found.items()}
+        if not matrices:
+            return
+        captions: dict[str, list[str]] = {name: [] for name in matrices}
+        for name, matrix in matrices.items():
+            if self.community_C is not None:
+                score = recovery(matrix, self.community_C)
+                self._note(metrics, f"{name}_nmi", score.nmi)
+                self._note(metrics, f"{name}_correlation", score.correlation)
+                captions[name] += [f"NMI {score.nmi:.2f}", f"r {score.correlation:.2f} (communities)"]
+            if self.ground_truth and name != POOLED:
+                agreement = correlation(matrix, matrices[POOLED])
+                self._note(metrics, f"{name}_ground_truth", agreement)
+                captions[name] += [f"{agreement:.2f} (pooled embedding)"]
+        if trainer.fabric.is_global_zero:
+            lines = {name: ", ".join(parts) for name, parts in captions.items() if parts}
+            self._write(trainer, matrices, lines)
+
+    def _due(self, trainer: FederatedTrainer) -> bool:
+        chosen = {round_idx % trainer.num_rounds for round_idx in self.rounds if abs(round_idx) <= trainer.num_rounds}
+        every = self.every_n_rounds
+        return trainer.round_idx in chosen or (every is not None and (trainer.round_idx + 1) % every == 0)
+
+    def _ask(self, trainer: FederatedTrainer) -> Tensor:
+        """Every client's mean node embedding, without training it or sending it anything."""
+        question = Work(
+            stage=_GROUND_TRUTH, round_idx=trainer.round_idx, num_epochs=dict.fromkeys(trainer.training_clients, 0)
+        )
+        answer = gather(trainer.fabric, trainer.executor.run(question).upload)
+        cosines = cosine_similarity(answer.signals[POOLED].float())
+        return _embed(cosines, answer.clients, trainer.training_clients)
+
+    def _note(self, metrics: dict[str, float], name: str, value: float) -> None:
+        if value == value:
+            metrics[f"similarity/{name.replace(' ', '_')}"] = value
+
+    def _write(self, trainer: FederatedTrainer, matrices: Mapping[str, Matrix], captions: Mapping[str, str]) -> None:
+        names = [trainer.client_names[client] for client in trainer.training_clients]
+        title = f"{type(trainer.algorithm).__name__}, round {trainer.round_idx}"
+        figure = draw_matrices(matrices, names, title=title, captions=captions, community_C=self.community_C)
+        folder = trainer.run_dir / "similarity"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"round_{trainer.round_idx:04d}"
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()  # type: ignore[no-untyped-call]
+        figure.savefig(path.with_suffix(".png"))
+        about: dict[str, NDArray[np.generic]] = {"clients": np.array(names)}
+        if self.community_C is not None:
+            about["communities"] = self.community_C
+        np.savez(path.with_suffix(".npz"), **about, **matrices)  # type: ignore[arg-type]
+        picture = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+        for logger in trainer.loggers:
+            _log_picture(logger, picture, trainer.round_idx)
+
+
+def _log_picture(logger: Logger, picture: NDArray[np.uint8], round_idx: int) -> None:
+    """Hand the picture to a logger of W&B's or TensorBoard's kind; others take none."""
+    if hasattr(logger, "log_image"):
+        logger.log_image("similarity", [picture], step=round_idx)
+    elif hasattr(logger, "experiment") and hasattr(logger.experiment, "add_image"):
+        logger.experiment.add_image("similarity", picture, round_idx, dataformats="HWC")

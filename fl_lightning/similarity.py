@@ -1,0 +1,31 @@
+"""How alike clients are, and what share of each other's models that gives them.
+
+Legend: C clients, D width of a signature.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def cosine_similarity(signature_CD: Tensor) -> Tensor:
+    """Cosines between the rows, (C, C); a row without length is orthogonal to all."""
+    unit_CD = F.normalize(signature_CD, dim=1)
+    return (unit_CD @ unit_CD.T).clamp(-1, 1)
+
+
+def softmax_mixing(similarity_CC: Tensor, temperature: float) -> Tensor:
+    """W_ij = exp(τ S_ij) / Σ_k exp(τ S_ik): rows sum to one, and τ = 0 is plain averaging.
+
+    Example:
+        >>> softmax_mixing(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0.0)
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
+    """
+    return (temperature * similarity_CC).softmax(dim=1)
+
+
+def mixing_breadth(mixing_CC: Tensor) -> float:
+    """Mean over the rows of exp(entropy) / C: 1 where mixing is uniform, 1/C where every client keeps its own model."""
+    entropy_C = torch.special.entr(mixing_CC).sum(dim=1)
+    return float(entropy_C.exp().mean() / mixing_CC.shape[1])

@@ -1,0 +1,186 @@
+"""What a user meets at the command line: the verbs, and mistakes that end in one line and exit code 2."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fl_lightning.cli import FederatedCLI, main
+from fl_lightning.data import FederatedDataModule
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+SMALL = [
+    f"--config={QUICKSTART}",
+    "--trainer.num_rounds=2",
+    "--data.source.num_nodes=200",
+    "--data.source.num_communities=5",
+    "--strategy.num_epochs=1",
+    "--strategy.init_epochs=1",
+    "--strategy.num_neighbors=2",
+    "--model.init_args.net.init_args.hidden_channels=8",
+]
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("FL_DATA_ROOT", raising=False)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The message of a command that must be refused before training, in one line."""
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fl-train: error: ")]
+    assert len(lines) == 1
+    assert not list(Path("runs").glob("**/*.ckpt"))
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--trainer.rounds=3"], "--trainer.rounds"),
+        (["--trainer.num_rounds=many"], "trainer.num_rounds"),
+        (["--trainer.num_rounds=0"], "trainer.num_rounds must be at least 1, got 0"),
+        (["--strategy=FedAvgg"], "did you mean FedAvg?"),
+        (["--strategy.num_neighbors=5"], "num_neighbors is 5, but each of the 5 training clients has 4 others"),
+        (["--trainer.participation=Participation", "--trainer.participation.fraction=2"], "must be in (0, 1], got 2.0"),
+        (["--trainer.participation=Participation", "--trainer.participation.num_clients=9"], "only 5 clients train"),
+        (["--trainer.precision=16-mixed"], "trainer.precision must be one of"),
+        (["--trainer.callbacks+=EarlyStoping"], "did you mean EarlyStopping?"),
+        (
+            ["--data.partitioner=MetisPartitioner", "--data.partitioner.num_clients=5000"],
+            "num_clients=5000 exceeds the 200",
+        ),
+        (["--data.source=PlanetoidSource", "--data.source.name=Corra"], "name='Corra'"),
+        (["--config=missing.yaml"], "missing.yaml"),
+        (["--ckpt_path=missing.ckpt"], "missing.ckpt does not exist"),
+        (["--ckpt_path=best"], "there is no best.ckpt"),
+    ],
+    ids=lambda value: value[0].split("=")[0] if isinstance(value, list) else "",
+)
+def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert expected in refused(capsys, "fit", *SMALL, *arguments)
+
+
+def test_missing_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "there is no GPU here: use cpu or auto" in refused(capsys, "fit", *SMALL, "--trainer.accelerator=gpu")
+
+
+def test_missing_data_names_the_folder_and_the_remedy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("torch_geometric.datasets.Planetoid.download", no_network)
+    source = ["--data.source=PlanetoidSource", "--data.source.name=Cora", "--data.root=nowhere"]
+    partitioner = ["--data.partitioner=MetisPartitioner", "--data.partitioner.num_clients=2"]
+    message = refused(capsys, "fit", *SMALL, *source, *partitioner)
+    assert "nowhere" in message
+    assert "FL_DATA_ROOT" in message
+
+
+def test_without_arguments_the_verbs_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "{fit,validate,test,predict,data}" in refused(capsys)
+
+
+def test_error_during_training_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a bug in the strategy")
+
+    monkeypatch.setattr("fl_lightning.strategies.fedsheafhn.FedSheafHN.aggregate", broken)
+    with pytest.raises(ValueError, match="a bug in the strategy"):
+        main(["fit", *SMALL])
+
+
+def test_fit_then_validate_test_predict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *SMALL]) == 0
+    assert "test/acc" in capsys.readouterr().out
+    assert main(["validate", *SMALL]) == 0
+    assert "val/acc" in capsys.readouterr().out
+    assert main(["test", *SMALL, "--ckpt_path=last"]) == 0
+    assert "test/acc" in capsys.readouterr().out
+    assert main(["predict", *SMALL]) == 0
+    with Path("runs/quickstart/version_0/predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 200
+    assert sorted(int(row["node"]) for row in rows) == list(range(200))
+    assert all(0 < float(row["probability"]) <= 1 for row in rows)
+
+
+def test_test_reports_the_chosen_round() -> None:
+    fitted = FederatedCLI(["fit", *SMALL]).trainer.selection.result
+    tested = FederatedCLI(["test", *SMALL])
+    assert tested.trainer.selection.best_round == fitted["best_round"]
+    metrics = tested.trainer.evaluate(tested.trainer.training_clients)
+    assert metrics["test/acc"] == fitted["test/acc"]
+    assert metrics["val/loss"] == pytest.approx(fitted["val/loss"], rel=1e-6)
+
+
+def test_second_run_takes_the_next_version_and_last_continues_the_newest() -> None:
+    FederatedCLI(["fit", *SMALL])
+    second = FederatedCLI(["fit", *SMALL]).trainer
+    assert second.run_dir == Path("runs/quickstart/version_1")
+    longer = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3", "--ckpt_path=last"]).trainer
+    assert longer.run_dir == second.run_dir
+    assert [row["round"] for row in longer.history] == [0, 1, 2]
+    at_once = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3"]).trainer
+    assert longer.history[-1]["val/loss"] == at_once.history[-1]["val/loss"]
+
+
+def test_data_prints_and_saves_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", *SMALL, "--csv=clients.csv", "--picture=labels.png"]) == 0
+    assert "heterogeneity" in capsys.readouterr().out
+    with Path("clients.csv").open() as file:
+        assert [row["client"] for row in csv.DictReader(file)][:2] == ["client-00", "client-01"]
+    assert Path("labels.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_print_config_can_be_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *SMALL, "--print_config"])
+    assert stop.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["strategy"]["init_args"]["num_neighbors"] == 2
+    assert printed["trainer"]["num_rounds"] == 2
+    Path("printed.yaml").write_text(yaml.safe_dump(printed))
+    assert main(["fit", "--config=printed.yaml"]) == 0
+
+
+def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert "fl-train fit     --config configs/quickstart.yaml" in shown
+    assert "Train the federation" in shown
+
+
+def test_seed_reaches_the_trainer_and_data_seed_the_partition() -> None:
+    cli = FederatedCLI(["fit", *SMALL, "--seed_everything=7", "--data.seed=3", "--trainer.logger=false"])
+    assert cli.trainer.seed == 7
+    assert isinstance(cli.datamodule, FederatedDataModule)
+    assert cli.datamodule.seed == 3
+
+
+def test_installed_command_ends_by_sigterm_with_its_exit_code(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("fl-train")
+    arguments = [program, "fit", *SMALL, "--trainer.num_rounds=100000"]
+    with subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        metrics = tmp_path / "runs/quickstart/version_0/metrics.csv"
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            os.sched_yield()
+        process.terminate()
+        process.wait(timeout=60)
+    assert process.returncode == 128 + 15
+    assert (tmp_path / "runs/quickstart/version_0/checkpoints/last.ckpt").is_file()

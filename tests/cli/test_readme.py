@@ -1,0 +1,44 @@
+"""What the README shows works as shown."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer, SequentialExecutor, StackedExecutor
+from fl_lightning.data import GivenPartitioner, PlantedCommunities
+from fl_lightning.strategies.fedavg import FedAvg
+from fl_lightning.strategies.local import Local
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def half_way() -> type:
+    """The README's example algorithm."""
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    namespace: dict[str, type] = {"__name__": "half_way"}
+    exec(compile(example, "README.md", "exec"), namespace)
+    return namespace["HalfWay"]
+
+
+@pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+def test_example_algorithm(executor: type, tmp_path: Path) -> None:
+    def final_loss(strategy: object) -> float:
+        source = PlantedCommunities(num_nodes=120, num_communities=4, num_features=8)
+        data = FederatedDataModule(source, GivenPartitioner(), cache_dir=str(tmp_path))
+        trainer = FederatedTrainer(num_rounds=2, executor=executor(), logger=False, accelerator="cpu")
+        trainer.fit(ClientModule(), data, strategy)  # type: ignore[arg-type]
+        return trainer.history[-1]["val/loss"]
+
+    strategy = half_way()
+    assert final_loss(strategy(pull=1.0)) == pytest.approx(final_loss(FedAvg()), rel=1e-4)
+    assert final_loss(strategy(pull=0.0)) == pytest.approx(final_loss(Local()), rel=1e-4)
+    assert final_loss(strategy(pull=0.5)) != pytest.approx(final_loss(Local()), rel=1e-3)
+
+
+def test_files_and_configs_that_it_names_exist() -> None:
+    for name in re.findall(r"configs/[\w/]+\.yaml|benchmarks/[\w/]+\.(?:py|json)", README):
+        assert (ROOT / name).is_file(), name
+    for name in re.findall(r"^\| `([\w/]+(?:\.py|/))`", README, flags=re.MULTILINE):
+        assert (ROOT / name).exists() or (ROOT / "fl_lightning" / name).exists(), name
