@@ -3,8 +3,8 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/accuracy.py                 all cases (about 10 minutes on 2 cores)
     FL_DATA_ROOT=... .venv/bin/python benchmarks/accuracy.py --cases Cora-10 --seeds 0
 
-Every figure is of one ``fl-train fit`` whose command is in the results. Writes benchmarks/results/accuracy.json (what is
-there of other cases is kept) and the table in README.md between its two markers.
+Every figure is of one ``fl-train fit`` whose command is in the results. Writes benchmarks/results/accuracy.json (what
+is there of other cases is kept) and the table in README.md between its two markers.
 """
 
 import argparse
@@ -18,7 +18,8 @@ from fl_lightning.cli import FederatedCLI
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
 STRATEGIES = {"FedSheafHN": "fedsheafhn", "Local": "local", "FedAvg": "fedavg", "FedPer": "fedper"}
-CASES = {"Cora-10": ("Cora", 10), "Cora-20": ("Cora", 20), "CiteSeer-10": ("CiteSeer", 10), "CiteSeer-20": ("CiteSeer", 20)}
+CASES = {f"{dataset}-{clients}": (dataset, clients) for dataset in ("Cora", "CiteSeer") for clients in (10, 20)}
+REPORTED = ("val/acc", "test/", "gen/", "best")
 #: Their Table 1; other splits and another METIS, so they stand beside ours and are no target to the decimal.
 PAPER = {
     "Cora-10": {"FedSheafHN": 83.49, "Local": 71.26, "FedAvg": 72.38, "FedPer": 65.24},
@@ -31,7 +32,7 @@ PAPER = {
 def command(case: str, strategy: str, seed: int) -> list[str]:
     """The arguments of ``fl-train`` for one figure."""
     dataset, num_clients = CASES[case]
-    config = "fedsheafhn_citeseer" if (strategy, dataset) == ("FedSheafHN", "CiteSeer") else f"{STRATEGIES[strategy]}_cora"
+    config = f"{STRATEGIES[strategy]}_{dataset.lower() if strategy == 'FedSheafHN' else 'cora'}"
     return [
         "fit",
         f"--config=configs/{config}.yaml",
@@ -81,7 +82,7 @@ def main() -> None:
             for seed in options.seeds:
                 arguments = command(case, strategy, seed)
                 figures = run(arguments)
-                kept = {name: figures[name] for name in figures if name.startswith(("val/acc", "test/", "gen/", "best"))}
+                kept = {name: value for name, value in figures.items() if name.startswith(REPORTED)}
                 entry = {"command": " ".join(["fl-train", *arguments]), **kept}
                 results.setdefault(case, {}).setdefault(strategy, {})[str(seed)] = entry
                 RESULTS.parent.mkdir(exist_ok=True)

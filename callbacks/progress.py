@@ -76,7 +76,14 @@ class RoundProgressBar(Callback):
         """Name the stage."""
         if self._bar is not None:
             when = "round" if self._in_round else "new clients" if trainer.history else "before round 0"
-            self._bar.update(self._task, description=f"{when}: {stage.name}")
+            self._stage, self._done = f"{when}: {stage.name}", 0
+            self._bar.update(self._task, description=self._stage)
+
+    def on_clients_done(self, trainer: FederatedTrainer, stage: Stage, num_clients: int) -> None:
+        """Count the clients of the stage."""
+        if self._bar is not None:
+            self._done += num_clients
+            self._bar.update(self._task, description=f"{self._stage}, {self._done} clients done")
 
     def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
         """Show the round's figures, and keep each client's if it is the best so far."""

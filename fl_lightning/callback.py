@@ -22,6 +22,9 @@ class Callback:
     def on_send(self, trainer: "FederatedTrainer", stage: Stage, payload: Payload | None) -> None:
         """The server's payload is about to reach the clients."""
 
+    def on_clients_done(self, trainer: "FederatedTrainer", stage: Stage, num_clients: int) -> None:
+        """So many more clients of this process have finished their part of the stage."""
+
     def on_upload(self, trainer: "FederatedTrainer", stage: Stage, payload: Payload) -> Payload:
         """What the clients sent, before the server checks it; return it, or what should arrive in its place."""
         return payload

@@ -135,7 +135,7 @@ class FederatedCLI(LightningCLI):
         return dict.fromkeys(("fit", "validate", "test", "predict", "data"), objects)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse; unlike LightningCLI's this takes arguments from Python whatever the process itself was started with."""
+        """Parse; unlike LightningCLI, arguments given from Python do not mind those of the process."""
         self.config = parser.parse_args(args)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

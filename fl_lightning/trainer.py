@@ -260,6 +260,7 @@ class FederatedTrainer:
             payload = self.algorithm.configure(stage, tuple(effort))
             self._call("on_send", stage, payload)
             epochs = {client: epochs_of(share, stage.num_epochs) for client, share in effort.items()}
+            self.executor.report = functools.partial(self._call, "on_clients_done", stage)
             outcome = self.executor.run(Work(stage=stage, round_idx=self.round_idx, num_epochs=epochs, payload=payload))
             upload = gather(self.fabric, outcome.upload)
             failures = {

@@ -1,7 +1,7 @@
 """An executor runs a stage for the clients of one process; it knows nothing of servers or other processes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,7 +42,14 @@ class Outcome:
 
 
 class Executor(ABC):
-    """Holds the clients of one process and runs stages and evaluations for them."""
+    """Holds the clients of one process and runs stages and evaluations for them.
+
+    Attributes:
+        report: Called with the number of clients that have just finished a stage.
+    """
+
+    def __init__(self) -> None:
+        self.report: Callable[[int], None] = lambda num_clients: None
 
     def setup(
         self, fabric: Fabric, client: ClientModule, collator: GraphCollator, clients: Sequence[int], *, seed: int

@@ -50,6 +50,7 @@ class SequentialExecutor(Executor):
                 answers[client] = self._run_client(client, work)
             except Exception as error:  # a client runs its user's code: whatever it raises is this client's failure
                 failures[client] = f"{type(error).__name__}: {error}"
+            self.report(1)
         failures |= _misfits(answers)
         for client in failures:
             _load(self.modules[client], before[client])

@@ -95,6 +95,7 @@ class StackedExecutor(Executor):
             raise ValueError(f"max_padding must be in [0, 1), got {max_padding}")
         if max_clients_per_group is not None and max_clients_per_group < 1:
             raise ValueError(f"max_clients_per_group must be at least 1, got {max_clients_per_group}")
+        super().__init__()
         self.max_padding = max_padding
         self.max_clients_per_group = max_clients_per_group
 
@@ -133,6 +134,7 @@ class StackedExecutor(Executor):
         for members in self._split(work.num_epochs):
             upload, failed = self._run_group(members, work)
             uploads.append(upload)
+            self.report(len(members))
             failures.update(dict.fromkeys(failed, "its parameters or its answer are not finite after local training"))
         return Outcome(upload=concatenate(uploads), failures=failures)
 

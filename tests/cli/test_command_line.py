@@ -57,7 +57,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trainer.callbacks+=EarlyStoping"], "did you mean EarlyStopping?"),
         (
             ["--data.partitioner=MetisPartitioner", "--data.partitioner.num_clients=5000"],
-            "num_clients=5000 exceeds the 200",
+            "exceeds the 200 nodes",
         ),
         (["--data.source=PlanetoidSource", "--data.source.name=Corra"], "name='Corra'"),
         (["--config=missing.yaml"], "missing.yaml"),

@@ -53,9 +53,8 @@ def test_saved_config_reproduces_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
     quickstart = CONFIGS / "quickstart.yaml"
     overrides = tiny(yaml.safe_load(quickstart.read_text()))
-    first = FederatedCLI(
-        ["fit", f"--config={quickstart}", *overrides, f"--trainer.default_root_dir={tmp_path}"]
-    ).trainer
+    folder = f"--trainer.default_root_dir={tmp_path}"
+    first = FederatedCLI(["fit", f"--config={quickstart}", *overrides, folder]).trainer
     second = FederatedCLI(["fit", f"--config={first.run_dir / 'config.yaml'}"]).trainer
     assert second.run_dir == first.run_dir.with_name("version_1")
     assert second.selection.result["test/acc"] == first.selection.result["test/acc"]
