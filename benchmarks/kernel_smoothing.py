@@ -2,21 +2,22 @@
 
     .venv/bin/python benchmarks/kernel_smoothing.py
 
-Writes benchmarks/results/kernel_smoothing.json and .md. Every case runs in a process of its own. Memory is the growth of
-the resident set at its peak (VmHWM) over what it is with the inputs h, s and the gradient of z in place, so it counts z,
-the gradients of h and s and everything kept between. Seconds are the best of several runs, with freed memory kept as the
-trainer does. The dense form is the definition under autograd; it does not depend on the bandwidth and runs once a size.
+Writes benchmarks/results/kernel_smoothing.json and .md. Every case runs in a process of its own, on one thread: with
+more, another program on the machine stalls every barrier. Memory is the growth of the resident set at its peak (VmHWM)
+over what it is with the inputs h, s and the gradient of z in place, so it counts z, the gradients of h and s and all
+that is kept between. Seconds are the best of several runs, with freed memory kept as the trainer does. The dense form
+is the definition under autograd; it does not depend on the bandwidth and runs once a size.
 """
 
+import ctypes
 import json
 import multiprocessing
-import os
 import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,6 @@ MEASURED_SECONDS = 3.0
 RESULTS = Path(__file__).parent / "results"
 
 Form = Callable[[Tensor, Tensor], Tensor]
-Result = TypeVar("Result")
 
 
 def dense(h_ND: Tensor, score_N: Tensor, bandwidth: float) -> Tensor:
@@ -60,7 +60,8 @@ def seconds(bandwidth: float | None, num_nodes: int) -> tuple[float, float]:
     """Best seconds of a forward, and of a backward."""
     keep_freed_memory()
     form, (h_ND, score_N, grad_ND) = chosen_form(bandwidth), inputs(num_nodes)
-    forward, backward = [], []
+    forward: list[float] = []
+    backward: list[float] = []
     began = time.perf_counter()
     while len(forward) < 2 or time.perf_counter() - began < MEASURED_SECONDS:
         start = time.perf_counter()
@@ -73,7 +74,8 @@ def seconds(bandwidth: float | None, num_nodes: int) -> tuple[float, float]:
 
 
 def peak_bytes(bandwidth: float | None, num_nodes: int) -> int:
-    """Peak growth of the resident set over one forward and backward."""
+    """Peak growth of the resident set over one forward and backward; blocks it frees go back to the system at once."""
+    ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD of malloc.h
     form = chosen_form(bandwidth)
     for size in (64, num_nodes):  # the first one loads libraries and starts threads
         h_ND, score_N, grad_ND = inputs(size)
@@ -103,18 +105,18 @@ def errors(bandwidth: float, num_nodes: int = 2_500, channels: int = 16) -> dict
     found: dict[str, float] = {}
 
     def note(name: str, error: Tensor, scale: Tensor) -> None:
-        found[name] = max(found.get(name, 0.0), float(error.abs().max() / scale.abs().max()))
+        found[name] = max(found.get(name, 0.0), float(error.detach().abs().max() / scale.detach().abs().max()))
 
     for placement, score_N in {"uniform": uniform_N, "narrow": uniform_N * 0.1, "one_far": one_far_N}.items():
         for dtype in (torch.float64, torch.float32):
             leaves = [tensor.to(dtype).requires_grad_() for tensor in (h_ND, score_N)]
             exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
-            z_ND = kernel_smooth(*leaves, bandwidth=bandwidth)
-            exact_ND = dense(*exact_leaves, bandwidth)
+            z_ND = kernel_smooth(leaves[0], leaves[1], bandwidth=bandwidth)
+            exact_ND = dense(exact_leaves[0], exact_leaves[1], bandwidth)
             grad_h, grad_s = torch.autograd.grad(z_ND, leaves, grad_ND.to(dtype))
             exact_h, exact_s = torch.autograd.grad(exact_ND, exact_leaves, grad_ND.to(dtype).double())
             name = str(dtype).removeprefix("torch.")
-            note(f"z_{name}", (z_ND - exact_ND).detach(), h_ND)
+            note(f"z_{name}", z_ND - exact_ND, h_ND)
             note(f"grad_h_{name}", grad_h - exact_h, grad_ND)
             if placement != "one_far":
                 note(f"grad_s_{name}", grad_s - exact_s, exact_s)
@@ -135,18 +137,16 @@ def gemm_rates(size: int = 1536) -> dict[str, float]:
     return rates
 
 
-def _in_own_process(function: Callable[..., Result], *arguments: object) -> Result:
-    """Run in a fresh process; blocks that it frees go back to the system at once unless it says otherwise."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
+def memory_and_seconds(bandwidth: float | None, num_nodes: int) -> tuple[int, float, float]:
+    """Both measurements, in this order: the second one keeps what it frees."""
+    torch.set_num_threads(1)
+    return peak_bytes(bandwidth, num_nodes), *seconds(bandwidth, num_nodes)
 
 
 def measure(bandwidth: float | None, num_nodes: int) -> dict[str, Any]:
-    """Time and memory of one case."""
-    forward, backward = _in_own_process(seconds, bandwidth, num_nodes)
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
-    memory = _in_own_process(peak_bytes, bandwidth, num_nodes)
-    del os.environ["MALLOC_MMAP_THRESHOLD_"]
+    """Time and memory of one case, in a fresh process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        memory, forward, backward = pool.submit(memory_and_seconds, bandwidth, num_nodes).result()
     series = smoothing_series(bandwidth, num_nodes) if bandwidth else None
     row: dict[str, Any] = {
         "form": "plain dense" if bandwidth is None else "dense blocks" if series is None else "series",
@@ -168,11 +168,11 @@ def table(result: dict[str, Any], cases: list[dict[str, Any]], error_rows: list[
     lines = [
         "# kernel_smooth against the dense kernel",
         "",
-        f"{result['machine']}, {result['threads']} threads (shared), torch {result['torch']}, {result['date']}. Matrix "
+        f"{result['machine']}, one thread of a shared machine, torch {result['torch']}, {result['date']}. Matrix "
         f"products: {rates['float32']:.0f} GFLOP/s float32, {rates['float64']:.0f} float64. float32 inputs, "
         f"{CHANNELS} channels, tolerance 1e-6, scores uniform in [-1, 1]. Memory beyond h, s and the gradient of z.",
         "",
-        "| nodes | bandwidth | form | features | forward ms | backward ms | peak MB | times faster | times less memory |",
+        "| nodes | bandwidth | form | features | forward ms | backward ms | peak MB | faster | less memory |",
         "|---:|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in cases:
@@ -188,8 +188,8 @@ def table(result: dict[str, Any], cases: list[dict[str, Any]], error_rows: list[
     names = [name for name in error_rows[0] if name != "bandwidth"]
     lines += [
         "",
-        "Largest error at 2,500 nodes, tolerance 1e-6, against the dense form in float64, over uniform and narrow scores"
-        " and one node far from all others: z relative to max abs(h), grad_h to the largest gradient of z, grad_s to "
+        "Largest error at 2,500 nodes, tolerance 1e-6, against the dense form in float64, over uniform and narrow "
+        "scores and one node far from all others: z relative to max abs(h), grad_h to the largest gradient of z, grad_s to "
         "its own largest entry (without the last placement, where it vanishes).",
         "",
         "| bandwidth | " + " | ".join(names) + " |",
@@ -203,6 +203,7 @@ def table(result: dict[str, Any], cases: list[dict[str, Any]], error_rows: list[
 
 def main() -> None:
     """Measure and write."""
+    torch.set_num_threads(1)
     result: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),

@@ -1,5 +1,6 @@
 """What every strategy must do. A new one is found by itself."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -17,6 +18,7 @@ from fl_lightning import (
     strategies,
 )
 from fl_lightning.strategies import Strategy
+from fl_lightning.topology import Complete
 
 STRATEGIES = sorted(
     {
@@ -36,12 +38,17 @@ TINY = {
     "hidden_channels": 8,
     "diffusion_lr": 0.01,
     "hypernetwork_lr": 0.01,
+    "topology": Complete(),  # the same neighbours whatever the order of the clients
 }
 #: Everything that participation can do to a round.
 BUSY = {"num_clients": 3, "dropout_probability": 0.2, "straggler_probability": 0.5, "held_out_fraction": 0.2}
 
 pytestmark = pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+both_executors = pytest.mark.parametrize(
+    "executor",
+    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
+    ids=["sequential", "stacked"],
+)
 
 
 def tiny(kind: type[Strategy], *, dropout: bool = True) -> Strategy:
@@ -176,7 +183,7 @@ def test_permuting_clients_permutes_results(
 @pytest.mark.parametrize("participation", [{}, BUSY], ids=["everyone", "busy"])
 def test_sequential_equals_stacked(kind, participation, federation, make_model, make_trainer, assert_same) -> None:
     states = []
-    for executor in (SequentialExecutor(), StackedExecutor(), StackedExecutor(max_clients_per_group=2)):
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.8), StackedExecutor(max_clients_per_group=2)):
         trainer = make_trainer(
             executor=executor, precision="64-true", participation=Participation(**participation), num_rounds=4, seed=1
         )

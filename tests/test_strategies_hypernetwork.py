@@ -17,7 +17,11 @@ from fl_lightning.strategies.hypernetwork import Hypernetwork
 
 CPU = torch.device("cpu")
 SHAPES = {"convs.0.weight": (2, 3), "convs.0.bias": (3,), "head.weight": (4, 3)}
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+both_executors = pytest.mark.parametrize(
+    "executor",
+    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
+    ids=["sequential", "stacked"],
+)
 
 
 class Linear(Hypernetwork):

@@ -21,7 +21,11 @@ TEST_EXAMPLES = [(1.0, 1), (-1.0, 3)]
 SHARES = [1 / 7, 2 / 7, 4 / 7]
 START = (1.0, 0.5)
 
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+both_executors = pytest.mark.parametrize(
+    "executor",
+    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
+    ids=["sequential", "stacked"],
+)
 
 
 class Product(nn.Module):

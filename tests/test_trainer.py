@@ -1,3 +1,4 @@
+import functools
 import os
 import signal
 
@@ -10,7 +11,11 @@ from fl_lightning.strategies import FedAvg, FedSheafHN, Local
 from fl_lightning.strategies.fedsheafhn import graph_embedding
 from fl_lightning.trainer import ClientFailure
 
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+both_executors = pytest.mark.parametrize(
+    "executor",
+    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
+    ids=["sequential", "stacked"],
+)
 LEFT_OUT = "client-02 failed in stage 'train' round {}: {}; it is left out"
 
 
