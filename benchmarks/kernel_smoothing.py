@@ -189,8 +189,8 @@ def table(result: dict[str, Any], cases: list[dict[str, Any]], error_rows: list[
     lines += [
         "",
         "Largest error at 2,500 nodes, tolerance 1e-6, against the dense form in float64, over uniform and narrow "
-        "scores and one node far from all others: z relative to max abs(h), grad_h to the largest gradient of z, grad_s to "
-        "its own largest entry (without the last placement, where it vanishes).",
+        "scores and one node far from all others: z relative to max abs(h), grad_h to the largest gradient of z, "
+        "grad_s to its own largest entry (without the last placement, where it vanishes).",
         "",
         "| bandwidth | " + " | ".join(names) + " |",
         "|---:|" + "---:|" * len(names),

@@ -105,7 +105,7 @@ def draw_matrices(
     count = len(matrices)
     num_columns = count if count <= 4 else -(-count // 2)
     num_rows = -(-count // num_columns)
-    figure = Figure(figsize=(3.6 * num_columns + 0.4, 3.55 * num_rows + 0.5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(3.6 * num_columns, 3.3 * num_rows + 0.3), dpi=150, layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
     for panel, (name, matrix_CC) in enumerate(matrices.items()):
         axes = figure.add_subplot(num_rows, num_columns, panel + 1)
@@ -127,7 +127,7 @@ def _draw(axes: Axes, matrix_CC: Matrix) -> None:
     diagonal = np.diagonal(matrix_CC)[np.isfinite(np.diagonal(matrix_CC))]
     above, below = bool((diagonal > high + 1e-9).any()), bool((diagonal < low - 1e-9).any())
     image = axes.imshow(np.ma.masked_invalid(matrix_CC), cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
-    image.cmap.set_bad("#e5e7eb")
+    axes.set_facecolor("#e5e7eb")  # what is unknown stays empty
     extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((above, below), "neither")
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend=extend)
     bar.ax.tick_params(labelsize=6.5, length=2, color=_FAINT, labelcolor=_FAINT)
@@ -135,8 +135,8 @@ def _draw(axes: Axes, matrix_CC: Matrix) -> None:
 
 
 def _label(axes: Axes, names: Sequence[str], *, rows: bool) -> None:
-    """Number the clients, at most about twenty of them, as their names end."""
-    step = max(1, -(-len(names) // 20))
+    """Number the clients, at most about ten of them, as their names end."""
+    step = max(1, -(-len(names) // 10))
     ticks = list(range(0, len(names), step))
     short = [names[tick].rpartition("-")[2] for tick in ticks]
     axes.set_xticks(ticks, short)
@@ -237,9 +237,8 @@ class SimilarityLogger(Callback):
         """Draw, save and score."""
         if not self._due(trainer):
             return
-        found = dict(trainer.algorithm.matrices()) | self._sent
-        if self.ground_truth:
-            found[POOLED] = self._ask(trainer)
+        truth = {POOLED: self._ask(trainer)} if self.ground_truth else {}
+        found = truth | dict(trainer.algorithm.matrices()) | self._sent
         matrices = {name: matrix.double().cpu().numpy() for name, matrix in found.items()}
         if not matrices:
             return

@@ -1,5 +1,6 @@
 """Clients spread over the processes of a Fabric, and their payloads brought together again."""
 
+import atexit
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,20 @@ def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
         loads[process] += work[client]
         shards[process].append(client)
     return [tuple(sorted(clients)) for clients in shards]
+
+
+def leave_at_exit() -> None:
+    """Leave the process group, if there is one, before the interpreter goes down.
+
+    Fabric does it for NCCL only; Gloo's threads, still running then, can abort a process whose work is done.
+    """
+
+    def leave() -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        atexit.register(leave)
 
 
 def gather(fabric: Fabric, payload: Payload) -> Payload:

@@ -31,7 +31,7 @@ from fl_lightning.loggers import RoundCSVLogger, RoundTensorBoardLogger
 from fl_lightning.metrics import summarise
 from fl_lightning.participation import Participation, epochs_of
 from fl_lightning.payload import Payload, finite_rows
-from fl_lightning.processes import gather, gather_objects, shard
+from fl_lightning.processes import gather, gather_objects, leave_at_exit, shard
 from fl_lightning.randomness import derive_key
 from fl_lightning.selection import Selection
 from fl_lightning.stage import Stage
@@ -308,6 +308,7 @@ class FederatedTrainer:
         if not self.launched:
             keep_freed_memory()
             self.fabric.launch()
+            leave_at_exit()
             self.launched = True
 
     def _setup(

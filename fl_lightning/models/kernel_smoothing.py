@@ -58,15 +58,17 @@ def kernel_smooth(
     """Replace each node's embedding by the mean of all, weighted by exp(-(s_v - s_u)^2 / bandwidth^2).
 
     The error of z is at most ``tolerance * max|h|`` per channel, for every bandwidth and every placement of the scores.
-    The gradient in h is off by at most ``tolerance`` times the largest gradient of z, that in a score by
-    ``tolerance * (g + 2 R) * max|h|`` per channel, g the largest slope of the kernel (0.86 / bandwidth where that is
-    below 2.8) and R the mean of 2 |s_v - s_u| / bandwidth^2 over the node's neighbourhood, about 1 / bandwidth. All
-    arithmetic is float64, whatever the inputs and the autocast state; the result is rounded to the type of h once, so
-    2^-24 |z| (float32) or 2^-9 |z| (bfloat16) come on top. A tolerance below an eighth of that type's epsilon is
-    raised to it.
+    The gradient in h is off by at most ``tolerance * (1 + c) / 2`` times the largest gradient of z, c the sum of a
+    node's weights over all the means it enters (1 on average); dz_v / ds_v by ``tolerance * (g + 2 R) * max|h|``, g the
+    largest slope of the kernel (0.86 / bandwidth where that is below 2.8) and R the mean of 2 |s_v - s_u| / bandwidth^2
+    over v's neighbourhood, about 1 / bandwidth.
+
+    All arithmetic is float64, whatever the inputs and the autocast state (so the device must have float64), and the
+    result is rounded to the type of h once: 2^-24 |z| (float32) or 2^-9 |z| (bfloat16) come on top, and for float64
+    about 1e-16 N / D_v. A tolerance below an eighth of that type's epsilon is raised to it.
 
     The number of features follows from bandwidth, tolerance and N alone. With few nodes or a very small bandwidth
-    there would be more than half as many features as nodes; the exact dense form is then computed, in blocks of rows,
+    there would be at least half as many features as nodes; the exact dense form is then computed, in blocks of rows,
     in O(N^2 D) time and without ever holding N^2 numbers. As the bandwidth tends to 0, z tends to h where scores
     are distinct; as it grows, to the mean of h.
 

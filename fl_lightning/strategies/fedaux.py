@@ -88,11 +88,11 @@ class FedAux(SimilarityMixing):
         num_epochs: Local epochs a round.
         reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         personal: Shell-style patterns of parameters that never leave their client: the masks of a masked backbone.
-        similarity_temperature: τ.
+        similarity_temperature: τ (paper: 10).
         mix_projection: Mix the APVs with the other parameters (eq. 8); else each client keeps its own.
         personalised: Mix by similarity; else average by training examples (ablation FedAvg-mask).
-        mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks.
-        proximal_weight: FED-PUB's λ2, of the squared distance to the received parameters.
+        mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
+        proximal_weight: FED-PUB's λ2, of the squared distance to the received parameters; idle with one epoch a round.
     """
 
     client_class = FedAuxClient
@@ -104,10 +104,10 @@ class FedAux(SimilarityMixing):
         num_epochs: int = 1,
         reset_optimizer: bool = False,
         personal: Sequence[str] = ("*mask*",),
-        similarity_temperature: float = 10.0,
+        similarity_temperature: float = 5.0,
         mix_projection: bool = False,
         personalised: bool = True,
-        mask_sparsity_weight: float = 0.0,
+        mask_sparsity_weight: float = 1e-5,
         proximal_weight: float = 0.0,
     ) -> None:
         super().__init__(
