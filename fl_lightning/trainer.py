@@ -151,7 +151,7 @@ class FederatedTrainer:
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
         """
         resume = self._find_checkpoint(ckpt_path, required=ckpt_path not in (None, "last"))
-        self._setup(model, datamodule, algorithm, run_dir=resume.parent.parent if resume else None)
+        self._setup(model, datamodule, algorithm, run_dir=_run_dir_of(resume) if resume else None)
         if resume is not None:
             self._load(resume)
         self._start_loggers()
@@ -252,11 +252,11 @@ class FederatedTrainer:
         *,
         newcomers: bool = False,
     ) -> None:
-        """Send, work, answer, take in: one exchange a stage."""
+        """Send, work, answer, take in: one exchange a stage. A client that fails is out of the stages that follow."""
         effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
-        if not effort:
-            return
         for stage in stages:
+            if not effort:
+                return
             payload = self.algorithm.configure(stage, tuple(effort))
             self._call("on_send", stage, payload)
             epochs = {client: epochs_of(share, stage.num_epochs) for client, share in effort.items()}
@@ -271,7 +271,9 @@ class FederatedTrainer:
                 upload = callback.on_upload(self, stage, upload)
             failures |= {client: "its answer was lost" for client in sent if client not in upload.clients}
             upload, rejected = inspect_upload(upload, stage, self.initial_parameters)
-            self._report({**failures, **rejected}, stage, when)
+            failures |= rejected
+            self._report(failures, stage, when)
+            effort = {client: share for client, share in effort.items() if client not in failures}
             (self.algorithm.admit if newcomers else self.algorithm.aggregate)(stage, upload)
             self._call("on_stage_end", stage, upload)
 
@@ -486,7 +488,7 @@ class FederatedTrainer:
     ) -> None:
         path = self._find_checkpoint(ckpt_path, required=True)
         assert path is not None
-        self._setup(model, datamodule, algorithm, run_dir=path.parent.parent)
+        self._setup(model, datamodule, algorithm, run_dir=_run_dir_of(path))
         self._load(path)
 
     def _evaluate_checkpoint(
@@ -539,6 +541,11 @@ def inspect_upload(upload: Payload, stage: Stage, parameters: Mapping[str, Tenso
 def wandb_id(logger: Logger) -> str | None:
     """The run id of a W&B logger, None for others."""
     return str(logger.version) if hasattr(logger, "continue_run") and logger.version else None
+
+
+def _run_dir_of(path: Path) -> Path | None:
+    """The folder of the run that wrote a checkpoint; None for a checkpoint that was moved out of one."""
+    return path.parent.parent if path.parent.name == "checkpoints" else None
 
 
 @functools.cache

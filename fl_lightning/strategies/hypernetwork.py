@@ -89,7 +89,9 @@ class Hypernetwork(Strategy):
         ]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:
-        """Generate in training mode; the graph is kept for the server step that follows."""
+        """Generate in training mode; the graph is kept for the server step that follows. Newcomers train nobody."""
+        if not set(clients) <= set(self.federation.training_clients):
+            return self.generate_for_evaluation(clients)
         self.generator.train()
         with self.randomness("server", self.num_steps):
             self._generated = tuple(clients), self.generate(clients)

@@ -174,7 +174,7 @@ def test_nothing_to_show_is_nothing_written(groups, make_model, make_trainer) ->
 
 
 def test_an_unknown_attribute_is_refused(groups, make_model, make_trainer) -> None:
-    with pytest.raises(ValueError, match="no 'colour': .*super_cluster"):
+    with pytest.raises(ValueError, match=r"no 'colour': .*super_cluster"):
         make_trainer(callbacks=SimilarityLogger(communities="colour")).fit(make_model(), groups, FedAvg())
 
 
