@@ -105,7 +105,8 @@ def draw_matrices(
     count = len(matrices)
     num_columns = count if count <= 4 else -(-count // 2)
     num_rows = -(-count // num_columns)
-    figure = Figure(figsize=(3.6 * num_columns, 3.3 * num_rows + 0.3), dpi=150, layout="constrained")
+    figure = Figure(figsize=(3.6 * num_columns, 3.75 * num_rows + 0.3), dpi=150)
+    figure.set_layout_engine("constrained", h_pad=0.12)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
     for panel, (name, matrix_CC) in enumerate(matrices.items()):
         axes = figure.add_subplot(num_rows, num_columns, panel + 1)
@@ -115,9 +116,8 @@ def draw_matrices(
             _outline(axes, community_C[order_C])
         axes.set_title(name, loc="left", fontsize=9.5, color=_INK, pad=18 if captions else 6)
         if captions:
-            axes.annotate(
-                captions.get(name, ""), (0, 1), (0, 6), "axes fraction", "offset points", fontsize=7.5, color=_FAINT
-            )
+            caption = axes.annotate(captions.get(name, ""), (0, 1), (0, 6), "axes fraction", "offset points")
+            caption.set(fontsize=7.5, color=_FAINT, in_layout=False)  # a long line must not push the panels apart
     return figure
 
 
@@ -248,11 +248,11 @@ class SimilarityLogger(Callback):
                 score = recovery(matrix, self.community_C)
                 self._note(metrics, f"{name}_nmi", score.nmi)
                 self._note(metrics, f"{name}_correlation", score.correlation)
-                captions[name] += [f"NMI {score.nmi:.2f}", f"r {score.correlation:.2f} (communities)"]
+                captions[name] += [f"NMI {score.nmi:.2f}", f"r {score.correlation:.2f} to communities"]
             if self.ground_truth and name != POOLED:
                 agreement = correlation(matrix, matrices[POOLED])
                 self._note(metrics, f"{name}_ground_truth", agreement)
-                captions[name] += [f"{agreement:.2f} (pooled embedding)"]
+                captions[name] += [f"{agreement:.2f} to {POOLED}"]
         if trainer.fabric.is_global_zero:
             lines = {name: ", ".join(parts) for name, parts in captions.items() if parts}
             self._write(trainer, matrices, lines)

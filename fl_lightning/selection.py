@@ -20,6 +20,7 @@ class Selection:
 
     def __init__(self, monitor: str = "val/acc", mode: Literal["max", "min"] = "max") -> None:
         self.monitor = monitor
+        self.test = monitor.replace("val/", "test/")
         self.sign = 1 if mode == "max" else -1
         self.reset()
 
@@ -31,6 +32,7 @@ class Selection:
         self.result: dict[str, float] = {}
         self.client_monitor: list[float] = []
         self.client_test: list[float] = []
+        self.best_of_others: dict[str, list[float]] = {}
 
     def update(self, round_idx: int, metrics: Mapping[str, float], scores: Payload) -> None:
         """Take in the figures of a round and each client's scores.
@@ -46,20 +48,32 @@ class Selection:
             self.best_value, self.best_round = value, round_idx
             self.result = {**metrics, "best_round": round_idx}
         self._choose_per_client(scores)
+        self._choose_for_other_models(metrics)
         self.result["test/max_over_rounds"] = self.max_over_rounds
 
     def _choose_per_client(self, scores: Payload) -> None:
         """Let every client choose its own round on its own validation examples."""
-        test = self.monitor.replace("val/", "test/")
-        if self.monitor not in scores.signals or test not in scores.signals:
+        if self.monitor not in scores.signals or self.test not in scores.signals:
             return
-        now, now_test = client_values(scores, self.monitor), client_values(scores, test)
+        now, now_test = client_values(scores, self.monitor), client_values(scores, self.test)
         best = torch.tensor(self.client_monitor or [torch.nan] * len(now), dtype=now.dtype)
         best_test = torch.tensor(self.client_test or [torch.nan] * len(now), dtype=now.dtype)
         better = (self.sign * now > self.sign * best) | best.isnan()
         self.client_monitor = torch.where(better, now, best).tolist()
         self.client_test = torch.where(better, now_test, best_test).tolist()
-        self.result[f"{test}_client_chosen"] = float(torch.tensor(self.client_test).nanmean())
+        self.result[f"{self.test}_client_chosen"] = float(torch.tensor(self.client_test).nanmean())
+
+    def _choose_for_other_models(self, metrics: Mapping[str, float]) -> None:
+        """Choose a round for each other model that is evaluated (``gen/``, ``trained/``, ...) on its own validation."""
+        for name, value in metrics.items():
+            model = name.removesuffix(self.monitor)
+            if model in ("", name) or model + self.test not in metrics:
+                continue
+            best = self.best_of_others.get(model)
+            if best is None or self.sign * value > self.sign * best[0]:
+                self.best_of_others[model] = [value, metrics[model + self.test]]
+        for model, (_, test) in self.best_of_others.items():
+            self.result[f"{model}{self.test}_own_choice"] = test
 
     def state_dict(self) -> dict[str, Any]:
         """Everything followed so far."""
@@ -70,6 +84,7 @@ class Selection:
             "result": dict(self.result),
             "client_monitor": self.client_monitor,
             "client_test": self.client_test,
+            "best_of_others": {model: list(best) for model, best in self.best_of_others.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

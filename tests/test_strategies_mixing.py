@@ -265,7 +265,8 @@ def test_reductions(reduced, plain, executor, federation, make_model, make_train
             executor=executor(), participation=Participation(fraction=0.6, straggler_probability=0.5)
         )
         trainer.fit(make_model(), federation, build())
-        runs.append((dict(trainer.executor.state().tensors()), trainer.history))
+        history = [{name: row[name] for name in row if not name.startswith("trained/")} for row in trainer.history]
+        runs.append((dict(trainer.executor.state().tensors()), history))
 
     assert_same(runs[0], runs[1])
 

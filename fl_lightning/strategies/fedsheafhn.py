@@ -74,7 +74,7 @@ class FedSheafHN(Hypernetwork):
         hypernetwork_dropout: float = 0.3,
         diffusion_lr: float = 0.001,
         diffusion_weight_decay: float = 5e-4,
-        hypernetwork_lr: float = 0.001,
+        hypernetwork_lr: float = 0.01,
         start_from_clients: bool = True,
     ) -> None:
         super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer, personal=personal)

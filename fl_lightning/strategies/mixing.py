@@ -88,8 +88,8 @@ class Mixing(Strategy):
             self.models[name][rows.to(tensor.device)] = mixed
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The mixed model with each client's personal parameters."""
-        return {"": Evaluation(payload=self.configure(self.stages(0)[0], clients))}
+        """The mixed model with each client's personal parameters is the result; ``trained/...`` is before mixing."""
+        return {"": Evaluation(payload=self.configure(self.stages(0)[0], clients)), "trained/": Evaluation()}
 
     def state_dict(self) -> dict[str, Any]:
         """The mixed models."""

@@ -120,7 +120,8 @@ class SimilarityMixing(Mixing):
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The clients' own models, and the mixed ones."""
-        return {"": Evaluation(), "mixed/": super().evaluations(clients)[""]}
+        mixed = super().evaluations(clients)[""]
+        return {"": Evaluation(), "mixed/": mixed}
 
     def similarity(self) -> Tensor:
         """Cosines of the last known signatures of the training clients that have one, (C, C)."""
