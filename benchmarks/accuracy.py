@@ -19,7 +19,17 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
 STRATEGIES = {"FedSheafHN": "fedsheafhn", "Local": "local", "FedAvg": "fedavg", "FedPer": "fedper"}
 CASES = {f"{dataset}-{clients}": (dataset, clients) for dataset in ("Cora", "CiteSeer") for clients in (10, 20)}
-REPORTED = ("val/acc", "test/", "gen/", "best")
+REPORTED = ("val/acc", "test/", "gen/test/acc", "trained/test/acc", "best_round")
+#: Columns of the table: the strategy, and which of its figures. Every model has the round that its own validation chose.
+COLUMNS = {
+    "FedSheafHN": ("FedSheafHN", "test/acc"),
+    "generated model": ("FedSheafHN", "gen/test/acc_own_choice"),
+    "Local": ("Local", "test/acc"),
+    "FedAvg": ("FedAvg", "test/acc"),
+    "trained on": ("FedAvg", "trained/test/acc_own_choice"),
+    "FedPer": ("FedPer", "test/acc"),
+    "trained on ": ("FedPer", "trained/test/acc_own_choice"),
+}
 #: Their Table 1; other splits and another METIS, so they stand beside ours and are no target to the decimal.
 PAPER = {
     "Cora-10": {"FedSheafHN": 83.49, "Local": 71.26, "FedAvg": 72.38, "FedPer": 65.24},
@@ -53,12 +63,12 @@ def run(arguments: list[str]) -> dict[str, float]:
 
 def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
     """The results as Markdown: mean and spread over seeds, and FedSheafHN minus Local, paired."""
-    lines = ["| case | " + " | ".join(STRATEGIES) + " | FedSheafHN - Local, paired | paper: FedSheafHN / Local |"]
-    lines.append("|" + "---|" * (len(STRATEGIES) + 3))
+    lines = ["| case | " + " | ".join(COLUMNS) + " | FedSheafHN - Local, by seed | paper: FedSheafHN / Local |"]
+    lines.append("|" + "---|" * (len(COLUMNS) + 3))
     for case in (case for case in CASES if case in results):
         cells = []
-        for strategy in STRATEGIES:
-            values = [100 * figures["test/acc"] for figures in results[case].get(strategy, {}).values()]
+        for strategy, name in COLUMNS.values():
+            values = [100 * figures[name] for figures in results[case].get(strategy, {}).values()]
             spread = f" ± {statistics.pstdev(values):.1f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
         own, local = results[case].get("FedSheafHN", {}), results[case].get("Local", {})

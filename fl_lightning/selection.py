@@ -9,6 +9,9 @@ import torch
 from fl_lightning.metrics import client_values
 from fl_lightning.payload import Payload
 
+#: A smaller gain is a tie, which the earlier round wins: the order of the clients must not decide by rounding.
+SMALLEST_GAIN = 1e-9
+
 
 class Selection:
     """Follows the monitored validation metric over the rounds.
@@ -43,13 +46,15 @@ class Selection:
         if self.monitor not in metrics:
             raise ValueError(f"trainer.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}")
         self.max_over_rounds = max(self.max_over_rounds, metrics.get("test/acc", float("-inf")))
-        value, best = metrics[self.monitor], self.best_value
-        if best is None or math.isnan(best) or self.sign * value > self.sign * best:
-            self.best_value, self.best_round = value, round_idx
+        if self._is_better(metrics[self.monitor], self.best_value):
+            self.best_value, self.best_round = metrics[self.monitor], round_idx
             self.result = {**metrics, "best_round": round_idx}
         self._choose_per_client(scores)
         self._choose_for_other_models(metrics)
         self.result["test/max_over_rounds"] = self.max_over_rounds
+
+    def _is_better(self, value: float, best: float | None) -> bool:
+        return best is None or math.isnan(best) or self.sign * (value - best) > SMALLEST_GAIN
 
     def _choose_per_client(self, scores: Payload) -> None:
         """Let every client choose its own round on its own validation examples."""
@@ -69,8 +74,7 @@ class Selection:
             model = name.removesuffix(self.monitor)
             if model in ("", name) or model + self.test not in metrics:
                 continue
-            best = self.best_of_others.get(model)
-            if best is None or self.sign * value > self.sign * best[0]:
+            if self._is_better(value, self.best_of_others.get(model, [None])[0]):
                 self.best_of_others[model] = [value, metrics[model + self.test]]
         for model, (_, test) in self.best_of_others.items():
             self.result[f"{model}{self.test}_own_choice"] = test

@@ -73,7 +73,7 @@ def test_sweep_parameters_are_accepted(tmp_path: Path) -> None:
         drawn = [f"--{name}={space['values'][-1]}" for name, space in sweep["parameters"].items()]
         program, *command = (part for item in sweep["command"] for part in (drawn if item == "${args}" else [item]))
         assert program == sweep["program"] == "fl-train"
-        small = [*TINY, "--strategy.init_args.num_epochs=1", "--strategy.init_args.init_epochs=1"]
+        small = [*TINY, *PLANTED, "--strategy.init_args.num_epochs=1", "--strategy.init_args.init_epochs=1"]
         folders = [f"--trainer.default_root_dir={tmp_path}", f"--trainer.logger.init_args.save_dir={tmp_path}"]
         environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "FL_CACHE_DIR": str(tmp_path / "cache")}
         subprocess.run(
