@@ -1,52 +1,122 @@
 """Test accuracy of the round that validation chose, of several strategies on the same partitions and seeds.
 
-    FL_DATA_ROOT=... .venv/bin/python benchmarks/accuracy.py                 all cases (about 10 minutes on 2 cores)
-    FL_DATA_ROOT=... .venv/bin/python benchmarks/accuracy.py --cases Cora-10 --seeds 0
+    FL_DATA_ROOT=... .venv/bin/python benchmarks/accuracy.py fedsheafhn
+    FL_DATA_ROOT=... .venv/bin/python benchmarks/accuracy.py fedaux --cases Cora-10 --seeds 0
 
-Every figure is of one ``fl-train fit`` whose command is in the results. Writes benchmarks/results/accuracy.json (what
-is there of other cases is kept) and the table in README.md between its two markers.
+Every figure is of one ``fl-train fit`` whose command is in the results. Writes
+benchmarks/results/accuracy_<study>.json (what is there of other cases is kept) and the study's table in README.md
+between its two markers. A study takes 10 to 20 minutes on 2 cores.
 """
 
 import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fl_lightning.cli import FederatedCLI
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
-STRATEGIES = {"FedSheafHN": "fedsheafhn", "Local": "local", "FedAvg": "fedavg", "FedPer": "fedper"}
-CASES = {f"{dataset}-{clients}": (dataset, clients) for dataset in ("Cora", "CiteSeer") for clients in (10, 20)}
-REPORTED = ("val/acc", "test/", "gen/test/acc", "trained/test/acc", "best_round")
-#: Columns of the table: the strategy, and which of its figures. Every model has the round that its own validation chose.
-COLUMNS = {
-    "FedSheafHN": ("FedSheafHN", "test/acc"),
-    "generated model": ("FedSheafHN", "gen/test/acc_own_choice"),
-    "Local": ("Local", "test/acc"),
-    "FedAvg": ("FedAvg", "test/acc"),
-    "trained on": ("FedAvg", "trained/test/acc_own_choice"),
-    "FedPer": ("FedPer", "test/acc"),
-    "trained on ": ("FedPer", "trained/test/acc_own_choice"),
-}
-#: Their Table 1; other splits and another METIS, so they stand beside ours and are no target to the decimal.
-PAPER = {
-    "Cora-10": {"FedSheafHN": 83.49, "Local": 71.26, "FedAvg": 72.38, "FedPer": 65.24},
-    "Cora-20": {"FedSheafHN": 82.35, "Local": 74.65, "FedAvg": 69.81, "FedPer": 70.80},
-    "CiteSeer-10": {"FedSheafHN": 75.27, "Local": 67.82, "FedAvg": 65.71, "FedPer": 62.75},
-    "CiteSeer-20": {"FedSheafHN": 72.20, "Local": 65.98, "FedAvg": 63.08, "FedPer": 60.06},
+REPORTED = ("val/acc", "test/", "gen/test/acc", "trained/test/acc", "mixed/test/acc", "best_round")
+SOURCES = {"Photo": "AmazonSource", "Computers": "AmazonSource"}
+Results = dict[str, dict[str, dict[str, dict[str, float]]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A table.
+
+    Attributes:
+        clients: Numbers of clients of each data set.
+        strategies: Arguments of ``fl-train fit`` by strategy; ``{dataset}`` is the data set in lower case.
+        columns: The strategy of each column, and which of its figures; every model has its own validation's round.
+        paired: The two strategies whose difference on each seed is shown.
+        paper: Published figures to stand beside, as text; other splits and another METIS than ours.
+    """
+
+    clients: Mapping[str, tuple[int, ...]]
+    strategies: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, tuple[str, str]]
+    paired: tuple[str, str]
+    paper_columns: str
+    paper: Mapping[str, str] = field(default_factory=dict)
+
+    def cases(self) -> list[str]:
+        """Data set and number of clients of each row."""
+        return [f"{dataset}-{count}" for dataset, counts in self.clients.items() for count in counts]
+
+
+_WITHIN = ("--data.splitter=ClientSplit", "--data.splitter.train=0.2", "--data.splitter.val=0.4")
+_ONE_EPOCH = ("--strategy.init_args.num_epochs=1", "--model.init_args.optimizer.init_args.lr=0.05")
+STUDIES = {
+    "fedsheafhn": Study(
+        clients={"Cora": (10, 20), "CiteSeer": (10, 20)},
+        strategies={
+            "FedSheafHN": ("--config=configs/fedsheafhn_{dataset}.yaml",),
+            "Local": ("--config=configs/local_cora.yaml",),
+            "FedAvg": ("--config=configs/fedavg_cora.yaml",),
+            "FedPer": ("--config=configs/fedper_cora.yaml",),
+        },
+        columns={
+            "FedSheafHN": ("FedSheafHN", "test/acc"),
+            "its generated model": ("FedSheafHN", "gen/test/acc_own_choice"),
+            "Local": ("Local", "test/acc"),
+            "FedAvg": ("FedAvg", "test/acc"),
+            "FedAvg, trained locally": ("FedAvg", "trained/test/acc_own_choice"),
+            "FedPer": ("FedPer", "test/acc"),
+            "FedPer, trained locally": ("FedPer", "trained/test/acc_own_choice"),
+        },
+        paired=("FedSheafHN", "Local"),
+        paper_columns="FedSheafHN / Local",
+        paper={
+            "Cora-10": "83.49 / 71.26",
+            "Cora-20": "82.35 / 74.65",
+            "CiteSeer-10": "75.27 / 67.82",
+            "CiteSeer-20": "72.20 / 65.98",
+        },
+    ),
+    "fedaux": Study(
+        clients={"Cora": (5, 10, 20), "CiteSeer": (5, 10, 20), "Photo": (10,)},
+        strategies={
+            "FedAux": ("--config=configs/fedaux_{dataset}.yaml",),
+            "FED-PUB": ("--config=configs/fedpub_cora.yaml",),
+            "FedAvg-mask": ("--config=configs/fedaux_{dataset}.yaml", "--strategy.init_args.personalised=false"),
+            "Local": ("--config=configs/local_cora.yaml", *_WITHIN, *_ONE_EPOCH),
+            "FedAvg": ("--config=configs/fedavg_cora.yaml", *_WITHIN, *_ONE_EPOCH),
+        },
+        columns={
+            "FedAux": ("FedAux", "test/acc"),
+            "FED-PUB": ("FED-PUB", "test/acc"),
+            "FedAvg-mask": ("FedAvg-mask", "test/acc"),
+            "Local": ("Local", "test/acc"),
+            "FedAvg": ("FedAvg", "test/acc"),
+            "FedAvg, trained locally": ("FedAvg", "trained/test/acc_own_choice"),
+        },
+        paired=("FedAux", "Local"),
+        paper_columns="FedAux / FED-PUB",
+        paper={
+            "Cora-5": "84.57 / 83.72",
+            "Cora-10": "82.05 / 81.45",
+            "Cora-20": "81.60 / 81.10",
+            "CiteSeer-5": "72.99 / 72.40",
+            "CiteSeer-10": "73.16 / 71.83",
+            "CiteSeer-20": "68.10 / 66.89",
+            "Photo-10": "92.30 / ",
+        },
+    ),
 }
 
 
-def command(case: str, strategy: str, seed: int) -> list[str]:
+def command(study: Study, case: str, strategy: str, seed: int) -> list[str]:
     """The arguments of ``fl-train`` for one figure."""
-    dataset, num_clients = CASES[case]
-    config = f"{STRATEGIES[strategy]}_{dataset.lower() if strategy == 'FedSheafHN' else 'cora'}"
+    dataset, num_clients = case.split("-")
     return [
         "fit",
-        f"--config=configs/{config}.yaml",
-        f"--data.source.init_args.name={dataset}",
+        *(argument.format(dataset=dataset.lower()) for argument in study.strategies[strategy]),
+        f"--data.source={SOURCES.get(dataset, 'PlanetoidSource')}",
+        f"--data.source.name={dataset}",
         f"--data.partitioner.init_args.num_clients={num_clients}",
         f"--data.seed={seed}",
         f"--seed_everything={seed}",
@@ -56,51 +126,59 @@ def command(case: str, strategy: str, seed: int) -> list[str]:
 def run(arguments: list[str]) -> dict[str, float]:
     """Train once, without logs and checkpoints; return the chosen round's figures."""
     with tempfile.TemporaryDirectory() as folder:
-        quiet = [f"--trainer.default_root_dir={folder}", "--trainer.logger=false"]
-        cli = FederatedCLI([*arguments, *quiet])
+        cli = FederatedCLI([*arguments, f"--trainer.default_root_dir={folder}", "--trainer.logger=false"])
         return dict(cli.trainer.selection.result)
 
 
-def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
-    """The results as Markdown: mean and spread over seeds, and FedSheafHN minus Local, paired."""
-    lines = ["| case | " + " | ".join(COLUMNS) + " | FedSheafHN - Local, by seed | paper: FedSheafHN / Local |"]
-    lines.append("|" + "---|" * (len(COLUMNS) + 3))
-    for case in (case for case in CASES if case in results):
+def table(study: Study, results: Results) -> str:
+    """The results as Markdown: mean and standard deviation over seeds, and a paired difference."""
+    first, second = study.paired
+    heads = [*study.columns, f"{first} - {second}, by seed", f"paper: {study.paper_columns}"]
+    lines = ["| case | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 1)]
+    for case in (case for case in study.cases() if case in results):
         cells = []
-        for strategy, name in COLUMNS.values():
+        for strategy, name in study.columns.values():
             values = [100 * figures[name] for figures in results[case].get(strategy, {}).values()]
-            spread = f" ± {statistics.pstdev(values):.1f}" if len(values) > 1 else ""
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
-        own, local = results[case].get("FedSheafHN", {}), results[case].get("Local", {})
-        paired = [100 * (own[seed]["test/acc"] - local[seed]["test/acc"]) for seed in own if seed in local]
-        cells.append(", ".join(f"{difference:+.1f}" for difference in paired))
-        cells.append(f"{PAPER[case]['FedSheafHN']} / {PAPER[case]['Local']}")
+        ours, theirs = results[case].get(first, {}), results[case].get(second, {})
+        gains = [100 * (ours[seed]["test/acc"] - theirs[seed]["test/acc"]) for seed in ours if seed in theirs]
+        cells += [", ".join(f"{gain:+.1f}" for gain in gains), study.paper.get(case, "")]
         lines.append(f"| {case} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def write_table(name: str, results: Results) -> None:
+    """Rewrite the study's table in the README."""
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(f"<!-- {name} -->")
+    _, _, after = rest.partition(f"<!-- /{name} -->")
+    readme.write_text(f"{before}<!-- {name} -->\n{table(STUDIES[name], results)}\n<!-- /{name} -->{after}")
 
 
 def main() -> None:
     """Run what was asked for and rewrite file and table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--strategies", nargs="+", choices=list(STRATEGIES), default=list(STRATEGIES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("--cases", nargs="*")
+    parser.add_argument("--strategies", nargs="*")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     options = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for case in options.cases:
-        for strategy in options.strategies:
+    study = STUDIES[options.study]
+    path = ROOT / "benchmarks" / "results" / f"accuracy_{options.study}.json"
+    results: Results = json.loads(path.read_text()) if path.exists() else {}
+    for case in study.cases() if options.cases is None else options.cases:
+        for strategy in options.strategies or study.strategies:
             for seed in options.seeds:
-                arguments = command(case, strategy, seed)
+                arguments = command(study, case, strategy, seed)
                 figures = run(arguments)
                 kept = {name: value for name, value in figures.items() if name.startswith(REPORTED)}
                 entry = {"command": " ".join(["fl-train", *arguments]), **kept}
+                results = json.loads(path.read_text()) if path.exists() else {}  # another process may write to it
                 results.setdefault(case, {}).setdefault(strategy, {})[str(seed)] = entry
-                RESULTS.parent.mkdir(exist_ok=True)
-                RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition("<!-- accuracy -->")
-    _, _, after = rest.partition("<!-- /accuracy -->")
-    readme.write_text(f"{before}<!-- accuracy -->\n{table(results)}\n<!-- /accuracy -->{after}")
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(json.dumps(results, indent=1) + "\n")
+    write_table(options.study, results)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Without the leading C the same object is one client's batch; ``torch.vmap`` turn
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,28 @@ if TYPE_CHECKING:
 
 #: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
 SPARSE_FEATURE_DENSITY = 0.05
+
+
+class PlainGraph:
+    """One client's graph as PyG layers take it, on the device.
+
+    Attributes:
+        x: Features (N, F).
+        edge_index: Edges (2, E), both directions, without self loops.
+    """
+
+    def __init__(self, graph: "ClientGraph", *, device: torch.device, dtype: torch.dtype) -> None:
+        self._graph, self._device, self._dtype = graph, device, dtype
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Features (N, F)."""
+        return self._graph.x_NF.to(self._device, self._dtype)
+
+    @cached_property
+    def edge_index(self) -> Tensor:
+        """Edges (2, E)."""
+        return self._graph.edge_index_2E.to(self._device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +58,7 @@ class GraphBatch:
         propagated_x: Â X (C, N, F) where the features are dense, else None.
         adjacency: The normalised adjacency Â as an (N, N) operator.
         sparse_x: The features as an (N, F) operator where they are sparse, else None.
+        plain: The graph for nets of PyG layers, in a batch of one client (under the sequential executor).
     """
 
     y: Tensor
@@ -46,6 +70,7 @@ class GraphBatch:
     propagated_x: Tensor | None
     adjacency: BlockSparse
     sparse_x: BlockSparse | None
+    plain: PlainGraph | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields with a leading client dimension, by name: what ``vmap`` maps over."""
@@ -113,6 +138,7 @@ class GraphCollator:
             propagated_x=None if self.sparse_features else pad([self._propagate(client) for client in clients]),
             adjacency=operator([self._normalise(client) for client in clients], num_nodes, symmetric=True),
             sparse_x=sparse_x,
+            plain=PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
         )
 
     def _normalise(self, client: int) -> tuple[Tensor, Tensor]:

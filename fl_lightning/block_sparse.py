@@ -99,10 +99,11 @@ def block_matmul(operator: BlockSparse, x: Tensor) -> Tensor:
     """Multiply each client's sparse block with its dense matrix.
 
     Shapes:
-        x: (M, D), or (C, M, D) seen as (M, D) under ``vmap``; the operator's ``num_blocks`` must be C, or 1 for one
-            matrix that all clients share.
+        x: (M, D), or (C, M, D), also where it is seen as (M, D) under ``vmap``; the operator's ``num_blocks`` must be
+            C, or, under ``vmap``, 1 for one matrix that all clients share.
 
     Returns:
         (N, D), likewise.
     """
-    return _BlockMatmul.apply(x, operator, False)  # type: ignore[no-untyped-call, no-any-return]
+    product: Tensor = _BlockMatmul.apply(x.flatten(0, -2), operator, False)  # type: ignore[no-untyped-call]
+    return product.view(*x.shape[:-2], -1, x.shape[-1])

@@ -79,10 +79,10 @@ class ClientModule(LightningModule):
         return loss if penalty is None else loss + penalty(parameters, anchor)
 
     def loss(self, output: NodeOutput, batch: GraphBatch) -> Tensor:
-        """Mean cross entropy over the labelled training nodes."""
-        loss_N = F.cross_entropy(output.logits, batch.y, reduction="none")
+        """Mean cross entropy over the labelled training nodes, scalar (or one for each client of a stack)."""
+        loss_N = _cross_entropy(output.logits, batch.y)
         weight_N = batch.train_mask.to(loss_N.dtype)
-        return (loss_N * weight_N).sum() / weight_N.sum().clamp(min=1)
+        return (loss_N * weight_N).sum(dim=-1) / weight_N.sum(dim=-1).clamp(min=1)
 
     def scores(self, output: NodeOutput, batch: GraphBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """Numerator and denominator of each metric, by name; ``val/...`` chooses and ``test/...`` is reported.
@@ -90,11 +90,12 @@ class ClientModule(LightningModule):
         Accuracy is the share of correctly labelled nodes of the split, the loss is the mean cross entropy.
         """
         correct_N = output.logits.argmax(dim=-1) == batch.y
-        loss_N = F.cross_entropy(output.logits, batch.y, reduction="none")
+        loss_N = _cross_entropy(output.logits, batch.y)
         scores = {}
         for split, mask_N in (("train", batch.train_mask), ("val", batch.val_mask), ("test", batch.test_mask)):
-            scores[f"{split}/acc"] = ((correct_N & mask_N).sum(), mask_N.sum())
-            scores[f"{split}/loss"] = ((loss_N * mask_N).sum(), mask_N.sum())
+            count = mask_N.sum(dim=-1)
+            scores[f"{split}/acc"] = ((correct_N & mask_N).sum(dim=-1), count)
+            scores[f"{split}/loss"] = ((loss_N * mask_N).sum(dim=-1), count)
         return scores
 
     def training_step(self, batch: GraphBatch, batch_idx: int) -> Tensor:
@@ -138,3 +139,8 @@ class ClientModule(LightningModule):
     def example_count(self, batch: GraphBatch) -> Tensor:
         """Number of labelled training examples."""
         return batch.train_mask.sum(dim=-1)
+
+
+def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy of every node, (..., N)."""
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view_as(y)

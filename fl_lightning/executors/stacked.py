@@ -79,9 +79,14 @@ class ClientStack:
         self.load(torch.vmap(self.client.constrain)(own), positions)
 
 
+#: The client's functions that compute on a stack as they are, if the net does and none is overridden.
+_STACKABLE = ("objective", "output", "loss", "scores")
+
+
 class StackedExecutor(Executor):
     """Trains all clients of a process at once with ``vmap`` over their stacked parameters.
 
+    A net that says ``takes_stacks`` is called on the whole stack without ``vmap``, which saves its overhead.
     Clients are grouped by size so that padding wastes little, and so that a group fits the budget; the result does not
     depend on the grouping.
 
@@ -106,6 +111,8 @@ class StackedExecutor(Executor):
                 "override objective or loss, or set trainer.executor to SequentialExecutor"
             )
         self.client.to(self.fabric.device)
+        plain = all(getattr(type(self.client), name) is getattr(ClientModule, name) for name in _STACKABLE)
+        self.takes_stacks = plain and getattr(self.client.net, "takes_stacks", False)
         count = len(self.clients)
         self.position = {client: position for position, client in enumerate(self.clients)}
         with torch.no_grad():
@@ -185,13 +192,14 @@ class StackedExecutor(Executor):
         def loss(parameters: dict[str, Tensor], tensors: dict[str, Tensor], anchor: dict[str, Tensor]) -> Tensor:
             return client.objective(parameters, batch.replace(tensors), anchor, stage.penalty)
 
+        compute = loss if self.takes_stacks and stage.penalty is None else torch.vmap(loss)
         for epoch in range(max(epochs, default=0)):
             leaves = {name: tensor.detach() for name, tensor in stack.gather(index).items()}
             inputs = [leaves[name].requires_grad_() for name in trained]
             keys = [self.key(round_idx, stage.name, c, epoch) for c in clients]
             tensors = batch.tensors() | {"key": torch.tensor(keys, device=self.fabric.device)}
             with self.fabric.autocast():
-                loss_C = torch.vmap(loss)(leaves, tensors, anchor)
+                loss_C = compute(leaves, tensors, anchor)
             gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
             active = [epoch < own for own in epochs]
             stack.step(dict(zip(trained, gradients, strict=True)), positions, active)
@@ -220,11 +228,12 @@ class StackedExecutor(Executor):
             ) -> dict[str, Tensor]:
                 one = batch.replace(tensors)
                 found = self.client.scores(self.client.output(parameters, one), one)
-                return {name: torch.stack([value.float() for value in pair]) for name, pair in found.items()}
+                return {name: torch.stack([v.float() for v in pair], dim=-1) for name, pair in found.items()}
 
+            compute = scores if self.takes_stacks else torch.vmap(scores)
             parameters = self._evaluated(evaluation, members, round_idx)
             with torch.no_grad(), self.fabric.autocast():
-                signals = torch.vmap(scores)(parameters, batch.tensors())
+                signals = compute(parameters, batch.tensors())
             parts.append(Payload(clients=members, signals=signals))
         return concatenate(parts)
 

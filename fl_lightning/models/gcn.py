@@ -34,9 +34,17 @@ def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: Grap
     The features never change: dense ones are kept already propagated, sparse ones are multiplied as such.
     """
     if x_NF is None and batch.propagated_x is not None:
-        return batch.propagated_x @ weight_FD + bias_D
+        return batch.propagated_x @ weight_FD + bias_D.unsqueeze(-2)
     xw_ND = block_matmul(batch.sparse_x, weight_FD) if x_NF is None else x_NF @ weight_FD  # type: ignore[arg-type]
-    return block_matmul(batch.adjacency, xw_ND) + bias_D
+    return block_matmul(batch.adjacency, xw_ND) + bias_D.unsqueeze(-2)
+
+
+class Linear(nn.Linear):
+    """``torch.nn.Linear`` whose weight and bias may have leading client dimensions, as its input may."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (..., in_features) to (..., out_features)."""
+        return input @ self.weight.mT + self.bias.unsqueeze(-2)
 
 
 class GraphConvolution(nn.Module):
@@ -112,6 +120,9 @@ class GCN(ConvolutionStack):
         dropout: Drop probability after each convolution, in [0, 1).
     """
 
+    #: All of it computes on leading client dimensions by itself, so a stack of clients needs no ``vmap``.
+    takes_stacks = True
+
     def __init__(
         self,
         in_channels: int,
@@ -123,7 +134,7 @@ class GCN(ConvolutionStack):
     ) -> None:
         widths = layer_widths(in_channels, hidden_channels, num_layers)
         super().__init__((GraphConvolution(*pair) for pair in widths), dropout=dropout)
-        self.head = nn.Linear(hidden_channels, out_channels)
+        self.head = Linear(hidden_channels, out_channels)
 
     def forward(self, batch: GraphBatch) -> NodeOutput:
         """Return logits and embeddings of all nodes of one client."""
