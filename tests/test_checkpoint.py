@@ -177,7 +177,7 @@ def test_validation_and_test_repeat_the_figures_of_the_round(saved, path, federa
     for verb, split in (("validate", "val/"), ("test", "test/")):
         found = getattr(make_trainer(), verb)(make_model(), federation, FedAvg(), str(path))
         assert found == {name: value for name, value in expected.items() if split in name}
-        assert len(found) == 8
+        assert len(found) == 16  # of the mixed and of the trained model
 
 
 def test_a_finished_run_that_is_resumed_trains_no_more(saved, path, federation, make_model, make_trainer, assert_same):

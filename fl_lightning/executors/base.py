@@ -87,8 +87,8 @@ class Executor(ABC):
     def run(self, work: Work) -> Outcome:
         """Run a stage for those of its clients that are of this process.
 
-        A client whose parameters or answer are not finite, or that raises, is restored to how it began the stage, with
-        a fresh optimiser, and is reported in ``failures``.
+        A client whose parameters or answer are not finite, or that raises, is restored to how it began the stage (what
+        it received included), with a fresh optimiser, and is reported in ``failures``.
         """
 
     @abstractmethod

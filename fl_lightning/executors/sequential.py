@@ -42,10 +42,12 @@ class SequentialExecutor(Executor):
         """Run the stage for each client in turn."""
         answers: dict[int, Payload] = {}
         failures: dict[int, str] = {}
-        before: dict[int, dict[str, Tensor]] = {}
         for client in (client for client in self.clients if client in work.num_epochs):
-            own = self.modules[client].parameter_dict()
-            before[client] = {name: parameter.detach().clone() for name, parameter in own.items()}
+            module = self.modules[client]
+            if work.payload is not None:
+                received = work.payload.rows([client]).parameters
+                _load(module, {name: tensor[0] for name, tensor in received.items()})
+            module.anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
             try:
                 answers[client] = self._run_client(client, work)
             except Exception as error:  # a client runs its user's code: whatever it raises is this client's failure
@@ -53,7 +55,7 @@ class SequentialExecutor(Executor):
             self.report(1)
         failures |= _misfits(answers)
         for client in failures:
-            _load(self.modules[client], before[client])
+            _load(self.modules[client], self.modules[client].anchor)
             self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
         parts = [answer for client, answer in answers.items() if client not in failures]
         clients = tuple(part.clients[0] for part in parts)
@@ -69,10 +71,6 @@ class SequentialExecutor(Executor):
 
     def _run_client(self, client: int, work: Work) -> Payload:
         module, stage, batch = self.modules[client], work.stage, self._batch(client)
-        if work.payload is not None:
-            received = work.payload.rows([client]).parameters
-            _load(module, {name: tensor[0] for name, tensor in received.items()})
-        module.anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
         if stage.reset_optimizer:
             self.optimizers[client] = check_optimizer(module.configure_optimizers())
         self._train(module, self.optimizers[client], stage, client, work.num_epochs[client], work.round_idx)

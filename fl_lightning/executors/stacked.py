@@ -149,12 +149,12 @@ class StackedExecutor(Executor):
         stack, stage = self.stack, work.stage
         positions = [self.position[client] for client in clients]
         index = self._index(positions)
-        before = {name: tensor.clone() for name, tensor in stack.gather(index).items()}
-        anchor = before
-        if work.payload is not None:
-            received = work.payload.rows(clients).parameters
-            stack.load(received, positions)
-            anchor = {**before, **{name: tensor.to(before[name]) for name, tensor in received.items()}}
+        received = {} if work.payload is None else work.payload.rows(clients).parameters
+        stack.load(received, positions)
+        anchor = {
+            name: received[name].to(tensor) if name in received else tensor.clone()
+            for name, tensor in stack.gather(index).items()
+        }
         if stage.reset_optimizer:
             stack.forget(positions)
         epochs = [work.num_epochs[client] for client in clients]
@@ -170,7 +170,7 @@ class StackedExecutor(Executor):
         )
         if failed:
             lost = [positions[row] for row in failed]
-            stack.load({name: tensor[failed] for name, tensor in before.items()}, lost)
+            stack.load({name: tensor[failed] for name, tensor in anchor.items()}, lost)
             stack.forget(lost)
             upload = upload.rows([client for row, client in enumerate(clients) if row not in failed])
         return upload, [clients[row] for row in failed]
