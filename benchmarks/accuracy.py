@@ -50,6 +50,8 @@ class Study:
 
 _WITHIN = ("--data.splitter=ClientSplit", "--data.splitter.train=0.2", "--data.splitter.val=0.4")
 _ONE_EPOCH = ("--strategy.init_args.num_epochs=1", "--model.init_args.optimizer.init_args.lr=0.05")
+_NO_DECAY = "--model.init_args.optimizer.init_args.weight_decay=0"
+_UNMIXED = ("--strategy.init_args.personalised=false", "--strategy.init_args.mask_sparsity_weight=0")
 STUDIES = {
     "fedsheafhn": Study(
         clients={"Cora": (10, 20), "CiteSeer": (10, 20)},
@@ -82,9 +84,9 @@ STUDIES = {
         strategies={
             "FedAux": ("--config=configs/fedaux_{dataset}.yaml",),
             "FED-PUB": ("--config=configs/fedpub_cora.yaml",),
-            "FedAvg-mask": ("--config=configs/fedaux_{dataset}.yaml", "--strategy.init_args.personalised=false"),
+            "FedAvg-mask": ("--config=configs/fedaux_{dataset}.yaml", *_UNMIXED),
             "Local": ("--config=configs/local_cora.yaml", *_WITHIN, *_ONE_EPOCH),
-            "FedAvg": ("--config=configs/fedavg_cora.yaml", *_WITHIN, *_ONE_EPOCH),
+            "FedAvg": ("--config=configs/fedavg_cora.yaml", *_WITHIN, *_ONE_EPOCH, _NO_DECAY),
         },
         columns={
             "FedAux": ("FedAux", "test/acc"),

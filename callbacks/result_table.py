@@ -26,8 +26,8 @@ def result_table(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) 
     table.add_column()
     for row in _result_rows(trainer, clients):
         table.add_row(*row)
-    if trainer.received_signal is not None:
-        name = signal.Signals(trainer.received_signal).name
+    if trainer.interruption.received is not None:
+        name = signal.Signals(trainer.interruption.received).name
         table.caption = f"{name} ended it after {trainer.round_idx} rounds; continue with ckpt_path=last"
     return table
 

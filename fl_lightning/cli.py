@@ -21,6 +21,7 @@ from fl_lightning.callback import Callback
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, GraphSource, Partitioner, Splitter
 from fl_lightning.executors import Executor
+from fl_lightning.interruption import Interruption
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import FederatedTrainer
 
@@ -229,5 +230,5 @@ def main(args: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*", category=DeprecationWarning)
     warnings.formatwarning = lambda message, *_, **__: f"fl-train: warning: {message}\n"
     cli = FederatedCLI(args)
-    received: int | None = getattr(cli.trainer, "received_signal", None)
-    return 0 if received is None else 128 + received
+    interruption: Interruption | None = getattr(cli.trainer, "interruption", None)
+    return 0 if interruption is None or interruption.received is None else 128 + interruption.received

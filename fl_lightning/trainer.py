@@ -6,13 +6,10 @@ there is no server process to lose. Read :meth:`FederatedTrainer._run_round` for
 
 import functools
 import importlib.metadata
-import signal
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -27,12 +24,15 @@ from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, StackedExecutor, Work
+from fl_lightning.inspection import inspect_upload
+from fl_lightning.interruption import Interruption
 from fl_lightning.loggers import RoundCSVLogger, RoundTensorBoardLogger
 from fl_lightning.metrics import summarise
 from fl_lightning.participation import Participation, epochs_of
-from fl_lightning.payload import Payload, finite_rows
+from fl_lightning.payload import Payload
 from fl_lightning.processes import gather, gather_objects, leave_at_exit, shard
 from fl_lightning.randomness import derive_key
+from fl_lightning.run_folder import find_checkpoint, new_run_folder, run_folder_of
 from fl_lightning.selection import Selection
 from fl_lightning.stage import Stage
 from fl_lightning.strategies import Federation, Strategy
@@ -123,6 +123,7 @@ class FederatedTrainer:
         self.launched = False
         self.started = False
         self.failures: dict[str, str] = {}
+        self.interruption = Interruption()
         self.selection = Selection(monitor, monitor_mode)
 
     # ------------------------------------------------------------------ the four verbs
@@ -150,20 +151,20 @@ class FederatedTrainer:
             ValueError: A setting does not fit the data, or the checkpoint is of another run.
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
         """
-        resume = self._find_checkpoint(ckpt_path, required=ckpt_path not in (None, "last"))
-        self._setup(model, datamodule, algorithm, run_dir=_run_dir_of(resume) if resume else None)
+        resume = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
+        self._setup(model, datamodule, algorithm, run_dir=run_folder_of(resume) if resume else None)
         if resume is not None:
             self._load(resume)
         self._start_loggers()
         self.started = True
         try:
             self._call("on_fit_start")
-            with self._signals():
+            with self.interruption:
                 if resume is None:
                     self._run_stages(algorithm.initial_stages(), self.training_clients, "before round 0")
                 while self.round_idx < self.num_rounds and not self.should_stop:
                     self._run_round()
-                if self.received_signal is None and self.new_clients:
+                if self.interruption.received is None and self.new_clients:
                     self.selection.result.update(self._admit_new_clients())
             self._call("on_fit_end")
         except BaseException as error:
@@ -240,7 +241,7 @@ class FederatedTrainer:
         for logger in self.loggers:
             logger.log_metrics(metrics, self.round_idx)
         self.round_idx += 1
-        if any(gather_objects(self.fabric, self.received_signal is not None)):
+        if any(gather_objects(self.fabric, self.interruption.received is not None)):
             self.should_stop = True
         self._call("on_checkpoint_point")
 
@@ -332,7 +333,7 @@ class FederatedTrainer:
         self.client_names = [graph.name for graph in graphs]
         self.training_clients = self.participation.training_clients(len(graphs), self.seed)
         self.new_clients = tuple(c for c in range(len(graphs)) if c not in set(self.training_clients))
-        self.run_dir = self.fabric.broadcast(run_dir or self._new_run_dir())
+        self.run_dir = self.fabric.broadcast(run_dir or new_run_folder(self.root))
         with self.fabric.init_module(), torch.random.fork_rng([]):
             torch.manual_seed(derive_key(self.seed, "client", "initialisation"))
             model.build(datamodule.num_features, datamodule.num_classes)
@@ -354,15 +355,10 @@ class FederatedTrainer:
         self.selection.reset()
         self.round_idx = 0
         self.should_stop = False
-        self.received_signal: int | None = None
+        self.interruption = Interruption()
         self.scores: dict[str, Payload] = {}
         self.history: list[dict[str, float]] = []
         self.loggers: list[Logger] = []
-
-    def _new_run_dir(self) -> Path:
-        """The next version's folder."""
-        taken = [int(path.name[8:]) for path in self.root.glob("version_*") if path.name[8:].isdigit()]
-        return self.root / f"version_{max(taken, default=-1) + 1}"
 
     def _start_loggers(self) -> None:
         if isinstance(self.logger, bool):
@@ -379,41 +375,7 @@ class FederatedTrainer:
         for callback in self.callbacks:
             getattr(callback, hook)(self, *args)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the round; a second SIGINT ends it at once."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            if self.received_signal is not None:
-                raise KeyboardInterrupt
-            self.received_signal = number
-
-        previous = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                previous[number] = signal.signal(number, stop)
-        except ValueError:  # not in the main thread: signals are somebody else's
-            previous = {}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
     # ------------------------------------------------------------------ checkpoints
-
-    def _find_checkpoint(self, ckpt_path: str | None, *, required: bool) -> Path | None:
-        if ckpt_path not in ("last", "best"):
-            return Path(ckpt_path) if ckpt_path is not None else None
-        found = [path for path in self.root.glob(f"version_*/checkpoints/{ckpt_path}.ckpt")]
-        if found:
-            return max(found, key=lambda path: int(path.parent.parent.name[8:]))
-        if required:
-            raise ValueError(
-                f"there is no {ckpt_path}.ckpt in {self.root}/version_*/checkpoints: train first, or give a path"
-            )
-        warnings.warn(f"no last.ckpt in {self.root}: starting from round 0", stacklevel=2)
-        return None
 
     def identity(self) -> dict[str, str]:
         """What a checkpoint must share with the run that loads it."""
@@ -486,9 +448,9 @@ class FederatedTrainer:
     def _restore(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str
     ) -> None:
-        path = self._find_checkpoint(ckpt_path, required=True)
+        path = find_checkpoint(self.root, ckpt_path, required=True)
         assert path is not None
-        self._setup(model, datamodule, algorithm, run_dir=_run_dir_of(path))
+        self._setup(model, datamodule, algorithm, run_dir=run_folder_of(path))
         self._load(path)
 
     def _evaluate_checkpoint(
@@ -504,48 +466,9 @@ class FederatedTrainer:
         return metrics
 
 
-def inspect_upload(upload: Payload, stage: Stage, parameters: Mapping[str, Tensor]) -> tuple[Payload, dict[int, str]]:
-    """Keep the rows that the server can use.
-
-    Args:
-        upload: What arrived.
-        stage: What was asked for.
-        parameters: One client's parameters, for their shapes.
-
-    Returns:
-        The sound rows, and why each other row was refused, by client.
-
-    Raises:
-        ValueError: Names or shapes are not those of the stage (an attack or a callback changed them for all clients).
-    """
-    if not upload.clients:
-        return upload, {}
-    expected = {name: parameters[name].shape for name in stage.upload}
-    found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
-    if expected != found or set(upload.signals) != set(stage.signals):
-        wrong = {name for name in expected | found if expected.get(name) != found.get(name)}
-        wrong |= set(upload.signals) ^ set(stage.signals)
-        raise ValueError(
-            f"stage {stage.name!r}: the upload's {sorted(wrong)} are missing, unexpected or of a wrong shape"
-        )
-    tensors = upload.tensors()
-    if not tensors:
-        return upload, {}
-    finite = finite_rows(tensors.values()).tolist()
-    refused = {
-        c: "it sent numbers that are not finite" for c, fine in zip(upload.clients, finite, strict=True) if not fine
-    }
-    return upload.rows([client for client in upload.clients if client not in refused]), refused
-
-
 def wandb_id(logger: Logger) -> str | None:
     """The run id of a W&B logger, None for others."""
     return str(logger.version) if hasattr(logger, "continue_run") and logger.version else None
-
-
-def _run_dir_of(path: Path) -> Path | None:
-    """The folder of the run that wrote a checkpoint; None for a checkpoint that was moved out of one."""
-    return path.parent.parent if path.parent.name == "checkpoints" else None
 
 
 @functools.cache

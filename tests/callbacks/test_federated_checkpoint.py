@@ -21,7 +21,7 @@ class Interrupt(Callback):
         if trainer.round_idx == self.round_idx:
             if self.dies:
                 raise KeyboardInterrupt
-            trainer.received_signal = signal.SIGTERM
+            trainer.interruption.received = signal.SIGTERM
 
 
 class Watch(Callback):

@@ -98,7 +98,7 @@ def test_failure_leaves_the_terminal_in_order(make_trainer: Any, make_model: Any
 def test_interruption_is_said(make_trainer: Any, make_model: Any, federation: Any) -> None:
     class Interrupt(Callback):
         def on_round_end(self, trainer: Any, metrics: dict[str, float]) -> None:
-            trainer.received_signal = signal.SIGINT
+            trainer.interruption.received = signal.SIGINT
 
     bar, output = bar_on(False)
     make_trainer(callbacks=[Interrupt(), bar]).fit(make_model(), federation, FedAvg())

@@ -1,0 +1,42 @@
+"""The server's check of what arrived, before it makes anything of it."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fl_lightning.payload import Payload, finite_rows
+from fl_lightning.stage import Stage
+
+
+def inspect_upload(upload: Payload, stage: Stage, parameters: Mapping[str, Tensor]) -> tuple[Payload, dict[int, str]]:
+    """Keep the rows that the server can use.
+
+    Args:
+        upload: What arrived.
+        stage: What was asked for.
+        parameters: One client's parameters, for their shapes.
+
+    Returns:
+        The sound rows, and why each other row was refused, by client.
+
+    Raises:
+        ValueError: Names or shapes are not those of the stage (an attack or a callback changed them for all clients).
+    """
+    if not upload.clients:
+        return upload, {}
+    expected = {name: parameters[name].shape for name in stage.upload}
+    found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
+    if expected != found or set(upload.signals) != set(stage.signals):
+        wrong = {name for name in expected | found if expected.get(name) != found.get(name)}
+        wrong |= set(upload.signals) ^ set(stage.signals)
+        raise ValueError(
+            f"stage {stage.name!r}: the upload's {sorted(wrong)} are missing, unexpected or of a wrong shape"
+        )
+    tensors = upload.tensors()
+    if not tensors:
+        return upload, {}
+    finite = finite_rows(tensors.values()).tolist()
+    refused = {
+        c: "it sent numbers that are not finite" for c, fine in zip(upload.clients, finite, strict=True) if not fine
+    }
+    return upload.rows([client for client in upload.clients if client not in refused]), refused

@@ -1,0 +1,36 @@
+"""Signals that end a run in an orderly way."""
+
+import signal
+from types import FrameType, TracebackType
+
+
+class Interruption:
+    """While it is entered, SIGINT and SIGTERM are noted for the end of the round; a second one ends the run at once.
+
+    Attributes:
+        received: Number of the signal that came, None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, signal._HANDLER] = {}
+
+    def __enter__(self) -> "Interruption":
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._note)
+        except ValueError:  # not in the main thread: signals are somebody else's
+            self._previous = {}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
