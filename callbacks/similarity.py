@@ -23,15 +23,17 @@ from fl_lightning.callback import Callback
 from fl_lightning.executors import Work
 from fl_lightning.payload import Payload, flatten
 from fl_lightning.processes import gather
+from fl_lightning.randomness import generator
 from fl_lightning.similarity import cosine_similarity
-from fl_lightning.stage import Stage
+from fl_lightning.stage import Signal, Stage
+from fl_lightning.strategies.fedpub import FunctionalEmbedding, proxy_graph
 from fl_lightning.strategies.fedsheafhn import graph_embedding
 from fl_lightning.trainer import FederatedTrainer
 
 Matrix = NDArray[np.float64]
 #: Name of the matrix that no server could compute, and others are compared with.
 POOLED = "pooled embedding"
-_GROUND_TRUTH = Stage(name="ground truth", signals={POOLED: graph_embedding})
+FUNCTIONAL = "functional embedding"
 _INK, _FAINT = "#22272e", "#6b7280"
 
 
@@ -181,6 +183,7 @@ class SimilarityLogger(Callback):
         readout: Shell-style patterns of the read-out's parameters; where the clients send none of these, there is no
             such matrix.
         ground_truth: Also the cosines of the clients' mean node embeddings. No server may see them: for studies only.
+        functional_embedding: Also the cosines of FED-PUB's functional embeddings, whatever the strategy.
         communities: Node attribute of the graph with the true groups; a client belongs where most of its nodes do.
 
     Raises:
@@ -194,6 +197,7 @@ class SimilarityLogger(Callback):
         rounds: Sequence[int] = (-1,),
         readout: Sequence[str] = ("head.*",),
         ground_truth: bool = False,
+        functional_embedding: bool = False,
         communities: str | None = None,
     ) -> None:
         if every_n_rounds is not None and every_n_rounds < 1:
@@ -204,6 +208,7 @@ class SimilarityLogger(Callback):
         self.rounds = tuple(rounds)
         self.readout = tuple(readout)
         self.ground_truth = ground_truth
+        self.functional_embedding = functional_embedding
         self.communities = communities
         self.community_C: NDArray[np.int64] | None = None
         self._sent: dict[str, Tensor] = {}
@@ -237,8 +242,11 @@ class SimilarityLogger(Callback):
         """Draw, save and score."""
         if not self._due(trainer):
             return
-        truth = {POOLED: self._ask(trainer)} if self.ground_truth else {}
-        found = truth | dict(trainer.algorithm.matrices()) | self._sent
+        asked: dict[str, Signal] = {POOLED: graph_embedding} if self.ground_truth else {}
+        if self.functional_embedding:
+            graph = proxy_graph(trainer.datamodule.num_features, generator(trainer.seed, "proxy graph"))
+            asked[FUNCTIONAL] = FunctionalEmbedding.on(graph, next(iter(trainer.initial_parameters.values())))
+        found = self._ask(trainer, asked) | dict(trainer.algorithm.matrices()) | self._sent
         matrices = {name: matrix.double().cpu().numpy() for name, matrix in found.items()}
         if not matrices:
             return
@@ -262,14 +270,18 @@ class SimilarityLogger(Callback):
         every = self.every_n_rounds
         return trainer.round_idx in chosen or (every is not None and (trainer.round_idx + 1) % every == 0)
 
-    def _ask(self, trainer: FederatedTrainer) -> Tensor:
-        """Every client's mean node embedding, without training it or sending it anything."""
-        question = Work(
-            stage=_GROUND_TRUTH, round_idx=trainer.round_idx, num_epochs=dict.fromkeys(trainer.training_clients, 0)
-        )
+    def _ask(self, trainer: FederatedTrainer, signals: Mapping[str, Signal]) -> dict[str, Tensor]:
+        """Cosines of what every client answers, without training it or sending it anything."""
+        if not signals:
+            return {}
+        nobody_trains = dict.fromkeys(trainer.training_clients, 0)
+        stage = Stage(name="similarity", signals=signals)
+        question = Work(stage=stage, round_idx=trainer.round_idx, num_epochs=nobody_trains)
         answer = gather(trainer.fabric, trainer.executor.run(question).upload)
-        cosines = cosine_similarity(answer.signals[POOLED].float())
-        return _embed(cosines, answer.clients, trainer.training_clients)
+        return {
+            name: _embed(cosine_similarity(signal.float()), answer.clients, trainer.training_clients)
+            for name, signal in answer.signals.items()
+        }
 
     def _note(self, metrics: dict[str, float], name: str, value: float) -> None:
         if value == value:

@@ -120,6 +120,11 @@ class FunctionalEmbedding:
         """Mean output of the last graph convolution, (D,)."""
         return graph_embedding(client, parameters, self.proxy)
 
+    @classmethod
+    def on(cls, graph: ClientGraph, parameter: Tensor) -> "FunctionalEmbedding":
+        """On a proxy graph, with the device and the type of a client's parameters."""
+        return cls(single(GraphCollator([graph], device=parameter.device, dtype=parameter.dtype)([0])))
+
 
 class FedPubClient(ClientModule):
     """A client with a masked GCN.
@@ -197,9 +202,7 @@ class FedPub(SimilarityMixing):
             nodes_per_block=self.proxy_nodes_per_block,
             intra_edge_probability=self.proxy_edge_probability,
         )
-        dtype = next(iter(federation.parameters.values())).dtype
-        collator = GraphCollator([graph], device=federation.device, dtype=dtype)
-        self._signal = FunctionalEmbedding(single(collator([0])))
+        self._signal = FunctionalEmbedding.on(graph, next(iter(federation.parameters.values())))
 
     def signature_signal(self) -> Signal:
         """The functional embedding."""
