@@ -21,6 +21,8 @@ from fl_lightning.cli import FederatedCLI
 ROOT = Path(__file__).parent.parent
 REPORTED = ("val/acc", "test/", "gen/test/acc", "trained/test/acc", "mixed/test/acc", "best_round")
 SOURCES = {"Photo": "AmazonSource", "Computers": "AmazonSource"}
+#: The papers train the Amazon graphs longer.
+LONGER = {"Photo": ("--trainer.num_rounds=200", "--strategy.init_args.num_epochs=2")}
 Results = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
@@ -105,7 +107,7 @@ STUDIES = {
             "CiteSeer-5": "72.99 / 72.40",
             "CiteSeer-10": "73.16 / 71.83",
             "CiteSeer-20": "68.10 / 66.89",
-            "Photo-10": "92.30 / ",
+            "Photo-10": "92.30 / 92.46",
         },
     ),
 }
@@ -117,6 +119,7 @@ def command(study: Study, case: str, strategy: str, seed: int) -> list[str]:
     return [
         "fit",
         *(argument.format(dataset=dataset.lower()) for argument in study.strategies[strategy]),
+        *LONGER.get(dataset, ()),
         f"--data.source={SOURCES.get(dataset, 'PlanetoidSource')}",
         f"--data.source.name={dataset}",
         f"--data.partitioner.init_args.num_clients={num_clients}",
