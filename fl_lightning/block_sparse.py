@@ -27,7 +27,6 @@ class BlockSparse:
     def __init__(self, matrix: Tensor, num_blocks: int, *, symmetric: bool = False) -> None:
         self.matrix = matrix
         self.num_blocks = num_blocks
-        self.symmetric = symmetric
         self.transposed = matrix if symmetric else _csr(matrix.to_sparse_coo().t().coalesce())  # type: ignore[no-untyped-call]
 
     @classmethod

@@ -20,7 +20,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         content: Tensors, primitives, and lists and dicts of them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.tmp")  # one name: what a killed run leaves is written over by the next
     try:
         with temporary.open("wb") as file:
             torch.save(dict(content), file)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import yaml
 from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
@@ -91,9 +92,8 @@ def _subclasses(base: type) -> list[type]:
 class _SaveConfig(Callback):
     """Writes config.yaml into the folder of a new run and shows it to the loggers that keep one."""
 
-    def __init__(self, config: str, settings: dict[str, Any]) -> None:
+    def __init__(self, config: str) -> None:
         self.config = config
-        self.settings = settings
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         trainer.config = self.config
@@ -104,7 +104,7 @@ class _SaveConfig(Callback):
                 path.write_text(self.config)
             for logger in trainer.loggers:
                 if hasattr(logger, "continue_run"):
-                    logger.log_hyperparams(self.settings)
+                    logger.log_hyperparams(yaml.safe_load(self.config))
 
 
 class FederatedCLI(LightningCLI):
@@ -174,13 +174,9 @@ class FederatedCLI(LightningCLI):
             if not any(isinstance(callback, type(default)) for callback in callbacks):
                 callbacks.append(default)
         seed = self._get(self.config, "seed_everything")
-        self._dump_config()
-        config = self._parser(self.subcommand).dump(self._get_config(), skip_none=False)
-        callbacks.append(_SaveConfig(config, self.config_dump))
+        config = self.config.get(str(self.subcommand), self.config)
+        callbacks.append(_SaveConfig(self._parser(self.subcommand).dump(config, skip_none=False)))
         return FederatedTrainer(**{**own, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
-
-    def _get_config(self) -> Any:
-        return self.config.get(str(self.subcommand), self.config)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         options = {name: self._get(self.config_init, name) for name in self._subcommand_method_arguments[subcommand]}

@@ -361,11 +361,10 @@ class FederatedTrainer:
         self.loggers: list[Logger] = []
 
     def _start_loggers(self) -> None:
-        if isinstance(self.logger, bool):
+        if self.logger is True:
             folder = str(self.run_dir)
-            defaults = [RoundCSVLogger(folder), RoundTensorBoardLogger(folder, first_round=self.round_idx)]
-            self.loggers = defaults if self.logger else []
-        else:
+            self.loggers = [RoundCSVLogger(folder), RoundTensorBoardLogger(folder, first_round=self.round_idx)]
+        elif self.logger:
             self.loggers = self.logger if isinstance(self.logger, list) else [self.logger]
         for logger in self.loggers:
             if isinstance(logger, RoundCSVLogger):

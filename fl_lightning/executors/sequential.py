@@ -18,7 +18,7 @@ from fl_lightning.executors.base import (
     pack_optimizer_state,
     unpack_optimizer_state,
 )
-from fl_lightning.payload import Payload
+from fl_lightning.payload import Payload, concatenate, finite_rows
 from fl_lightning.stage import Evaluation, Stage
 
 
@@ -58,16 +58,7 @@ class SequentialExecutor(Executor):
             _load(self.modules[client], self.modules[client].anchor)
             self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
         parts = [answer for client, answer in answers.items() if client not in failures]
-        clients = tuple(part.clients[0] for part in parts)
-        if not parts:
-            return Outcome(upload=Payload(clients=()), failures=failures)
-        upload = Payload(
-            clients=clients,
-            parameters={name: torch.cat([part.parameters[name] for part in parts]) for name in parts[0].parameters},
-            signals={name: torch.cat([part.signals[name] for part in parts]) for name in parts[0].signals},
-            num_examples=torch.cat([part.num_examples for part in parts if part.num_examples is not None]),
-        )
-        return Outcome(upload=upload, failures=failures)
+        return Outcome(upload=concatenate(parts), failures=failures)
 
     def _run_client(self, client: int, work: Work) -> Payload:
         module, stage, batch = self.modules[client], work.stage, self._batch(client)
@@ -77,7 +68,7 @@ class SequentialExecutor(Executor):
         parameters = {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
         with torch.no_grad(), self.fabric.autocast():
             signals = {name: signal(module, parameters, batch) for name, signal in stage.signals.items()}
-        if not all(bool(tensor.sum().isfinite()) for tensor in (*parameters.values(), *signals.values())):
+        if not finite_rows(tensor[None] for tensor in (*parameters.values(), *signals.values())).all():
             raise FloatingPointError("its parameters or its answer are not finite after local training")
         sent = {name: parameters[name] - (module.anchor[name] if stage.as_update else 0) for name in stage.upload}
         return Payload(
