@@ -127,3 +127,8 @@ def select_names(names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ..
                 f"parameter pattern {pattern!r} matches none of the model's parameters: {', '.join(names)}"
             )
     return tuple(name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns))
+
+
+def server_dtype(clients_dtype: torch.dtype) -> torch.dtype:
+    """What a server computes in: float32, or float64 where the clients do."""
+    return torch.promote_types(clients_dtype, torch.float32)

@@ -24,8 +24,8 @@ from fl_lightning.models.sheaf import SheafDiffusion
 from fl_lightning.payload import Payload, flatten
 from fl_lightning.similarity import cosine_similarity
 from fl_lightning.stage import Signal, Stage
-from fl_lightning.strategies.base import Federation
-from fl_lightning.strategies.hypernetwork import Hypernetwork, server_dtype
+from fl_lightning.strategies.base import Federation, server_dtype
+from fl_lightning.strategies.hypernetwork import Hypernetwork
 
 
 def graph_embedding(client: ClientModule, parameters: Parameters, batch: GraphBatch) -> Tensor:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from fl_lightning.payload import Payload, flatten, unflatten
 from fl_lightning.randomness import derive_key
 from fl_lightning.stage import Evaluation, Signal, Stage
-from fl_lightning.strategies.base import Federation, Strategy, select_names
+from fl_lightning.strategies.base import Federation, Strategy, select_names, server_dtype
 
 
 class Hypernetwork(Strategy):
@@ -161,8 +161,3 @@ class Hypernetwork(Strategy):
         self.optimizer.load_state_dict(state["optimizer"])
         self.num_steps = state["num_steps"]
         self.update_norm = state["update_norm"]
-
-
-def server_dtype(clients_dtype: torch.dtype) -> torch.dtype:
-    """What a server computes in: float32, or float64 where the clients do."""
-    return torch.promote_types(clients_dtype, torch.float32)

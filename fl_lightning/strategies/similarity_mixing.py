@@ -15,8 +15,7 @@ from torch import Tensor
 from fl_lightning.payload import Payload
 from fl_lightning.similarity import cosine_similarity, mixing_breadth, softmax_mixing
 from fl_lightning.stage import Evaluation, Signal, Stage
-from fl_lightning.strategies.base import Federation
-from fl_lightning.strategies.hypernetwork import server_dtype
+from fl_lightning.strategies.base import Federation, server_dtype
 from fl_lightning.strategies.mixing import Mixing
 
 #: Mixing counts as uniform where a client's model is mixed from this share of all clients or more (see mixing_breadth).
