@@ -22,11 +22,11 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer, SequentialExecutor, StackedExecutor
-from fl_lightning.batch import GraphBatch
+from fl_lightning.graph_batch import GraphBatch
 from fl_lightning.client import NetFactory
 from fl_lightning.data import MetisPartitioner, PlanetoidSource
 from fl_lightning.executors import Executor
-from fl_lightning.models import GCN, NodeOutput
+from fl_lightning.models import GCN, NetOutput
 from fl_lightning.strategies.fedavg import FedAvg
 
 NUM_ROUNDS = 20
@@ -40,14 +40,14 @@ class PyGGCN(nn.Module):
         self.convs = nn.ModuleList([GCNConv(in_channels, 128), GCNConv(128, 128)])
         self.head = nn.Linear(128, out_channels)
 
-    def forward(self, batch: GraphBatch) -> NodeOutput:
+    def forward(self, batch: GraphBatch) -> NetOutput:
         """Return logits and embeddings of one client."""
         assert batch.plain is not None
         h_ND = embedding_ND = batch.plain.x
         for conv in self.convs:
             embedding_ND = conv(h_ND, batch.plain.edge_index)
             h_ND = F.dropout(embedding_ND.relu(), 0.5, self.training)
-        return NodeOutput(self.head(h_ND), embedding_ND)
+        return NetOutput(self.head(h_ND), embedding_ND)
 
 
 def seconds_per_round(executor: Executor, net: NetFactory, folder: str) -> float:

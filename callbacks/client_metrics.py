@@ -12,22 +12,24 @@ class PerClientMetrics(Callback):
 
     Args:
         every_n_rounds: Rounds between entries, of those that are evaluated.
-        metrics: Names of the clients' metrics. A client without examples has the value nan.
+        metrics: Names of the clients' metrics; None for the monitored one and its test counterpart. A client without
+            examples has the value nan.
 
     Raises:
         ValueError: ``every_n_rounds`` is out of its range, or no metric is named.
     """
 
-    def __init__(self, *, every_n_rounds: int = 1, metrics: Sequence[str] = ("val/acc", "test/acc")) -> None:
+    def __init__(self, *, every_n_rounds: int = 1, metrics: Sequence[str] | None = None) -> None:
         if every_n_rounds < 1:
             raise ValueError(f"PerClientMetrics.every_n_rounds must be at least 1, got {every_n_rounds}")
-        if not metrics:
+        if metrics is not None and not metrics:
             raise ValueError("PerClientMetrics.metrics is empty: name one, or leave the callback out")
         self.every_n_rounds = every_n_rounds
-        self.metrics = tuple(metrics)
+        self.setting = metrics
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         """Open the file; the rounds that a resumed run repeats are cut off."""
+        self.metrics = tuple(self.setting or (trainer.selection.monitor, trainer.selection.test))
         if trainer.fabric.is_global_zero:
             self.table = RoundTable(trainer.run_dir / "clients.csv")
             self.table.keep_before(trainer.round_idx)

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from fl_lightning.callback import Callback
+from fl_lightning.selection import Selection
 from fl_lightning.trainer import FederatedTrainer
 
 
@@ -10,10 +11,10 @@ class EarlyStopping(Callback):
     """Stops the run after ``patience`` evaluations in a row without improvement.
 
     Args:
-        monitor: Name of a metric of the rounds.
+        monitor: Name of a metric of the rounds; None for the trainer's.
         patience: Evaluations without improvement.
         min_delta: Smallest change that counts as an improvement.
-        mode: Whether ``max`` or ``min`` of the metric is best.
+        mode: Whether ``max`` or ``min`` of the metric is best; None to go by its name.
 
     Raises:
         ValueError: ``patience`` or ``min_delta`` is out of its range.
@@ -21,20 +22,20 @@ class EarlyStopping(Callback):
 
     def __init__(
         self,
-        monitor: str = "val/acc",
+        monitor: str | None = None,
         *,
         patience: int = 20,
         min_delta: float = 0.0,
-        mode: Literal["max", "min"] = "max",
+        mode: Literal["max", "min"] | None = None,
     ) -> None:
         if patience < 1:
             raise ValueError(f"EarlyStopping.patience must be at least 1, got {patience}")
         if min_delta < 0:
             raise ValueError(f"EarlyStopping.min_delta must not be negative, got {min_delta}")
-        self.monitor = monitor
+        self.setting = monitor
+        self.mode = mode
         self.patience = patience
         self.min_delta = min_delta
-        self.sign = 1 if mode == "max" else -1
         self._forget()
 
     def _forget(self) -> None:
@@ -43,6 +44,8 @@ class EarlyStopping(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         """Begin anew, or, resumed from a run that was stopped here, stop again."""
+        self.monitor = self.setting or trainer.selection.monitor
+        self.sign = Selection(self.monitor, self.mode or (None if self.setting else trainer.selection.mode)).sign
         if trainer.round_idx == 0:
             self._forget()
         self._stop_if_due(trainer)

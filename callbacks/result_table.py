@@ -54,8 +54,12 @@ def _result_rows(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) 
                 yield f"  {_MODELS.get(prefix, prefix.rstrip('/'))}", mean_and_std(result, name)
         if f"{test}_client_chosen" in result:
             yield "  each client's own round", f"{result[f'{test}_client_chosen']:.4f}"
-        if result.get("test/max_over_rounds", float("-inf")) > float("-inf"):
-            yield "  max over rounds", f"{result['test/max_over_rounds']:.4f} (chosen on test: not a result)"
+        over_rounds = f"{trainer.selection.mode}_over_rounds"
+        if f"test/{over_rounds}" in result:
+            yield (
+                f"  {over_rounds.replace('_', ' ')}",
+                f"{result[f'test/{over_rounds}']:.4f} (chosen on test: not a result)",
+            )
     if trainer.history:
         if "comm/bytes_total" in trainer.history[-1]:
             sums = {way: sum(row.get(f"comm/bytes_{way}", 0) for row in trainer.history) for way in _WAYS}
@@ -72,11 +76,11 @@ def client_table(trainer: FederatedTrainer, clients: Sequence[Sequence[float]], 
     """The worst clients at the chosen round; ``clients`` as in :func:`result_table`."""
     table = _new_table(f"Worst {min(num_rows, len(clients))} of {len(clients)} clients")
     table.add_column("client", style="bold")
-    for name in ("nodes", trainer.selection.monitor, test_metric(trainer.selection.monitor)):
+    for name in ("size", trainer.selection.monitor, test_metric(trainer.selection.monitor)):
         table.add_column(name, justify="right")
     table.show_header = True
     for client, val, test in ranked(trainer, clients)[:num_rows]:
-        nodes = trainer.datamodule.clients[int(client)].num_nodes
+        nodes = trainer.datamodule.clients[int(client)].size
         table.add_row(trainer.client_names[int(client)], str(nodes), f"{val:.4f}", f"{test:.4f}")
     return table
 

@@ -20,6 +20,7 @@ from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
 from fl_lightning.callback import Callback
+from fl_lightning.data import ClientGraph
 from fl_lightning.executors import Work
 from fl_lightning.payload import Payload, flatten
 from fl_lightning.processes import gather
@@ -219,7 +220,9 @@ class SimilarityLogger(Callback):
             return
         community_N = trainer.datamodule.node_attribute(self.communities)
         graphs = [trainer.datamodule.clients[client] for client in trainer.training_clients]
-        majority = [int(community_N[graph.node_idx_N].mode().values) for graph in graphs]
+        majority = [
+            int(community_N[graph.node_idx_N].mode().values) for graph in graphs if isinstance(graph, ClientGraph)
+        ]
         self.community_C = np.array(majority, dtype=np.int64)
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:

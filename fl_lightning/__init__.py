@@ -1,7 +1,7 @@
 """Personalised federated learning on graphs, trained by PyTorch Lightning and Fabric."""
 
 from fl_lightning.callback import Callback
-from fl_lightning.client import ClientModule
+from fl_lightning.client import ClientModule, RegressionClient
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.executors import SequentialExecutor, StackedExecutor
 from fl_lightning.participation import Participation
@@ -19,6 +19,7 @@ __all__ = [
     "FederatedTrainer",
     "Participation",
     "Payload",
+    "RegressionClient",
     "SequentialExecutor",
     "StackedExecutor",
     "Stage",

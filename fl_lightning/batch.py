@@ -1,168 +1,92 @@
-"""What a client's model computes on: one client's graph, or many clients' graphs padded to one shape.
+"""What a client's model computes on: one client's data, or many clients' data padded to one shape.
 
-Shape legend: C clients, N nodes (padded to the largest client of the batch), F features.
+Shape legend: C clients, N examples (nodes of a graph; padded to the largest client of the batch).
 Without the leading C the same object is one client's batch; ``torch.vmap`` turns the first into the second.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fl_lightning.block_sparse import BlockSparse
-
-if TYPE_CHECKING:
-    from fl_lightning.data import ClientGraph
-
-#: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
-SPARSE_FEATURE_DENSITY = 0.05
-
-
-class PlainGraph:
-    """One client's graph as PyG layers take it, on the device.
-
-    Attributes:
-        x: Features (N, F).
-        edge_index: Edges (2, E), both directions, without self loops.
-    """
-
-    def __init__(self, graph: "ClientGraph", *, device: torch.device, dtype: torch.dtype) -> None:
-        self._graph, self._device, self._dtype = graph, device, dtype
-
-    @cached_property
-    def x(self) -> Tensor:
-        """Features (N, F)."""
-        return self._graph.x_NF.to(self._device, self._dtype)
-
-    @cached_property
-    def edge_index(self) -> Tensor:
-        """Edges (2, E)."""
-        return self._graph.edge_index_2E.to(self._device)
+AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphBatch:
-    """Graphs as a client's model sees them. Padding nodes have every mask false and no edges.
+class Batch:
+    """Labels, roles and random key of clients' examples; each kind of data adds its inputs.
 
     Attributes:
-        y: int64 labels (C, N), 0 where unknown.
-        node_mask: Real nodes (C, N).
-        train_mask: Labelled training nodes (C, N).
-        val_mask: Validation nodes (C, N).
-        test_mask: Test nodes (C, N).
+        y: int64 labels (C, N), 0 where unknown; or float targets (C, N, H).
+        real_mask: Examples that are no padding (C, N); padding has every other mask false.
+        train_mask: Labelled training examples (C, N).
+        val_mask: Validation examples (C, N).
+        test_mask: Test examples (C, N).
         key: int64 key of this step's random draws (C,).
-        propagated_x: Â X (C, N, F) where the features are dense, else None.
-        adjacency: The normalised adjacency Â as an (N, N) operator.
-        sparse_x: The features as an (N, F) operator where they are sparse, else None.
-        plain: The graph for nets of PyG layers, in a batch of one client (under the sequential executor).
     """
 
     y: Tensor
-    node_mask: Tensor
+    real_mask: Tensor
     train_mask: Tensor
     val_mask: Tensor
     test_mask: Tensor
     key: Tensor
-    propagated_x: Tensor | None
-    adjacency: BlockSparse
-    sparse_x: BlockSparse | None
-    plain: PlainGraph | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields with a leading client dimension, by name: what ``vmap`` maps over."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
-    def replace(self, tensors: dict[str, Tensor]) -> "GraphBatch":
+    def replace(self: AnyBatch, tensors: dict[str, Tensor]) -> AnyBatch:
         """The same batch with some tensors exchanged."""
-        return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
+        return dataclasses.replace(self, **tensors)
+
+    def draw(self: AnyBatch, key: Tensor) -> AnyBatch:
+        """What one local step trains on; everything, unless the kind of data draws mini-batches."""
+        return self.replace({"key": key})
+
+    def parts(self: AnyBatch) -> Iterator[AnyBatch]:
+        """The batch in pieces that fit the memory of an evaluation; along the examples, which must be independent."""
+        yield self
 
 
-class GraphCollator:
-    """Turns clients' graphs into batches; normalises and propagates each graph once.
+class Collator(ABC):
+    """Turns clients' data into batches.
 
-    Args:
-        graphs: Every client of the federation, in client order.
+    Attributes:
         device: Where batches live.
-        dtype: Floating point type of features and adjacency.
+        dtype: Their floating point type.
     """
 
-    def __init__(self, graphs: Sequence["ClientGraph"], *, device: torch.device, dtype: torch.dtype) -> None:
-        self.graphs = graphs
-        self.device = device
-        self.dtype = dtype
-        self.exact_dtype = torch.promote_types(dtype, torch.float32)  # of what is computed once, on the CPU
-        # no product of sparse bfloat16 matrices on a CPU
-        self.operator_dtype = self.exact_dtype if device.type == "cpu" else dtype
-        nonzeros = sum(int(torch.count_nonzero(graph.x_NF)) for graph in graphs)
-        self.sparse_features = nonzeros < SPARSE_FEATURE_DENSITY * sum(graph.x_NF.numel() for graph in graphs)
-        self._adjacency: dict[int, tuple[Tensor, Tensor]] = {}
-        self._propagated_x: dict[int, Tensor] = {}
+    device: torch.device
+    dtype: torch.dtype
 
-    def num_nodes(self, client: int) -> int:
-        """Number of nodes of a client."""
-        return self.graphs[client].num_nodes
+    @abstractmethod
+    def size(self, client: int) -> int:
+        """Number of examples of a client: what is padded."""
 
-    def __call__(self, clients: Sequence[int]) -> GraphBatch:
-        """Batch the given clients' graphs, padded to the largest of them."""
-        graphs = [self.graphs[client] for client in clients]
-        num_nodes = max(graph.num_nodes for graph in graphs)
+    @abstractmethod
+    def __call__(self, clients: Sequence[int]) -> Batch:
+        """Batch the given clients' data, padded to the largest of them."""
 
-        def pad(tensors: list[Tensor]) -> Tensor:
-            padded = tensors[0].new_zeros(len(tensors), num_nodes, *tensors[0].shape[1:])
-            for row, tensor in zip(padded, tensors, strict=True):
-                row[: len(tensor)] = tensor
-            return padded.to(self.device)
-
-        def operator(blocks: list[tuple[Tensor, Tensor]], num_columns: int, *, symmetric: bool) -> BlockSparse:
-            return BlockSparse.from_blocks(
-                blocks, (num_nodes, num_columns), symmetric=symmetric, dtype=self.operator_dtype, device=self.device
-            )
-
-        sparse_x = None
-        if self.sparse_features:
-            coordinates = [graph.x_NF.nonzero().t() for graph in graphs]
-            blocks = [(index, graph.x_NF[index[0], index[1]]) for index, graph in zip(coordinates, graphs, strict=True)]
-            sparse_x = operator(blocks, graphs[0].x_NF.shape[1], symmetric=False)
-        return GraphBatch(
-            y=pad([graph.y_N.clamp(min=0) for graph in graphs]),
-            node_mask=pad([torch.ones_like(graph.train_mask_N) for graph in graphs]),
-            train_mask=pad([graph.train_mask_N for graph in graphs]),
-            val_mask=pad([graph.val_mask_N for graph in graphs]),
-            test_mask=pad([graph.test_mask_N for graph in graphs]),
-            key=torch.zeros(len(graphs), dtype=torch.int64, device=self.device),
-            propagated_x=None if self.sparse_features else pad([self._propagate(client) for client in clients]),
-            adjacency=operator([self._normalise(client) for client in clients], num_nodes, symmetric=True),
-            sparse_x=sparse_x,
-            plain=PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
-        )
-
-    def _normalise(self, client: int) -> tuple[Tensor, Tensor]:
-        """Coordinates and values of Â = D^(-1/2) (A + I) D^(-1/2) of one client."""
-        if client not in self._adjacency:
-            graph = self.graphs[client]
-            loops = torch.arange(graph.num_nodes).expand(2, -1)
-            index_2E = torch.cat([graph.edge_index_2E, loops], dim=1)
-            scale_N = torch.bincount(index_2E[0], minlength=graph.num_nodes).to(self.exact_dtype).rsqrt()
-            self._adjacency[client] = index_2E, scale_N[index_2E[0]] * scale_N[index_2E[1]]
-        return self._adjacency[client]
-
-    def _propagate(self, client: int) -> Tensor:
-        """Â X of one client, dense."""
-        if client not in self._propagated_x:
-            graph = self.graphs[client]
-            size = (graph.num_nodes, graph.num_nodes)
-            blocks = [self._normalise(client)]
-            adjacency = BlockSparse.from_blocks(blocks, size, symmetric=True, dtype=self.exact_dtype)
-            self._propagated_x[client] = (adjacency.matrix @ graph.x_NF.to(self.exact_dtype)).to(self.dtype)
-        return self._propagated_x[client]
+    def steps_per_epoch(self, client: int) -> int:
+        """Local steps that make an epoch; 1 where a step sees all of the client's data."""
+        return 1
 
 
-def single(batch: GraphBatch) -> GraphBatch:
+def pad(tensors: Sequence[Tensor], size: int, device: torch.device) -> Tensor:
+    """Stack tensors (N_i, ...) to (C, size, ...), zeros after each one's own rows."""
+    padded = tensors[0].new_zeros(len(tensors), size, *tensors[0].shape[1:])
+    for row, tensor in zip(padded, tensors, strict=True):
+        row[: len(tensor)] = tensor
+    return padded.to(device)
+
+
+def single(batch: AnyBatch) -> AnyBatch:
     """One client's batch without the client dimension, for a model called outside ``vmap``.
 
     Raises:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 class Callback:
     """Override the hooks you need. Every process calls every hook; write files where ``fabric.is_global_zero``."""
 
+    def on_clients(self, trainer: "FederatedTrainer", clients: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What each client holds, before it is batched: return it, or changed copies (poisoned data, for example)."""
+        return clients
+
     def on_fit_start(self, trainer: "FederatedTrainer") -> None:
         """Before the first round, after a checkpoint was loaded."""
 
@@ -31,6 +35,12 @@ class Callback:
 
     def on_stage_end(self, trainer: "FederatedTrainer", stage: Stage, payload: Payload) -> None:
         """The server has taken in ``payload``, the answers that were in order."""
+
+    def on_evaluate(self, trainer: "FederatedTrainer", metrics: dict[str, float], prefix: str) -> None:
+        """Models were scored, before the round is chosen by the scores; figures may be added to ``metrics``.
+
+        ``trainer.scores[prefix + kind]`` holds each client's scores, for every kind of model that was evaluated.
+        """
 
     def on_round_end(self, trainer: "FederatedTrainer", metrics: dict[str, float]) -> None:
         """After the evaluation; figures added to ``metrics`` are logged with the round's."""

@@ -20,7 +20,7 @@ import fl_lightning.callbacks
 import fl_lightning.loggers
 from fl_lightning.callback import Callback
 from fl_lightning.client import ClientModule
-from fl_lightning.data import FederatedDataModule, GraphSource, Partitioner, Splitter
+from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.interruption import Interruption
 from fl_lightning.strategies import Strategy
@@ -71,7 +71,7 @@ def _unknown_class(name: str, message: str) -> str:
     key = re.match(r'Parser key "([^"]+)"', message)
     known = {
         cls.__name__: cls
-        for base in (Strategy, GraphSource, Partitioner, Splitter, Callback, Executor, ClientModule)
+        for base in (Strategy, Source, Partitioner, Splitter, Callback, Executor, ClientModule)
         for cls in _subclasses(base)
     }
     family = [base for base in known.values() if f"'{base.__module__}.{base.__qualname__}'" in message]
@@ -200,7 +200,7 @@ class FederatedCLI(LightningCLI):
         Console().print(table.rich_table())
 
     def predict(self, **options: Any) -> None:
-        """Write every node's predicted class and its probability to predictions.csv in the run's folder."""
+        """Write what is predicted for every node or example to predictions.csv in the run's folder."""
         trainer: FederatedTrainer = self.trainer  # type: ignore[assignment]
         predictions = trainer.predict(**options)
         path = trainer.run_dir / "predictions.csv"
@@ -212,13 +212,20 @@ class FederatedCLI(LightningCLI):
 def _write_predictions(path: Path, predictions: dict[int, torch.Tensor], data: FederatedDataModule) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["client", "node", "prediction", "probability", "label"])
-        for client, probability_NC in predictions.items():
-            graph = data.clients[client]
-            best_N, label_N = probability_NC.max(dim=-1)
-            columns = (graph.node_idx_N, label_N, best_N, graph.y_N)
-            for row in zip(*(column.tolist() for column in columns), strict=True):
-                writer.writerow([graph.name, row[0], row[1], f"{row[2]:.6f}", row[3]])
+        regression = data.clients[0].y_N.is_floating_point()
+        names = ["step", "prediction", "target"] if regression else ["prediction", "probability", "label"]
+        first = "node" if isinstance(data.clients[0], ClientGraph) else "example"
+        writer.writerow(["client", first, *names])
+        for client, predicted_NC in predictions.items():
+            holder = data.clients[client]
+            index_N = holder.node_idx_N if isinstance(holder, ClientGraph) else torch.arange(holder.size)
+            for index, predicted, label in zip(index_N.tolist(), predicted_NC, holder.y_N, strict=True):
+                if regression:
+                    for step, (value, target) in enumerate(zip(predicted.tolist(), label.tolist(), strict=True)):
+                        writer.writerow([holder.name, index, step, f"{value:.6g}", f"{target:.6g}"])
+                else:
+                    best = int(predicted.argmax())
+                    writer.writerow([holder.name, index, best, f"{float(predicted[best]):.6f}", int(label)])
 
 
 def main(args: list[str] | None = None) -> int:

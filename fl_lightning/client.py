@@ -5,22 +5,24 @@ after another and the stacked executor maps them over all clients at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Adam, Optimizer
 
-from fl_lightning.batch import GraphBatch
-from fl_lightning.models.gcn import GCN, NodeOutput
+from fl_lightning.batch import Batch
+from fl_lightning.models.gcn import GCN
+from fl_lightning.models.output import NetOutput
 
 Parameters = Mapping[str, Tensor]
 #: A pure function of (trained parameters, parameters received at the start of the stage) added to the local loss.
 Penalty = Callable[[Parameters, Parameters], Tensor]
-#: Builds a net from the width of the inputs and of the outputs.
-NetFactory = Callable[[int, int], nn.Module]
+#: Builds a net from the width of the inputs (their shape, where they are no vectors) and of the outputs.
+NetFactory = Callable[[Any, int], nn.Module]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 
 
@@ -30,15 +32,18 @@ def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
 
 
 class ClientModule(LightningModule):
-    """A client's model, objective, evaluation and optimiser for node classification on its own graph.
+    """A client's model, objective, evaluation and optimiser for classification of its nodes or examples.
 
-    Subclass it and override :meth:`loss` or :meth:`scores` for another task. Overriding ``training_step`` itself ties
-    the client to the sequential executor.
+    Subclass it and override :meth:`loss` and :meth:`scores` for another task, as :class:`RegressionClient` does.
+    Overriding ``training_step`` itself ties the client to the sequential executor.
 
     Args:
-        net: Builds the net from (number of features, number of classes); it maps a batch to a ``NodeOutput``.
+        net: Builds the net from (number of features, number of outputs); it maps a batch to a ``NetOutput``.
         optimizer: Builds the client's optimiser from its parameters.
     """
+
+    #: The validation metric that chooses the reported round.
+    monitor: ClassVar[str] = "val/acc"
 
     def __init__(self, net: NetFactory = GCN, optimizer: OptimizerFactory = default_optimizer) -> None:
         super().__init__()
@@ -48,21 +53,21 @@ class ClientModule(LightningModule):
         self.penalty: Penalty | None = None
         self.anchor: Parameters = {}
 
-    def build(self, num_features: int, num_classes: int) -> None:
+    def build(self, num_features: int | tuple[int, ...], num_outputs: int) -> None:
         """Create the net once the data's sizes are known."""
-        self.net = self.net_factory(num_features, num_classes)
+        self.net = self.net_factory(num_features, num_outputs)
 
     def parameter_dict(self) -> dict[str, Tensor]:
         """The net's parameters by name."""
         return dict(self.net.named_parameters())
 
-    def output(self, parameters: Parameters, batch: GraphBatch) -> NodeOutput:
+    def output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net with the given parameters; train or eval mode is the module's."""
-        output: NodeOutput = functional_call(self.net, dict(parameters), (batch,))
+        output: NetOutput = functional_call(self.net, dict(parameters), (batch,))
         return output
 
     def objective(
-        self, parameters: Parameters, batch: GraphBatch, anchor: Parameters, penalty: Penalty | None = None
+        self, parameters: Parameters, batch: Batch, anchor: Parameters, penalty: Penalty | None = None
     ) -> Tensor:
         """The local loss, a pure function: task loss plus the strategy's penalty.
 
@@ -78,45 +83,46 @@ class ClientModule(LightningModule):
         loss = self.loss(self.output(parameters, batch), batch)
         return loss if penalty is None else loss + penalty(parameters, anchor)
 
-    def loss(self, output: NodeOutput, batch: GraphBatch) -> Tensor:
-        """Mean cross entropy over the labelled training nodes, scalar (or one for each client of a stack)."""
-        loss_N = _cross_entropy(output.logits, batch.y)
-        weight_N = batch.train_mask.to(loss_N.dtype)
-        return (loss_N * weight_N).sum(dim=-1) / weight_N.sum(dim=-1).clamp(min=1)
+    def loss(self, output: NetOutput, batch: Batch) -> Tensor:
+        """Mean cross entropy over the labelled training examples, scalar (or one for each client of a stack)."""
+        return _masked_mean(_cross_entropy(output.logits, batch.y), batch.train_mask)
 
-    def scores(self, output: NodeOutput, batch: GraphBatch) -> dict[str, tuple[Tensor, Tensor]]:
+    def scores(self, output: NetOutput, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """Numerator and denominator of each metric, by name; ``val/...`` chooses and ``test/...`` is reported.
 
-        Accuracy is the share of correctly labelled nodes of the split, the loss is the mean cross entropy.
+        Accuracy is the share of correctly labelled examples of the split, the loss is the mean cross entropy.
         """
         correct_N = output.logits.argmax(dim=-1) == batch.y
-        loss_N = _cross_entropy(output.logits, batch.y)
-        scores = {}
-        for split, mask_N in (("train", batch.train_mask), ("val", batch.val_mask), ("test", batch.test_mask)):
-            count = mask_N.sum(dim=-1)
-            scores[f"{split}/acc"] = ((correct_N & mask_N).sum(dim=-1), count)
-            scores[f"{split}/loss"] = ((loss_N * mask_N).sum(dim=-1), count)
-        return scores
+        return split_scores(batch, {"acc": correct_N, "loss": _cross_entropy(output.logits, batch.y)})
 
-    def training_step(self, batch: GraphBatch, batch_idx: int) -> Tensor:
+    def score_table(self, parameters: Parameters, batch: Batch) -> dict[str, Tensor]:
+        """The scores of a model, each metric's numerator and denominator as one float32 tensor (..., 2)."""
+        found = self.scores(self.output(parameters, batch), batch)
+        return {name: torch.stack([value.float() for value in pair], dim=-1) for name, pair in found.items()}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The local objective on this client's own parameters."""
         return self.objective(self.parameter_dict(), batch, self.anchor, self.penalty)
 
-    def _evaluation_step(self, batch: GraphBatch, split: str) -> dict[str, Tensor]:
+    def _evaluation_step(self, batch: Batch, split: str) -> dict[str, Tensor]:
         scores = self.scores(self.output(self.parameter_dict(), batch), batch)
         return {name: total / count for name, (total, count) in scores.items() if name.startswith(split)}
 
-    def validation_step(self, batch: GraphBatch, batch_idx: int) -> dict[str, Tensor]:
-        """Metrics over this client's validation nodes."""
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Metrics over this client's validation examples."""
         return self._evaluation_step(batch, "val")
 
-    def test_step(self, batch: GraphBatch, batch_idx: int) -> dict[str, Tensor]:
-        """Metrics over this client's test nodes."""
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Metrics over this client's test examples."""
         return self._evaluation_step(batch, "test")
 
-    def predict_step(self, batch: GraphBatch, batch_idx: int) -> Tensor:
-        """Class probabilities of every node, (N, num_classes)."""
-        return self.output(self.parameter_dict(), batch).logits.softmax(dim=-1)
+    def predictions(self, output: NetOutput) -> Tensor:
+        """Class probabilities of every example, (N, num_classes)."""
+        return output.logits.softmax(dim=-1)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Predictions for every example, (N, num_outputs)."""
+        return self.predictions(self.output(self.parameter_dict(), batch))
 
     def configure_optimizers(self) -> Optimizer:
         """The client's optimiser over its own parameters."""
@@ -136,11 +142,57 @@ class ClientModule(LightningModule):
         """
         return {}
 
-    def example_count(self, batch: GraphBatch) -> Tensor:
+    def example_count(self, batch: Batch) -> Tensor:
         """Number of labelled training examples."""
         return batch.train_mask.sum(dim=-1)
 
 
+class RegressionClient(ClientModule):
+    """A client that predicts numbers: mean squared error over the examples and their targets.
+
+    The settings are those of :class:`ClientModule`. The metric is ``mse``, of which less is better.
+    """
+
+    monitor: ClassVar[str] = "val/mse"
+
+    def loss(self, output: NetOutput, batch: Batch) -> Tensor:
+        """Mean squared error over the training examples, scalar (or one for each client of a stack)."""
+        return _masked_mean((output.logits - batch.y).square().mean(dim=-1), batch.train_mask)
+
+    def scores(self, output: NetOutput, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Sum of the examples' squared errors (each a mean over its targets) and their number, for every split."""
+        error_N = (output.logits - batch.y).square().mean(dim=-1)
+        return split_scores(batch, {"mse": error_N, "loss": error_N})
+
+    def predictions(self, output: NetOutput) -> Tensor:
+        """Predicted targets, (N, num_outputs)."""
+        return output.logits
+
+
+def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Sum and count of each value over the training, validation and test examples.
+
+    Args:
+        batch: Of one client, or of a stack.
+        values: One number (or boolean) for every example, (..., N), by the metric's name.
+
+    Returns:
+        By ``train/name``, ``val/name``, ``test/name``.
+    """
+    masks = {"train": batch.train_mask, "val": batch.val_mask, "test": batch.test_mask}
+    counts = {split: mask_N.sum(dim=-1) for split, mask_N in masks.items()}
+    return {
+        f"{split}/{name}": ((value_N * mask_N).sum(dim=-1), counts[split])
+        for split, mask_N in masks.items()
+        for name, value_N in values.items()
+    }
+
+
+def _masked_mean(value_N: Tensor, mask_N: Tensor) -> Tensor:
+    weight_N = mask_N.to(value_N.dtype)
+    return (value_N * weight_N).sum(dim=-1) / weight_N.sum(dim=-1).clamp(min=1)
+
+
 def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy of every node, (..., N)."""
+    """Cross entropy of every example, (..., N)."""
     return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view_as(y)

@@ -49,6 +49,16 @@ class OverClients(Metric):
         }
 
 
+def less_is_better(name: str) -> bool:
+    """Whether a metric is a loss or an error.
+
+    Example:
+        >>> less_is_better("val/mse"), less_is_better("test/acc")
+        (True, False)
+    """
+    return name.endswith(("loss", "mse"))
+
+
 def summarise(scores: Payload, prefix: str = "") -> dict[str, float]:
     """Figures over the clients of a score payload.
 
@@ -58,7 +68,7 @@ def summarise(scores: Payload, prefix: str = "") -> dict[str, float]:
     """
     figures = {}
     for name, totals_C2 in scores.signals.items():
-        metric = OverClients(higher_is_better=not name.endswith("loss"))
+        metric = OverClients(higher_is_better=not less_is_better(name))
         metric.update(totals_C2.cpu())
         for kind, value in metric.compute().items():
             figures[f"{prefix}{name}" if kind == "mean" else f"{prefix}{name}_{kind}"] = float(value)

@@ -96,6 +96,25 @@ def random_bytes(key: Tensor, num_rows: int, num_columns: int) -> Tensor:
     return word.view(torch.uint8)[..., :num_columns]
 
 
+def random_order(key: Tensor, mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Draw elements without replacement, uniformly, in random order.
+
+    Args:
+        key: int64 keys, shape (*batch).
+        mask: Which elements may be drawn, (*batch, N). An element's luck does not depend on N.
+        count: How many to draw, at most N.
+
+    Returns:
+        Indices (*batch, count), and which of them were allowed: false only where fewer than ``count`` are.
+    """
+    num_elements = mask.shape[-1]
+    index = torch.arange(num_elements, device=key.device)
+    ticket = (_words(key, num_elements, 0x3C6EF372).long() << 31) + index  # unique, so that no draw hangs on a tie
+    last = torch.iinfo(torch.int64).max
+    drawn = ticket.masked_fill(~mask, last).topk(count, dim=-1, largest=False, sorted=True)
+    return drawn.indices, drawn.values < last
+
+
 def _threshold(drop_probability: float) -> int:
     return round(drop_probability * 256)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from fl_lightning.metrics import client_values
+from fl_lightning.metrics import client_values, less_is_better
 from fl_lightning.payload import Payload
 
 #: A smaller gain is a tie, which the earlier round wins: the order of the clients must not decide by rounding.
@@ -18,20 +18,21 @@ class Selection:
 
     Args:
         monitor: Name of the metric.
-        mode: Whether ``max`` or ``min`` of it is best.
+        mode: Whether ``max`` or ``min`` of it is best; None to go by the name (less of a loss or an error is better).
     """
 
-    def __init__(self, monitor: str = "val/acc", mode: Literal["max", "min"] = "max") -> None:
+    def __init__(self, monitor: str = "val/acc", mode: Literal["max", "min"] | None = None) -> None:
         self.monitor = monitor
         self.test = monitor.replace("val/", "test/")
-        self.sign = 1 if mode == "max" else -1
+        self.mode = mode or ("min" if less_is_better(monitor) else "max")
+        self.sign = 1 if self.mode == "max" else -1
         self.reset()
 
     def reset(self) -> None:
         """Forget every round."""
         self.best_round = -1
         self.best_value: float | None = None
-        self.max_over_rounds = float("-inf")
+        self.best_test: float | None = None
         self.result: dict[str, float] = {}
         self.client_monitor: list[float] = []
         self.client_test: list[float] = []
@@ -45,13 +46,15 @@ class Selection:
         """
         if self.monitor not in metrics:
             raise ValueError(f"trainer.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}")
-        self.max_over_rounds = max(self.max_over_rounds, metrics.get("test/acc", float("-inf")))
+        if self.test in metrics and self._is_better(metrics[self.test], self.best_test):
+            self.best_test = metrics[self.test]
         if self._is_better(metrics[self.monitor], self.best_value):
             self.best_value, self.best_round = metrics[self.monitor], round_idx
             self.result = {**metrics, "best_round": round_idx}
         self._choose_per_client(scores)
         self._choose_for_other_models(metrics)
-        self.result["test/max_over_rounds"] = self.max_over_rounds
+        if self.best_test is not None:
+            self.result[f"test/{self.mode}_over_rounds"] = self.best_test
 
     def _is_better(self, value: float, best: float | None) -> bool:
         return best is None or math.isnan(best) or self.sign * (value - best) > SMALLEST_GAIN
@@ -84,7 +87,7 @@ class Selection:
         return {
             "best_round": self.best_round,
             "best_value": self.best_value,
-            "max_over_rounds": self.max_over_rounds,
+            "best_test": self.best_test,
             "result": dict(self.result),
             "client_monitor": self.client_monitor,
             "client_test": self.client_test,

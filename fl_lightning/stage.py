@@ -1,16 +1,17 @@
 """One exchange of a round: the server sends, the clients work, the clients answer."""
 
+import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fl_lightning.batch import GraphBatch
+from fl_lightning.batch import Batch
 from fl_lightning.client import ClientModule, Parameters, Penalty
 from fl_lightning.payload import Payload
 
 #: A pure function of (client module, its parameters, its batch), evaluated after local training in eval mode.
-Signal = Callable[[ClientModule, Parameters, GraphBatch], Tensor]
+Signal = Callable[[ClientModule, Parameters, Batch], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Stage:
         signals: What goes up beside them, by name.
         penalty: Term added to the local objective.
         reset_optimizer: Start the local optimiser anew in place of keeping its state over the rounds.
+        trained: Shell-style patterns of the parameters that are trained.
     """
 
     name: str
@@ -34,6 +36,11 @@ class Stage:
     signals: Mapping[str, Signal] = field(default_factory=dict)
     penalty: Penalty | None = None
     reset_optimizer: bool = False
+    trained: tuple[str, ...] = ("*",)
+
+    def trains(self, name: str) -> bool:
+        """Whether a parameter is trained."""
+        return any(fnmatch.fnmatch(name, pattern) for pattern in self.trained)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +50,9 @@ class Evaluation:
     Attributes:
         payload: Parameters that replace the client's own; the client keeps what is not in it. None: its own model.
         num_epochs: Local epochs on a copy before the evaluation (fine-tuning); the client's own state is untouched.
+        trained: Shell-style patterns of the parameters that these epochs train.
     """
 
     payload: Payload | None = None
     num_epochs: int = 0
+    trained: tuple[str, ...] = ("*",)

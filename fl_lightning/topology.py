@@ -42,6 +42,15 @@ class Topology(ABC):
             "others: add edges"
         )
 
+    def relations(self, num_clients: int, seed: int) -> Tensor:
+        """Return the same graph as a client relation graph, float32 (C, C), with its weights if it has any.
+
+        It need not be connected.
+        """
+        root = seed if self.seed is None else self.seed
+        graph = self.draw(num_clients, derive_key(root, "relations") % 2**32)
+        return torch.from_numpy(nx.to_numpy_array(graph, nodelist=range(num_clients), dtype="float32"))
+
 
 class Ring(Topology):
     """Each client has two neighbours."""

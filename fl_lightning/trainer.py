@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fl_lightning import checkpoint
 from fl_lightning.allocator import keep_freed_memory
-from fl_lightning.batch import GraphCollator
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, PartitionTable
@@ -34,7 +33,7 @@ from fl_lightning.processes import gather, gather_objects, leave_at_exit, shard
 from fl_lightning.randomness import derive_key
 from fl_lightning.run_folder import find_checkpoint, new_run_folder, run_folder_of
 from fl_lightning.selection import Selection
-from fl_lightning.stage import Stage
+from fl_lightning.stage import Evaluation, Stage
 from fl_lightning.strategies import Federation, Strategy
 
 _DTYPES = {
@@ -59,8 +58,8 @@ class FederatedTrainer:
         executor: How the clients of a process are run; the stacked executor by default.
         participation: Who takes part in a round; everyone by default.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
-        monitor: The validation metric that chooses the reported round.
-        monitor_mode: Whether ``max`` or ``min`` of it is best.
+        monitor: The validation metric that chooses the reported round; None for the model's own choice.
+        monitor_mode: Whether ``max`` or ``min`` of it is best; None to go by its name.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         devices: As in Lightning: number or list of devices on each node.
         num_nodes: Machines.
@@ -83,8 +82,8 @@ class FederatedTrainer:
         executor: Executor | None = None,
         participation: Participation | None = None,
         evaluate_every: int = 1,
-        monitor: str = "val/acc",
-        monitor_mode: Literal["max", "min"] = "max",
+        monitor: str | None = None,
+        monitor_mode: Literal["max", "min"] | None = None,
         accelerator: str = "auto",
         devices: list[int] | int | str = 1,
         num_nodes: int = 1,
@@ -108,6 +107,7 @@ class FederatedTrainer:
         self.participation = participation or Participation()
         self.evaluate_every = evaluate_every
         self.precision = precision
+        self.dtype = _DTYPES[precision]
         self.callbacks = [] if callbacks is None else callbacks if isinstance(callbacks, list) else [callbacks]
         self.logger = logger
         self.root = Path(default_root_dir) / run_name
@@ -124,7 +124,8 @@ class FederatedTrainer:
         self.started = False
         self.failures: dict[str, str] = {}
         self.interruption = Interruption()
-        self.selection = Selection(monitor, monitor_mode)
+        self.monitor, self.monitor_mode = monitor, monitor_mode
+        self.selection = Selection()
 
     # ------------------------------------------------------------------ the four verbs
 
@@ -191,10 +192,10 @@ class FederatedTrainer:
     def predict(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
     ) -> dict[int, Tensor]:
-        """Predict every node of every training client with a checkpoint.
+        """Predict every node or example of every training client with a checkpoint.
 
         Returns:
-            Class probabilities by client, (N_i, num_classes).
+            Class probabilities, or predicted targets, by client, (N_i, num_outputs).
         """
         self._restore(model, datamodule, algorithm, ckpt_path)
         evaluation = algorithm.evaluations(self.training_clients)[""]
@@ -206,7 +207,7 @@ class FederatedTrainer:
     def data(
         self, datamodule: FederatedDataModule, csv: str | None = None, picture: str | None = None
     ) -> PartitionTable:
-        """Describe the clients: nodes, edges, lost edges, classes, clustering, heterogeneity, non-IIDness.
+        """Describe the clients: sizes, classes, heterogeneity; of graphs also edges, clustering, non-IIDness.
 
         Args:
             datamodule: The clients' data.
@@ -285,6 +286,8 @@ class FederatedTrainer:
             scores = gather(self.fabric, self.executor.evaluate(evaluation, clients, self.round_idx))
             self.scores[prefix + kind] = scores
             metrics |= summarise(scores, prefix + kind)
+        for callback in self.callbacks:
+            callback.on_evaluate(self, metrics, prefix)
         return metrics
 
     def _admit_new_clients(self) -> dict[str, float]:
@@ -329,36 +332,51 @@ class FederatedTrainer:
             datamodule.prepare_data()
         datamodule.setup()
         self.datamodule, self.algorithm = datamodule, algorithm
-        graphs = datamodule.clients
-        self.client_names = [graph.name for graph in graphs]
-        self.training_clients = self.participation.training_clients(len(graphs), self.seed)
-        self.new_clients = tuple(c for c in range(len(graphs)) if c not in set(self.training_clients))
+        self.client_names = [client.name for client in datamodule.clients]
+        everyone = range(len(self.client_names))
+        self.training_clients = self.participation.training_clients(len(everyone), self.seed)
+        self.new_clients = tuple(client for client in everyone if client not in set(self.training_clients))
         self.run_dir = self.fabric.broadcast(run_dir or new_run_folder(self.root))
         with self.fabric.init_module(), torch.random.fork_rng([]):
             torch.manual_seed(derive_key(self.seed, "client", "initialisation"))
-            model.build(datamodule.num_features, datamodule.num_classes)
+            model.build(datamodule.num_features, datamodule.num_outputs)
         model.to(self.fabric.device)
         self.initial_parameters = {n: p.detach().clone() for n, p in model.net.named_parameters()}
+        relation_CC = datamodule.relation_CC
         algorithm.setup(
             Federation(
-                num_clients=len(graphs),
+                num_clients=len(everyone),
                 training_clients=self.training_clients,
                 num_features=datamodule.num_features,
                 parameters=self.initial_parameters,
                 seed=self.seed,
                 device=self.fabric.device,
+                relation_CC=None if relation_CC is None else relation_CC.to(self.fabric.device),
             )
         )
-        shards = shard([graph.num_nodes + graph.num_edges for graph in graphs], self.fabric.world_size)
-        collator = GraphCollator(graphs, device=self.fabric.device, dtype=_DTYPES[self.precision])
+        clients: tuple[Any, ...] = datamodule.clients
+        for callback in self.callbacks:
+            clients = callback.on_clients(self, clients)
+        shards = shard([client.work for client in clients], self.fabric.world_size)
+        collator = datamodule.collator(clients, device=self.fabric.device, dtype=self.dtype)
         self.executor.setup(self.fabric, model, collator, shards[self.fabric.global_rank], seed=self.seed)
-        self.selection.reset()
+        self.selection = Selection(self.monitor or model.monitor, self.monitor_mode)
+        self._check_monitor()
         self.round_idx = 0
         self.should_stop = False
         self.interruption = Interruption()
         self.scores: dict[str, Payload] = {}
         self.history: list[dict[str, float]] = []
         self.loggers: list[Logger] = []
+
+    def _check_monitor(self) -> None:
+        """Score one client before anything is trained: the monitored metric must be there."""
+        scores = self.executor.evaluate(Evaluation(), self.executor.clients[:1], 0)
+        if not self.selection.monitor.endswith(tuple(scores.signals)):
+            raise ValueError(
+                f"trainer.monitor is {self.selection.monitor!r}, but the model is scored by "
+                f"{', '.join(sorted(scores.signals))}"
+            )
 
     def _start_loggers(self) -> None:
         if self.logger is True:

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
 from fl_lightning.data import ClientGraph, GlobalSplit, Partitioner, PlantedCommunities
+from fl_lightning.graph_batch import GraphCollator
 
 torch.set_num_threads(1)
 
@@ -39,11 +40,15 @@ class GivenClients(LightningDataModule):
         super().__init__()
         self.clients = list(clients)
         self.num_features = clients[0].num_features
-        self.num_classes = num_classes
+        self.num_outputs = num_classes
+        self.relation_CC = None
         self.partition_hash = "given"
 
     def setup(self, stage: str | None = None) -> None:
         pass
+
+    def collator(self, clients: Sequence[ClientGraph], *, device: torch.device, dtype: torch.dtype) -> GraphCollator:
+        return GraphCollator(clients, device=device, dtype=dtype)
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,10 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam
 from torch_geometric.nn import GCNConv
 
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
-from fl_lightning.batch import GraphCollator, single
+from fl_lightning.batch import single
 from fl_lightning.block_sparse import BlockSparse, block_matmul
 from fl_lightning.data import ClientGraph
+from fl_lightning.graph_batch import GraphCollator
 from fl_lightning.models import GCN
 from fl_lightning.strategies import FedAvg, FedSheafHN, Local
 
@@ -137,7 +138,7 @@ def test_a_client_does_not_see_the_others_of_its_batch(sparse, graphs, make_mode
 def test_padding_has_no_weight(graphs) -> None:
     batch = collator(graphs)([0, 4])
 
-    padding = ~batch.node_mask
+    padding = ~batch.real_mask
     assert padding.sum() == graphs[0].num_nodes - graphs[4].num_nodes
     for mask in (batch.train_mask, batch.val_mask, batch.test_mask):
         assert not (mask & padding).any()
@@ -329,7 +330,7 @@ def test_sequential_runs_the_hooks_of_an_own_training_step(federation, make_mode
     OwnStep.calls.clear()
     trainer = make_trainer(executor=SequentialExecutor(), num_rounds=1)
     trainer.fit(make_model(OwnStep), federation, FedAvg(num_epochs=2))
-    assert OwnStep.calls == ["start", "step 0", "epoch", "step 1", "epoch"] * 5
+    assert OwnStep.calls == ["start", "step 0", "epoch", "step 0", "epoch"] * 5
 
 
 def test_stacked_refuses_an_own_training_step(federation, make_model, make_trainer) -> None:

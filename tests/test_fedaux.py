@@ -8,7 +8,7 @@ from torch.optim import SGD, Adam
 
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.data import ClientGraph
-from fl_lightning.models import NodeOutput
+from fl_lightning.models import NetOutput
 from fl_lightning.strategies import FedAux, Local
 from fl_lightning.strategies.fedaux import FedAuxClient
 
@@ -27,9 +27,9 @@ class Follower(nn.Module):
         self.number = nn.Parameter(torch.zeros(()))
         self.projection = nn.Parameter(torch.tensor(START))
 
-    def forward(self, batch) -> NodeOutput:
+    def forward(self, batch) -> NetOutput:
         residual_N3 = batch.propagated_x - torch.cat([self.projection, self.number[None]])
-        return NodeOutput(residual_N3, residual_N3)
+        return NetOutput(residual_N3, residual_N3)
 
 
 class Pull(FedAuxClient):

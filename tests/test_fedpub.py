@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fl_lightning import Payload, SequentialExecutor, StackedExecutor
-from fl_lightning.batch import GraphCollator, single
+from fl_lightning.batch import single
+from fl_lightning.graph_batch import GraphCollator
 from fl_lightning.models import GCN, MaskedGCN
 from fl_lightning.similarity import cosine_similarity, mixing_breadth, softmax_mixing
 from fl_lightning.strategies import Federation, FedPub

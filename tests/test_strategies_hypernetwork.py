@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning import Callback, Participation, Payload, SequentialExecutor, StackedExecutor
-from fl_lightning.batch import GraphCollator, single
+from fl_lightning.batch import single
+from fl_lightning.graph_batch import GraphCollator
 from fl_lightning.models import GATDiffusion, GCNDiffusion, NoDiffusion, SheafDiffusion
 from fl_lightning.payload import flatten, unflatten
 from fl_lightning.strategies import Federation, FedSheafHN

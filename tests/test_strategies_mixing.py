@@ -9,7 +9,7 @@ from torch.optim import SGD
 
 from fl_lightning import ClientModule, FederatedTrainer, Participation, Payload, SequentialExecutor, StackedExecutor
 from fl_lightning.data import ClientGraph
-from fl_lightning.models import NodeOutput
+from fl_lightning.models import NetOutput
 from fl_lightning.strategies import FedAvg, FedAvgFinetune, FedPer, FedProx, Local
 from fl_lightning.strategies.fedprox import Proximal
 from fl_lightning.strategies.mixing import Mixing, example_weights
@@ -36,9 +36,9 @@ class Product(nn.Module):
         self.convs = nn.ParameterList([torch.tensor(START[0])])
         self.head = nn.ParameterList([torch.tensor(START[1])])
 
-    def forward(self, batch) -> NodeOutput:
+    def forward(self, batch) -> NetOutput:
         hidden_N1 = batch.propagated_x * self.convs[0]
-        return NodeOutput(hidden_N1 * self.head[0], hidden_N1)
+        return NetOutput(hidden_N1 * self.head[0], hidden_N1)
 
 
 class Regression(ClientModule):

@@ -206,7 +206,7 @@ def odd_shape(client, parameters, batch):
 
 
 def odd_value(client, parameters, batch):
-    return graph_embedding(client, parameters, batch) / (batch.node_mask.sum() != 18)
+    return graph_embedding(client, parameters, batch) / (batch.real_mask.sum() != 18)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ class Misspelt(Callback):
         ({"precision": "16-true"}, r"trainer\.precision must be one of .*bf16-mixed.*got '16-true'"),
         ({"callbacks": Misspelt()}, r"Misspelt defines on_round_ends, which is no hook: did you mean on_round_end\?"),
         ({"callbacks": object()}, r"object is not a fl_lightning\.Callback"),
-        ({"monitor": "val/f1"}, r"trainer\.monitor is 'val/f1', which is not among .*val/acc"),
+        ({"monitor": "val/f1"}, r"trainer\.monitor is 'val/f1', but the model is scored by .*val/acc"),
         ({"participation": Participation(num_clients=6)}, "num_clients is 6, but only 5 clients train"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",

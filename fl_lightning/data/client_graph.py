@@ -42,6 +42,16 @@ class ClientGraph:
         return self.edge_index_2E.shape[1]
 
     @property
+    def size(self) -> int:
+        """Nodes: what a batch pads."""
+        return self.num_nodes
+
+    @property
+    def work(self) -> int:
+        """What a step on the client costs, for sharing the clients out over processes: nodes and edges."""
+        return self.num_nodes + self.num_edges
+
+    @property
     def num_features(self) -> int:
         """Features of a node."""
         return self.x_NF.shape[1]

@@ -3,20 +3,23 @@
 Legend of shape suffixes: C clients, K classes, N nodes of all clients, P pairs of clients.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from scipy.spatial.distance import jensenshannon
 from torch import Tensor
 
 from fl_lightning.data.adjacency import adjacency_matrix
+from fl_lightning.data.client_examples import ClientExamples
 from fl_lightning.data.client_graph import ClientGraph
 from fl_lightning.randomness import generator
 
 
 def label_histograms(
-    clients: tuple[ClientGraph, ...], num_classes: int
+    clients: Sequence[ClientGraph] | Sequence[ClientExamples], num_classes: int
 ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Count the labelled nodes of every class in every client, shape (C, K)."""
+    """Count the labelled nodes or examples of every class in every client, shape (C, K)."""
     return np.stack([np.bincount(client.y_N[client.y_N >= 0], minlength=num_classes) for client in clients])
 
 
@@ -44,7 +47,7 @@ def label_divergence(histogram_CK: np.ndarray[tuple[int, int], np.dtype[np.int64
     return float(np.mean(jensenshannon(histogram_CK, pooled_CK, axis=1) ** 2))
 
 
-def neighbourhood_discrepancy(clients: tuple[ClientGraph, ...], *, seed: int = 0, max_nodes: int = 4000) -> float:
+def neighbourhood_discrepancy(clients: Sequence[ClientGraph], *, seed: int = 0, max_nodes: int = 4000) -> float:
     r"""Return the mean over client pairs of the squared maximum mean discrepancy of their neighbourhoods.
 
     A node is embedded as the mean of the features of its neighbours and itself. The kernel is

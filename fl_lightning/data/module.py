@@ -1,8 +1,9 @@
-"""The federation's data: a prepared graph, partitioned into clients and split, behind Lightning's data interface."""
+"""The federation's data: what each client holds and how it is split, behind Lightning's data interface."""
 
 import hashlib
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -14,32 +15,46 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch_geometric.data import Data
 
+from fl_lightning.batch import Collator
 from fl_lightning.data.adjacency import adjacency_matrix
+from fl_lightning.data.client_examples import ClientExamples
 from fl_lightning.data.client_graph import ClientGraph
+from fl_lightning.data.example_source import ExampleSource
 from fl_lightning.data.folders import cache_folder, data_root
 from fl_lightning.data.partition import Partitioner
 from fl_lightning.data.partition_record import FORMAT_VERSION, PartitionRecord, canonical_json, hash_graph
 from fl_lightning.data.partition_table import PartitionTable
 from fl_lightning.data.preparation import prepare_graph
-from fl_lightning.data.source import GraphSource
-from fl_lightning.data.split import GlobalSplit, Role, Splitter
+from fl_lightning.data.source import GraphSource, Source
+from fl_lightning.data.split import ClientSplit, GlobalSplit, Role, Splitter
+from fl_lightning.example_batch import ExampleCollator
+from fl_lightning.graph_batch import GraphCollator
+from fl_lightning.topology import Topology
 
 _log = logging.getLogger(__name__)
 
 
 class FederatedDataModule(LightningDataModule):
-    """Loads a global graph, gives every client its subgraph, and caches the partition.
+    """Gives every client its subgraph of a global graph, or the examples that a source has for it.
 
-    The cache holds node indices and roles under a key of everything they depend on; a record that does not fit the
-    graph, or is damaged, is made anew. After :meth:`setup` only the clients' subgraphs stay in memory.
+    A graph's partition is cached: node indices and roles under a key of everything they depend on; a record that does
+    not fit the graph, or is damaged, is made anew. After :meth:`setup` only the clients' own data stay in memory.
 
     Args:
-        source: The global graph.
-        partitioner: Assigns nodes to clients.
-        splitter: Gives nodes their roles; None for ``GlobalSplit(train=0.4, val=0.3)``.
+        source: A global graph, or clients that have examples of their own.
+        partitioner: Assigns a graph's nodes to clients.
+        splitter: Gives nodes or examples their roles; None for ``GlobalSplit(train=0.4, val=0.3)`` on a graph and
+            ``ClientSplit(train=0.6, val=0.2)`` on examples.
+        relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.
+        batch_size: Examples of a mini-batch; None for all of a client's at once. Graphs are trained full-batch.
+        steps_per_epoch: Mini-batches that make a local epoch; None for as many as a pass over a client's training
+            examples takes.
         root: Folder of the data sets; None for ``$FL_DATA_ROOT``, else ``./data``.
         cache_dir: Folder of derived files; None for ``$FL_CACHE_DIR``, else ``~/.cache/fl_lightning``.
-        seed: Of the split, and of the partition unless the partitioner has its own.
+        seed: Of the split, of what a source of examples draws, and of the partition unless the partitioner has its own.
+
+    Raises:
+        ValueError: Settings are missing, out of range, or do not fit the kind of source.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -54,35 +69,67 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        source: GraphSource,
-        partitioner: Partitioner,
+        source: Source,
+        partitioner: Partitioner | None = None,
         splitter: Splitter | None = None,
         *,
+        relation_graph: Topology | None = None,
+        batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
         root: str | None = None,
         cache_dir: str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        kind = type(source).__name__
+        if isinstance(source, GraphSource):
+            if partitioner is None:
+                raise ValueError(f"data.partitioner is missing: {kind} is one graph, which has to be cut into clients")
+            if batch_size is not None or steps_per_epoch is not None:
+                raise ValueError(
+                    f"data.batch_size and data.steps_per_epoch are for examples; {kind} is a graph, trained full-batch"
+                )
+        elif not isinstance(source, ExampleSource):
+            raise ValueError(f"data.source is {kind}, which is neither a GraphSource nor an ExampleSource")
+        elif partitioner is not None:
+            raise ValueError(
+                f"data.partitioner is {type(partitioner).__name__}, but {kind} has its own clients: drop it"
+            )
+        for name, value in {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"data.{name} must be at least 1, got {value}")
         self.source = source
         self.partitioner = partitioner
-        self.splitter = splitter or GlobalSplit()
+        self.splitter = splitter or (GlobalSplit() if partitioner is not None else ClientSplit(train=0.6, val=0.2))
+        self.relation_graph = relation_graph
+        self.batch_size = batch_size
+        self.steps_per_epoch = steps_per_epoch
         self.root = data_root(root)
         self.cache_dir = cache_folder(cache_dir)
         self.seed = seed
-        self._clients: tuple[ClientGraph, ...] = ()
+        self._clients: tuple[ClientGraph, ...] | tuple[ClientExamples, ...] = ()
         self._edges_lost: tuple[int, ...] = ()
-        self._num_classes = 0
+        self._num_outputs = 0
+        self._relation_CC: Tensor | None = None
         self._partition_hash = ""
 
     def prepare_data(self) -> None:
         """Make and cache the partition unless it is cached (one process of a machine; sets no state)."""
-        if PartitionRecord.load(self._cache_path) is None:
+        if isinstance(self.source, GraphSource) and PartitionRecord.load(self._cache_path) is None:
             self._make_record(self._load_graph())
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the graph and the cached partition and build ``clients``; without a cache it is made first."""
+        """Build ``clients``: read a graph and its cached partition (without a cache it is made first), or examples."""
         if self._clients:
             return
+        if isinstance(self.source, GraphSource):
+            self._setup_graph()
+        elif isinstance(self.source, ExampleSource):
+            self._setup_examples(self.source)
+        if self.relation_graph is not None:
+            self._relation_CC = self.relation_graph.relations(self.num_clients, self.seed)
+
+    def _setup_graph(self) -> None:
         data = self._load_graph()
         record = PartitionRecord.load(self._cache_path)
         if record is None:
@@ -95,12 +142,38 @@ class FederatedDataModule(LightningDataModule):
             )
             record = self._make_record(data)
         self._clients, self._edges_lost = _extract(data, record)
-        self._num_classes = int(data.y.max()) + 1
+        self._num_outputs = int(data.y.max()) + 1
         self._partition_hash = record.content_hash(self._identity)
 
+    def _setup_examples(self, source: ExampleSource) -> None:
+        examples = source.load(self.root, self.seed)
+        labels = [torch.zeros(len(y_N), dtype=torch.int64) if y_N.is_floating_point() else y_N for y_N in examples.y]
+        offsets = torch.tensor([0, *map(len, labels)]).cumsum(0)
+        slices = [torch.arange(*offsets[client : client + 2].tolist()) for client in range(len(labels))]
+        label_N = torch.cat(labels)
+        roles = self.splitter(Data(y=label_N, num_nodes=len(label_N)), slices, self.seed)
+        self._clients = tuple(
+            ClientExamples(
+                name=name,
+                x_NX=x_NX,
+                y_N=y_N,
+                train_mask_N=role_N == Role.TRAIN,
+                val_mask_N=role_N == Role.VAL,
+                test_mask_N=role_N == Role.TEST,
+            )
+            for name, x_NX, y_N, role_N in zip(examples.names, examples.x, examples.y, roles, strict=True)
+        )
+        self._num_outputs = examples.num_outputs
+        self._relation_CC = examples.relation_CC
+        digest = hashlib.sha256(canonical_json(self._identity).encode())
+        for tensor in (*examples.x, *examples.y, *roles):
+            digest.update(f"{tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        self._partition_hash = digest.hexdigest()
+
     @property
-    def clients(self) -> tuple[ClientGraph, ...]:
-        """The clients' subgraphs, in the partitioner's order.
+    def clients(self) -> tuple[ClientGraph, ...] | tuple[ClientExamples, ...]:
+        """What each client holds, in the partitioner's or the source's order.
 
         Raises:
             RuntimeError: Before :meth:`setup`.
@@ -115,14 +188,35 @@ class FederatedDataModule(LightningDataModule):
         return len(self.clients)
 
     @property
-    def num_features(self) -> int:
-        """Features of a node, alike in all clients."""
-        return self.clients[0].num_features
+    def num_features(self) -> int | tuple[int, ...]:
+        """Features of a node or of an example that is a vector, else the shape of an example; alike in all clients."""
+        first = self.clients[0]
+        if isinstance(first, ClientGraph):
+            return first.num_features
+        shape = tuple(first.x_NX.shape[1:])
+        return shape[0] if len(shape) == 1 else shape
 
     @property
-    def num_classes(self) -> int:
-        """Classes of the global graph; a client may lack some."""
-        return self._num_classes if self.clients else 0
+    def num_outputs(self) -> int:
+        """Classes of the whole federation (a client may lack some), or numbers of a target."""
+        return self._num_outputs if self.clients else 0
+
+    @property
+    def relation_CC(self) -> Tensor | None:
+        """The client relation graph, non-negative, symmetric, zero diagonal, (C, C); None if there is none."""
+        return self._relation_CC if self.clients else None
+
+    def collator(
+        self, clients: Sequence[ClientGraph] | Sequence[ClientExamples], *, device: torch.device, dtype: torch.dtype
+    ) -> Collator:
+        """Make the batches of clients of this module's kind: its own, or changed copies of them."""
+        graphs = [client for client in clients if isinstance(client, ClientGraph)]
+        examples = [client for client in clients if isinstance(client, ClientExamples)]
+        if graphs:
+            return GraphCollator(graphs, device=device, dtype=dtype)
+        return ExampleCollator(
+            examples, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch, device=device, dtype=dtype
+        )
 
     @property
     def partition_hash(self) -> str:
@@ -142,6 +236,8 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             ValueError: The graph has no such attribute.
         """
+        if not isinstance(self.source, GraphSource):
+            raise ValueError(f"{type(self.source).__name__} is no graph, so its nodes have no {name!r}")
         data = self._load_graph()
         if data.get(name) is None or name not in data.node_attrs():
             raise ValueError(f"{type(self.source).__name__}'s graph has no {name!r}: {', '.join(data.node_attrs())}")
@@ -149,29 +245,32 @@ class FederatedDataModule(LightningDataModule):
         return attribute
 
     def statistics(self) -> PartitionTable:
-        """Describe the partition: sizes, lost edges, classes, clustering and how unlike the clients are."""
-        return PartitionTable.from_clients(
-            self.clients, edges_lost=self._edges_lost, num_classes=self.num_classes, seed=self.seed
-        )
+        """Describe the clients: sizes, classes, of graphs also lost edges and clustering, and how unlike they are."""
+        if graphs := [client for client in self.clients if isinstance(client, ClientGraph)]:
+            return PartitionTable.from_graphs(
+                graphs, edges_lost=self._edges_lost, num_classes=self.num_outputs, seed=self.seed
+            )
+        examples = [client for client in self.clients if isinstance(client, ClientExamples)]
+        return PartitionTable.from_examples(examples, num_classes=self.num_outputs)
 
     @property
     def _identity(self) -> dict[str, Any]:
-        return {
-            "source": self.source.identity(),
-            "preparation": asdict(self.source.preparation),
-            "partitioner": self.partitioner.identity(),
-            "splitter": self.splitter.identity(),
-            "seed": self.seed,
-        }
+        identity = {"source": self.source.identity(), "splitter": self.splitter.identity(), "seed": self.seed}
+        if isinstance(self.source, GraphSource) and self.partitioner is not None:
+            identity["preparation"] = asdict(self.source.preparation)
+            identity["partitioner"] = self.partitioner.identity()
+        return identity
 
     @property
     def _cache_path(self) -> Path:
         return self.cache_dir / "partitions" / f"{self.cache_key}.pt"
 
     def _load_graph(self) -> Data:
+        assert isinstance(self.source, GraphSource)
         return prepare_graph(self.source.load(self.root, self.cache_dir), self.source.preparation)
 
     def _make_record(self, data: Data) -> PartitionRecord:
+        assert self.partitioner is not None
         node_idx = self.partitioner(data, self.seed)
         roles = self.splitter(data, node_idx, self.seed)
         record = PartitionRecord(node_idx=tuple(node_idx), roles=tuple(roles), graph_hash=hash_graph(data))

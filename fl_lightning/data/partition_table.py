@@ -1,6 +1,7 @@
 """What a partition looks like: a row for each client, means and heterogeneity over the federation."""
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from fl_lightning.data.adjacency import adjacency_matrix, clustering_coefficient
+from fl_lightning.data.client_examples import ClientExamples
 from fl_lightning.data.client_graph import ClientGraph
 from fl_lightning.data.heterogeneity import (
     label_divergence,
@@ -24,7 +26,7 @@ from fl_lightning.data.heterogeneity import (
 
 @dataclass(frozen=True, kw_only=True)
 class ClientStatistics:
-    """One client.
+    """One client and its subgraph.
 
     Attributes:
         client: Its name.
@@ -50,26 +52,49 @@ class ClientStatistics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExampleStatistics:
+    """One client and its examples.
+
+    Attributes:
+        client: Its name.
+        num_examples: Examples.
+        num_classes: Classes that occur in it; 0 in a regression.
+        num_train: Training examples.
+        num_val: Validation examples.
+        num_test: Test examples.
+    """
+
+    client: str
+    num_examples: int
+    num_classes: int
+    num_train: int
+    num_val: int
+    num_test: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartitionTable:
     """Statistics of a federation.
 
     Attributes:
         rows: The clients.
-        label_counts: For each client the number of labelled nodes of every class.
-        heterogeneity: Median over client pairs of the Jensen-Shannon distance of label histograms, in [0, 0.833].
-        non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighbourhoods (FedAux).
+        label_counts: For each client the number of labelled nodes or examples of every class; empty in a regression.
+        heterogeneity: Median over client pairs of the Jensen-Shannon distance of label histograms, in [0, 0.833]; nan
+            in a regression.
+        non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighbourhoods (FedAux); nan
+            without graphs.
     """
 
-    rows: tuple[ClientStatistics, ...]
+    rows: tuple[ClientStatistics, ...] | tuple[ExampleStatistics, ...]
     label_counts: tuple[tuple[int, ...], ...]
     heterogeneity: float
-    non_iidness: float
+    non_iidness: float = float("nan")
 
     @classmethod
-    def from_clients(
-        cls, clients: tuple[ClientGraph, ...], *, edges_lost: Sequence[int], num_classes: int, seed: int = 0
+    def from_graphs(
+        cls, clients: Sequence[ClientGraph], *, edges_lost: Sequence[int], num_classes: int, seed: int = 0
     ) -> "PartitionTable":
-        """Measure the clients.
+        """Measure clients that hold subgraphs.
 
         Args:
             clients: The clients.
@@ -99,43 +124,75 @@ class PartitionTable:
             non_iidness=label_divergence(histogram_CK) + neighbourhood_discrepancy(clients, seed=seed),
         )
 
+    @classmethod
+    def from_examples(cls, clients: Sequence[ClientExamples], *, num_classes: int) -> "PartitionTable":
+        """Measure clients that hold examples; ``num_classes`` is not read in a regression."""
+        classify = not clients[0].y_N.is_floating_point()
+        histogram_CK = label_histograms(clients, num_classes) if classify else None
+        rows = tuple(
+            ExampleStatistics(
+                client=client.name,
+                num_examples=client.size,
+                num_classes=0 if histogram_CK is None else int(np.count_nonzero(histogram_CK[idx])),
+                num_train=client.num_examples,
+                num_val=int(client.val_mask_N.sum()),
+                num_test=int(client.test_mask_N.sum()),
+            )
+            for idx, client in enumerate(clients)
+        )
+        if histogram_CK is None:
+            return cls(rows=rows, label_counts=(), heterogeneity=float("nan"))
+        counts = tuple(map(tuple, histogram_CK.tolist()))
+        return cls(rows=rows, label_counts=counts, heterogeneity=label_heterogeneity(histogram_CK))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns; the first is the client."""
+        return tuple(field.name for field in fields(self.rows[0]))
+
     @property
     def means(self) -> dict[str, float]:
         """Mean over the clients of every numeric column."""
-        return {name: fmean(getattr(row, name) for row in self.rows) for name in _COLUMNS[1:]}
+        return {name: fmean(getattr(row, name) for row in self.rows) for name in self.columns[1:]}
 
     def to_csv(self, path: str | Path) -> None:
         """Write a row for each client and one named ``mean``, which also has the heterogeneity and non-IIDness."""
         with Path(path).open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow([*_COLUMNS, "heterogeneity", "non_iidness"])
+            writer.writerow([*self.columns, "heterogeneity", "non_iidness"])
             writer.writerows([*astuple(row), "", ""] for row in self.rows)
             writer.writerow(["mean", *self.means.values(), self.heterogeneity, self.non_iidness])
 
     def rich_table(self) -> Table:
         """Return the table for a terminal."""
+        unlikeness = {"heterogeneity": self.heterogeneity, "non-IIDness": self.non_iidness}
         table = Table(
             title=f"{len(self.rows)} clients",
-            caption=f"heterogeneity {self.heterogeneity:.3f}, non-IIDness {self.non_iidness:.3f}",
+            caption=", ".join(f"{name} {value:.3f}" for name, value in unlikeness.items() if not math.isnan(value)),
             show_footer=True,
             box=box.SIMPLE,
             padding=(0, 1, 0, 0),
         )
         means = self.means
         table.add_column("client", footer="mean", no_wrap=True)
-        for name in _COLUMNS[1:]:
+        for name in self.columns[1:]:
             header = name.removeprefix("num_").removeprefix("edges_")
             table.add_column(header, _short(means[name]), justify="right", no_wrap=True)
         for row in self.rows:
-            table.add_row(row.client, *(_short(getattr(row, name)) for name in _COLUMNS[1:]))
+            table.add_row(row.client, *(_short(getattr(row, name)) for name in self.columns[1:]))
         return table
 
     def plot_labels(self, path: str | Path) -> None:
-        """Draw how many nodes of each class every client holds, and save the picture.
+        """Draw how many nodes or examples of each class every client holds, and save the picture.
 
         Args:
             path: Its ending sets the format, e.g. ``labels.png`` or ``labels.pdf``.
+
+        Raises:
+            ValueError: The clients' task is a regression.
         """
+        if not self.label_counts:
+            raise ValueError("there are no labels to draw: the clients' task is a regression (leave --picture out)")
         count_CK = np.array(self.label_counts)
         num_clients, num_classes = count_CK.shape
         colors = _class_colors(num_classes)
@@ -151,7 +208,7 @@ class PartitionTable:
             )
         axes.set_yticks(range(num_clients), [row.client for row in self.rows])
         axes.set_ylim(num_clients - 0.4, -0.6)
-        axes.set_xlabel("nodes")
+        axes.set_xlabel("nodes" if isinstance(self.rows[0], ClientStatistics) else "examples")
         axes.set_title(f"Labels of the clients (heterogeneity {self.heterogeneity:.3f})", loc="left")
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
@@ -167,9 +224,6 @@ class PartitionTable:
             frameon=False,
         )
         figure.savefig(path, dpi=150)
-
-
-_COLUMNS = tuple(field.name for field in fields(ClientStatistics))
 
 
 def _short(value: float) -> str:

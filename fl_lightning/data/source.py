@@ -16,7 +16,15 @@ from torch_geometric.data.storage import GlobalStorage
 from fl_lightning.data.preparation import Preparation
 
 
-class GraphSource(ABC):
+class Source(ABC):
+    """Where a federation's data come from: a :class:`GraphSource`, or an ``ExampleSource``."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return everything the data depend on (beside seeds that are passed on), as JSON-ready values."""
+
+
+class GraphSource(Source):
     """A global node-classification graph.
 
     Args:
@@ -46,10 +54,6 @@ class GraphSource(ABC):
         Raises:
             FileNotFoundError: If files are missing and cannot be downloaded.
         """
-
-    @abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """Return everything the raw graph depends on, as JSON-ready values: part of the partition's cache key."""
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from fl_lightning.batch import GraphCollator
-from fl_lightning.client import ClientModule
+from fl_lightning.batch import Batch, Collator
+from fl_lightning.client import ClientModule, Parameters
 from fl_lightning.payload import Payload
 from fl_lightning.randomness import derive_key
 from fl_lightning.stage import Evaluation, Stage
@@ -52,7 +52,7 @@ class Executor(ABC):
         self.report: Callable[[int], None] = lambda num_clients: None
 
     def setup(
-        self, fabric: Fabric, client: ClientModule, collator: GraphCollator, clients: Sequence[int], *, seed: int
+        self, fabric: Fabric, client: ClientModule, collator: Collator, clients: Sequence[int], *, seed: int
     ) -> None:
         """Take over the clients of this process; all start from the given client's parameters.
 
@@ -92,8 +92,16 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> Payload:
+    def evaluate(
+        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, *, collator: Collator | None = None
+    ) -> Payload:
         """Score a model of each of the given clients that are of this process.
+
+        Args:
+            evaluation: Which model.
+            clients: Whose.
+            round_idx: For the random keys of fine-tuning.
+            collator: Makes the batches that are scored, in place of the clients' own.
 
         Returns:
             Payload whose signals are, for each metric, its numerator and denominator, (C, 2).
@@ -101,7 +109,7 @@ class Executor(ABC):
 
     @abstractmethod
     def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
-        """Class probabilities of every node of each given client of this process, (N_i, num_classes)."""
+        """Predictions for every example of each given client of this process, (N_i, num_outputs)."""
 
     @abstractmethod
     def state(self) -> Payload:
@@ -111,9 +119,17 @@ class Executor(ABC):
     def load_state(self, state: Payload) -> None:
         """Restore this process's clients from a state that holds them (it may hold more)."""
 
-    def key(self, round_idx: int, stage: str, client: int, epoch: int) -> int:
+    def key(self, round_idx: int, stage: str, client: int, step: int) -> int:
         """The random key of one local step."""
-        return derive_key(self.seed, stage, round_idx, client, epoch)
+        return derive_key(self.seed, stage, round_idx, client, step)
+
+    def sum_scores(
+        self, parameters: Parameters, batch: Batch, compute: Callable[[Parameters, Batch], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Numerators and denominators (..., 2) of every metric, summed over the parts of a batch."""
+        with torch.no_grad(), self.fabric.autocast():
+            parts = [compute(parameters, part) for part in batch.parts()]
+        return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
 
 
 def check_optimizer(optimizer: Optimizer) -> Optimizer:

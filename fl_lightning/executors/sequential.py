@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.batch import GraphBatch, single
+from fl_lightning.batch import Batch, Collator, single
 from fl_lightning.client import ClientModule
 from fl_lightning.executors.base import (
     Executor,
@@ -32,7 +32,7 @@ class SequentialExecutor(Executor):
     def _allocate(self) -> None:
         self.modules: dict[int, ClientModule] = {}
         self.optimizers: dict[int, Optimizer] = {}
-        self._batches: dict[int, GraphBatch] = {}
+        self._batches: dict[int, Batch] = {}
         for client in self.clients:
             self.modules[client] = copy.deepcopy(self.client).to(self.fabric.device)
             self.modules[client].fabric = self.fabric
@@ -82,34 +82,40 @@ class SequentialExecutor(Executor):
         self, module: ClientModule, optimizer: Optimizer, stage: Stage, client: int, num_epochs: int, round_idx: int
     ) -> None:
         module.penalty = stage.penalty
-        batch = self._batch(client)
+        batch, num_steps = self._batch(client), self.collator.steps_per_epoch(client)
+        untrained = [parameter for name, parameter in module.net.named_parameters() if not stage.trains(name)]
         module.train()
         module.on_train_start()
         for epoch in range(num_epochs):
             module.on_train_epoch_start()
-            key = torch.tensor(self.key(round_idx, stage.name, client, epoch), device=self.fabric.device)
-            optimizer.zero_grad()
-            with self.fabric.autocast():
-                loss = module.training_step(batch.replace({"key": key}), epoch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            with torch.no_grad():
-                _load(module, module.constrain(module.parameter_dict()))
+            for batch_idx in range(num_steps):
+                step = epoch * num_steps + batch_idx
+                key = torch.tensor(self.key(round_idx, stage.name, client, step), device=self.fabric.device)
+                optimizer.zero_grad()
+                with self.fabric.autocast():
+                    loss = module.training_step(batch.draw(key), batch_idx)
+                loss.backward()  # type: ignore[no-untyped-call]
+                for parameter in untrained:
+                    parameter.grad = None
+                optimizer.step()
+                with torch.no_grad():
+                    _load(module, module.constrain(module.parameter_dict()))
             module.on_train_epoch_end()
         module.on_train_end()
         module.eval()
 
-    def evaluate(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> Payload:
+    def evaluate(
+        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, *, collator: Collator | None = None
+    ) -> Payload:
         """Score each client in turn."""
         mine = [client for client in self.clients if client in set(clients)]
         scores: dict[str, list[Tensor]] = {}
         for client in mine:
             module = self._evaluated(evaluation, client, round_idx)
-            batch = self._batch(client)
-            with torch.no_grad(), self.fabric.autocast():
-                found = module.scores(module.output(module.parameter_dict(), batch), batch)
+            batch = self._batch(client) if collator is None else single(collator([client]))
+            found = self.sum_scores(module.parameter_dict(), batch, module.score_table)
             for name, pair in found.items():
-                scores.setdefault(name, []).append(torch.stack([value.float() for value in pair]))
+                scores.setdefault(name, []).append(pair)
         return Payload(clients=tuple(mine), signals={name: torch.stack(pairs) for name, pairs in scores.items()})
 
     def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
@@ -118,7 +124,8 @@ class SequentialExecutor(Executor):
         for client in (client for client in self.clients if client in set(clients)):
             with torch.no_grad(), self.fabric.autocast():
                 module = self._evaluated(evaluation, client, 0)
-                predictions[client] = module.predict_step(self._batch(client), 0).float()
+                parts = [module.predict_step(part, 0).float() for part in self._batch(client).parts()]
+                predictions[client] = torch.cat(parts)
         return predictions
 
     def _evaluated(self, evaluation: Evaluation, client: int, round_idx: int) -> ClientModule:
@@ -129,9 +136,10 @@ class SequentialExecutor(Executor):
         if evaluation.payload is not None:
             _load(module, {name: t[0] for name, t in evaluation.payload.rows([client]).parameters.items()})
         if evaluation.num_epochs:
+            finetuning = Stage(name="finetune", trained=evaluation.trained)
             with torch.enable_grad():
                 optimizer = check_optimizer(module.configure_optimizers())
-                self._train(module, optimizer, Stage(name="finetune"), client, evaluation.num_epochs, round_idx)
+                self._train(module, optimizer, finetuning, client, evaluation.num_epochs, round_idx)
         return module.eval()
 
     def state(self) -> Payload:
@@ -156,7 +164,7 @@ class SequentialExecutor(Executor):
             for name, parameter in module.net.named_parameters():
                 unpack_optimizer_state(name, row, parameter, self.optimizers[client], state)
 
-    def _batch(self, client: int) -> GraphBatch:
+    def _batch(self, client: int) -> Batch:
         if client not in self._batches:
             self._batches[client] = single(self.collator([client]))
         return self._batches[client]

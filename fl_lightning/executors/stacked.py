@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.batch import GraphBatch
-from fl_lightning.client import ClientModule
+from fl_lightning.batch import Batch, Collator
+from fl_lightning.client import ClientModule, Parameters
 from fl_lightning.executors.base import (
     Executor,
     Outcome,
@@ -121,14 +121,14 @@ class StackedExecutor(Executor):
                 {n: p.detach().expand(count, *p.shape).clone() for n, p in self.client.net.named_parameters()},
             )
         self.groups = self._group()
-        self._batches: dict[tuple[int, ...], GraphBatch] = {}
+        self._batches: dict[tuple[int, ...], Batch] = {}
 
     def _group(self) -> list[tuple[int, ...]]:
         """Cut the clients, largest first, wherever the padding or the number of clients would exceed its bound."""
         groups: list[list[int]] = []
-        for client in sorted(self.clients, key=lambda c: (-self.collator.num_nodes(c), c)):
-            size = self.collator.num_nodes(client)
-            fits = groups and size >= (1 - self.max_padding) * self.collator.num_nodes(groups[-1][0])
+        for client in sorted(self.clients, key=lambda c: (-self.collator.size(c), c)):
+            size = self.collator.size(client)
+            fits = groups and size >= (1 - self.max_padding) * self.collator.size(groups[-1][0])
             if not fits or len(groups[-1]) == self.max_clients_per_group:
                 groups.append([])
             groups[-1].append(client)
@@ -186,28 +186,29 @@ class StackedExecutor(Executor):
         round_idx: int,
     ) -> None:
         client, batch, index = self.client.train(), self._batch(clients), self._index(positions)
-        trained = [name for name, parameter in client.net.named_parameters() if parameter.requires_grad]
+        trained = [n for n, parameter in client.net.named_parameters() if parameter.requires_grad and stage.trains(n)]
+        steps = [n * self.collator.steps_per_epoch(c) for n, c in zip(epochs, clients, strict=True)]
         anchor = dict(anchor) if stage.penalty is not None else {}
 
         def loss(parameters: dict[str, Tensor], tensors: dict[str, Tensor], anchor: dict[str, Tensor]) -> Tensor:
             return client.objective(parameters, batch.replace(tensors), anchor, stage.penalty)
 
         compute = loss if self.takes_stacks and stage.penalty is None else torch.vmap(loss)
-        for epoch in range(max(epochs, default=0)):
+        for step in range(max(steps, default=0)):
             leaves = {name: tensor.detach() for name, tensor in stack.gather(index).items()}
             inputs = [leaves[name].requires_grad_() for name in trained]
-            keys = [self.key(round_idx, stage.name, c, epoch) for c in clients]
-            tensors = batch.tensors() | {"key": torch.tensor(keys, device=self.fabric.device)}
+            keys = [self.key(round_idx, stage.name, c, step) for c in clients]
+            tensors = batch.draw(torch.tensor(keys, device=self.fabric.device)).tensors()
             with self.fabric.autocast():
                 loss_C = compute(leaves, tensors, anchor)
             gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
-            active = [epoch < own for own in epochs]
+            active = [step < own for own in steps]
             stack.step(dict(zip(trained, gradients, strict=True)), positions, active)
             stack.constrain([position for position, steps in zip(positions, active, strict=True) if steps])
         client.eval()
 
     @torch.no_grad()
-    def _map_signals(self, stage: Stage, parameters: Mapping[str, Tensor], batch: GraphBatch) -> dict[str, Tensor]:
+    def _map_signals(self, stage: Stage, parameters: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         def signals(parameters: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             one = batch.replace(tensors)
             return {name: signal(self.client, parameters, one) for name, signal in stage.signals.items()}
@@ -217,25 +218,22 @@ class StackedExecutor(Executor):
         with self.fabric.autocast():
             return torch.vmap(signals)(dict(parameters), batch.tensors())
 
-    def evaluate(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> Payload:
+    def evaluate(
+        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, *, collator: Collator | None = None
+    ) -> Payload:
         """Score the given clients, one group at a time, one forward for all splits."""
         parts = []
         for members in self._split(clients):
-            batch = self._batch(members)
-
-            def scores(
-                parameters: dict[str, Tensor], tensors: dict[str, Tensor], batch: GraphBatch = batch
-            ) -> dict[str, Tensor]:
-                one = batch.replace(tensors)
-                found = self.client.scores(self.client.output(parameters, one), one)
-                return {name: torch.stack([v.float() for v in pair], dim=-1) for name, pair in found.items()}
-
-            compute = scores if self.takes_stacks else torch.vmap(scores)
+            batch = self._batch(members) if collator is None else collator(members)
             parameters = self._evaluated(evaluation, members, round_idx)
-            with torch.no_grad(), self.fabric.autocast():
-                signals = compute(parameters, batch.tensors())
-            parts.append(Payload(clients=members, signals=signals))
+            parts.append(Payload(clients=members, signals=self.sum_scores(parameters, batch, self._score)))
         return concatenate(parts)
+
+    def _score(self, parameters: Parameters, batch: Batch) -> dict[str, Tensor]:
+        if self.takes_stacks:
+            return self.client.score_table(parameters, batch)
+        compute = torch.vmap(lambda p, tensors: self.client.score_table(p, batch.replace(tensors)))
+        return compute(dict(parameters), batch.tensors())
 
     def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
         """Predict the given clients, one group at a time."""
@@ -244,12 +242,10 @@ class StackedExecutor(Executor):
             batch = self._batch(members)
             parameters = self._evaluated(evaluation, members, 0)
             with torch.no_grad(), self.fabric.autocast():
-                logits = torch.vmap(lambda p, t, b=batch: self.client.output(p, b.replace(t)).logits)(
-                    parameters, batch.tensors()
-                )
+                compute = torch.vmap(lambda p, t, b=batch: self.client.predictions(self.client.output(p, b.replace(t))))
+                found = torch.cat([compute(parameters, part.tensors()) for part in batch.parts()], dim=1)
             for row, client in enumerate(members):
-                size = self.collator.num_nodes(client)
-                predictions[client] = logits[row, :size].softmax(-1).float()
+                predictions[client] = found[row, : self.collator.size(client)].float()
         return predictions
 
     def _evaluated(self, evaluation: Evaluation, clients: tuple[int, ...], round_idx: int) -> dict[str, Tensor]:
@@ -259,9 +255,10 @@ class StackedExecutor(Executor):
             received = evaluation.payload.rows(clients).parameters
             parameters |= {name: tensor.to(parameters[name]) for name, tensor in received.items()}
         if evaluation.num_epochs:
+            finetuning = Stage(name="finetune", trained=evaluation.trained)
             copies = ClientStack(self.client, {name: tensor.clone() for name, tensor in parameters.items()})
             epochs = [evaluation.num_epochs] * len(clients)
-            self._train(copies, clients, range(len(clients)), Stage(name="finetune"), {}, epochs, round_idx)
+            self._train(copies, clients, range(len(clients)), finetuning, {}, epochs, round_idx)
             parameters = copies.parameters
         self.client.eval()
         return parameters
@@ -292,7 +289,7 @@ class StackedExecutor(Executor):
             return None
         return torch.tensor(positions, dtype=torch.int64, device=self.fabric.device)
 
-    def _batch(self, clients: tuple[int, ...]) -> GraphBatch:
+    def _batch(self, clients: tuple[int, ...]) -> Batch:
         """The clients' batch; whole groups are kept, chance subsets of them only while they are in use."""
         if clients not in self._batches:
             for members in [members for members in self._batches if members not in self.groups]:

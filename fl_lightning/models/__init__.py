@@ -1,9 +1,10 @@
 """Networks of clients and server; none of them knows of federated learning."""
 
 from fl_lightning.models.diffusion import GATDiffusion, GCNDiffusion, NoDiffusion
-from fl_lightning.models.gcn import GCN, NodeOutput
+from fl_lightning.models.gcn import GCN
 from fl_lightning.models.hypernetwork import AttentionHypernetwork
 from fl_lightning.models.masked_gcn import MaskedGCN
+from fl_lightning.models.output import NetOutput
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.sheaf import SheafDiffusion
 
@@ -13,8 +14,8 @@ __all__ = [
     "GATDiffusion",
     "GCNDiffusion",
     "MaskedGCN",
+    "NetOutput",
     "NoDiffusion",
-    "NodeOutput",
     "ProjectionGCN",
     "SheafDiffusion",
 ]

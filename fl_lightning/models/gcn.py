@@ -6,26 +6,14 @@ H' = Â H W + b with Â = D^(-1/2) (A + I) D^(-1/2).
 
 import itertools
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.batch import GraphBatch
 from fl_lightning.block_sparse import block_matmul
+from fl_lightning.graph_batch import GraphBatch
+from fl_lightning.models.output import NetOutput
 from fl_lightning.randomness import dropout
-
-
-class NodeOutput(NamedTuple):
-    """What a node classifier returns.
-
-    Shapes:
-        logits: (N, num_classes).
-        embedding: (N, hidden), the last convolution's output before its activation.
-    """
-
-    logits: Tensor
-    embedding: Tensor
 
 
 def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: GraphBatch) -> Tensor:
@@ -136,7 +124,7 @@ class GCN(ConvolutionStack):
         super().__init__((GraphConvolution(*pair) for pair in widths), dropout=dropout)
         self.head = Linear(hidden_channels, out_channels)
 
-    def forward(self, batch: GraphBatch) -> NodeOutput:
+    def forward(self, batch: GraphBatch) -> NetOutput:
         """Return logits and embeddings of all nodes of one client."""
         embedding_ND, h_ND = self.encode(batch)
-        return NodeOutput(self.head(h_ND), embedding_ND)
+        return NetOutput(self.head(h_ND), embedding_ND)

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_lightning.batch import GraphBatch
-from fl_lightning.models.gcn import ConvolutionStack, GraphConvolution, NodeOutput, convolve, layer_widths
+from fl_lightning.graph_batch import GraphBatch
+from fl_lightning.models.gcn import ConvolutionStack, GraphConvolution, convolve, layer_widths
+from fl_lightning.models.output import NetOutput
 
 
 def masked(weight: Tensor, mask: Tensor, *, prune_below: float) -> Tensor:
@@ -93,7 +94,7 @@ class MaskedGCN(ConvolutionStack):
         super().__init__((MaskedGraphConvolution(*pair, prune_below=prune_below) for pair in widths), dropout=dropout)
         self.head = MaskedLinear(hidden_channels, out_channels, prune_below=prune_below)
 
-    def forward(self, batch: GraphBatch) -> NodeOutput:
+    def forward(self, batch: GraphBatch) -> NetOutput:
         """Return logits and embeddings of all nodes of one client."""
         embedding_ND, h_ND = self.encode(batch)
-        return NodeOutput(self.head(h_ND), embedding_ND)
+        return NetOutput(self.head(h_ND), embedding_ND)

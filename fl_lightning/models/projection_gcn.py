@@ -22,10 +22,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.batch import GraphBatch
-from fl_lightning.models.gcn import ConvolutionStack, GraphConvolution, NodeOutput, layer_widths
+from fl_lightning.graph_batch import GraphBatch
+from fl_lightning.models.gcn import ConvolutionStack, GraphConvolution, layer_widths
 from fl_lightning.models.kernel_smoothing import kernel_smooth
 from fl_lightning.models.masked_gcn import MaskedGraphConvolution
+from fl_lightning.models.output import NetOutput
 
 KernelInput = Literal["embedding", "activation"]
 Ordering = Literal["kernel", "hard"]
@@ -139,22 +140,22 @@ class ProjectionGCN(ConvolutionStack):
         head_widths = [2 * hidden_channels] + [hidden_channels] * (head_layers - 1) + [out_channels]
         self.head = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(head_widths))
 
-    def forward(self, batch: GraphBatch) -> NodeOutput:
+    def forward(self, batch: GraphBatch) -> NetOutput:
         """Return logits and embeddings of all nodes of one client."""
         embedding_ND, h_ND = self.encode(batch)
         read_ND = embedding_ND.relu() if self.kernel_reads == "activation" else embedding_ND
         score_N = projection_scores(read_ND, self.projection)
         if self.sequence is None:
             z_ND = kernel_smooth(
-                read_ND, score_N, bandwidth=self.bandwidth, mask_N=batch.node_mask, tolerance=self.tolerance
+                read_ND, score_N, bandwidth=self.bandwidth, mask_N=batch.real_mask, tolerance=self.tolerance
             )
         else:
             weighted_ND = read_ND * score_N[:, None].to(read_ND.dtype)
-            sequence_ND, place_N = sorted_rows(weighted_ND, score_N, batch.node_mask)
+            sequence_ND, place_N = sorted_rows(weighted_ND, score_N, batch.real_mask)
             convolved_ND = self.sequence(sequence_windows(sequence_ND, self.sequence_kernel))
             z_ND = convolved_ND.take_along_dim(place_N[:, None], dim=0)
         depth = len(self.convs)
         features_ND = torch.cat([h_ND, self.drop(z_ND, batch, depth)], dim=1)
         for layer, linear in enumerate(self.head[:-1], start=depth + 1):
             features_ND = self.drop(linear(features_ND).relu(), batch, layer)
-        return NodeOutput(self.head[-1](features_ND), embedding_ND)
+        return NetOutput(self.head[-1](features_ND), embedding_ND)

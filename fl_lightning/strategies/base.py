@@ -25,18 +25,24 @@ class Federation:
     Attributes:
         num_clients: All clients, those held out of training included; indices run from 0.
         training_clients: Those that take part in the rounds.
-        num_features: Width of the nodes' features.
+        num_features: Width of the inputs, or the shape of one example.
         parameters: One client's initial parameters by name, common to all.
         seed: Root of every random key.
         device: Where the server computes.
+        relation_CC: Client relation graph over all clients: float32, non-negative, symmetric, zero diagonal, (C, C);
+            None if the data have none.
+        client_names: Each client's own name. Server draws that belong to a client are keyed by it, for indices depend
+            on the order of the clients; empty stands for the indices.
     """
 
     num_clients: int
     training_clients: tuple[int, ...]
-    num_features: int
+    num_features: int | tuple[int, ...]
     parameters: Mapping[str, Tensor]
     seed: int
     device: torch.device
+    relation_CC: Tensor | None = None
+    client_names: tuple[str, ...] = ()
 
 
 class Strategy(ABC):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from fl_lightning.batch import GraphBatch
+from fl_lightning.batch import Batch
 from fl_lightning.client import ClientModule, Parameters
 from fl_lightning.models.collaboration_graph import knn_graph
 from fl_lightning.models.hypernetwork import AttentionHypernetwork
@@ -28,11 +28,11 @@ from fl_lightning.strategies.base import Federation, server_dtype
 from fl_lightning.strategies.hypernetwork import Hypernetwork
 
 
-def graph_embedding(client: ClientModule, parameters: Parameters, batch: GraphBatch) -> Tensor:
+def graph_embedding(client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
     """Mean of the node embeddings of one graph (eq. 3), (D,)."""
     embedding_ND = client.output(parameters, batch).embedding
     embedding_ND = embedding_ND.to(server_dtype(embedding_ND.dtype))
-    weight_N = batch.node_mask.to(embedding_ND.dtype)
+    weight_N = batch.real_mask.to(embedding_ND.dtype)
     return weight_N @ embedding_ND / weight_N.sum()
 
 

@@ -55,7 +55,7 @@ def records(cache: Path) -> list[Path]:
 def test_clients_hold_their_induced_subgraphs(tmp_path: Path, planted: Data, partitioner: MetisPartitioner):
     data = module(tmp_path, partitioner=partitioner)
     data.setup()
-    assert (data.num_clients, data.num_features, data.num_classes) == (partitioner.num_clients, 8, 3)
+    assert (data.num_clients, data.num_features, data.num_outputs) == (partitioner.num_clients, 8, 3)
     for client, row in zip(data.clients, data.statistics().rows, strict=True):
         edge_index_2E, _ = subgraph(client.node_idx_N, planted.edge_index, relabel_nodes=True, num_nodes=300)
         assert torch.equal(client.edge_index_2E, edge_index_2E)
@@ -87,7 +87,7 @@ def test_default_split_is_global_40_30_30(tmp_path: Path):
 
 
 def test_nothing_before_setup(tmp_path: Path):
-    for attribute in ("clients", "num_clients", "num_features", "num_classes", "partition_hash"):
+    for attribute in ("clients", "num_clients", "num_features", "num_outputs", "relation_CC", "partition_hash"):
         with pytest.raises(RuntimeError, match=r"call datamodule\.setup"):
             getattr(module(tmp_path), attribute)
 

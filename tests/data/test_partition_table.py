@@ -130,7 +130,7 @@ def test_table_fits_a_terminal(table: PartitionTable):
 @pytest.mark.parametrize("num_classes", [3, 15, 45, 70])
 def test_picture(tmp_path: Path, num_classes: int):
     clients = tuple(client_graph([[0.0]] * num_classes, list(range(num_classes)), []) for _ in range(2))
-    table = PartitionTable.from_clients(clients, edges_lost=[0, 0], num_classes=num_classes)
+    table = PartitionTable.from_graphs(clients, edges_lost=[0, 0], num_classes=num_classes)
     table.plot_labels(tmp_path / "labels.png")
     assert (tmp_path / "labels.png").read_bytes().startswith(b"\x89PNG")
 
@@ -148,7 +148,7 @@ def measure(root: Path, name: str, partitioner: Partitioner, num_seeds: int = 1)
                 fmean(client.num_nodes for client in data.clients),
                 fmean(client.num_edges for client in data.clients),
                 fmean(map(clustering_coefficient, matrices)),
-                label_heterogeneity(label_histograms(data.clients, data.num_classes)),
+                label_heterogeneity(label_histograms(data.clients, data.num_outputs)),
             ]
         )
     return [fmean(column) for column in zip(*measured, strict=True)]

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fl_lightning.batch import GraphCollator, single
+from fl_lightning.batch import single
+from fl_lightning.graph_batch import GraphCollator
 from fl_lightning.models import ProjectionGCN
 from fl_lightning.models.kernel_smoothing import kernel_smooth
 from fl_lightning.models.projection_gcn import projection_scores, sequence_windows, sorted_rows
@@ -80,7 +81,7 @@ def test_clients_at_once_are_clients_in_turn(settings, collator) -> None:
 
     def logits(parameters, tensors) -> Tensor:
         one = batch.replace(tensors)
-        return functional_call(net, parameters, (one,)).logits * one.node_mask[:, None]
+        return functional_call(net, parameters, (one,)).logits * one.real_mask[:, None]
 
     together = torch.vmap(logits)(stacked, batch.tensors() | {"key": keys})
     gradients = torch.autograd.grad(together.square().sum(), list(stacked.values()))

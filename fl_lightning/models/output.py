@@ -1,0 +1,17 @@
+"""What every client's net returns, whatever its task."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class NetOutput(NamedTuple):
+    """Predictions and the representation they are read from.
+
+    Shapes:
+        logits: (N, num_outputs), class scores, or predicted values in a regression.
+        embedding: (N, hidden), the last layer before the read-out (of a GCN: before its activation).
+    """
+
+    logits: Tensor
+    embedding: Tensor
