@@ -194,7 +194,7 @@ class StackedExecutor(Executor):
             return client.objective(parameters, batch.replace(tensors), anchor, stage.penalty)
 
         compute = loss if self.takes_stacks and stage.penalty is None else torch.vmap(loss)
-        for step in range(max(steps, default=0)):
+        for step in range(max(steps, default=0) if trained else 0):
             leaves = {name: tensor.detach() for name, tensor in stack.gather(index).items()}
             inputs = [leaves[name].requires_grad_() for name in trained]
             keys = [self.key(round_idx, stage.name, c, step) for c in clients]
