@@ -4,6 +4,7 @@ The mathematics is in pure functions of (parameters, batch), so that the sequent
 after another and the stacked executor maps them over all clients at once.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -38,24 +39,45 @@ class ClientModule(LightningModule):
     Overriding ``training_step`` itself ties the client to the sequential executor.
 
     Args:
-        net: Builds the net from (number of features, number of outputs); it maps a batch to a ``NetOutput``.
+        net: Builds the net from (number of features, number of outputs); it maps a batch to a ``NetOutput``. Several
+            nets are given to the clients in turn: client c has the net c modulo their number.
         optimizer: Builds the client's optimiser from its parameters.
     """
 
     #: The validation metric that chooses the reported round.
     monitor: ClassVar[str] = "val/acc"
 
-    def __init__(self, net: NetFactory = GCN, optimizer: OptimizerFactory = default_optimizer) -> None:
+    def __init__(
+        self, net: NetFactory | list[NetFactory] = GCN, optimizer: OptimizerFactory = default_optimizer
+    ) -> None:
         super().__init__()
-        self.net_factory = net
+        self.net_factories = net if isinstance(net, list) else [net]
+        if not self.net_factories:
+            raise ValueError("model.net is an empty list: give at least one net")
         self.optimizer_factory = optimizer
         self.net: nn.Module
         self.penalty: Penalty | None = None
         self.anchor: Parameters = {}
 
     def build(self, num_features: int | tuple[int, ...], num_outputs: int) -> None:
-        """Create the net once the data's sizes are known."""
-        self.net = self.net_factory(num_features, num_outputs)
+        """Create the nets once the data's sizes are known; ``net`` is the first."""
+        self.nets = [factory(num_features, num_outputs) for factory in self.net_factories]
+        self.net = self.nets[0]
+
+    def variants(self) -> "list[ClientModule]":
+        """One client module for each of the nets."""
+        modules = []
+        for factory, net in zip(self.net_factories, self.nets, strict=True):
+            module = copy.copy(self)
+            module._modules = {}
+            module.net_factories, module.nets, module.net = [factory], [net], net
+            modules.append(module)
+        return modules
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the parameters of the (first) net."""
+        return sum(parameter.numel() for parameter in self.net.parameters())
 
     def parameter_dict(self) -> dict[str, Tensor]:
         """The net's parameters by name."""

@@ -1,20 +1,23 @@
 """The server's check of what arrived, before it makes anything of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from fl_lightning.payload import Payload, finite_rows
+from fl_lightning.payload import FLAT, Payload, finite_rows
 from fl_lightning.stage import Stage
 
 
-def inspect_upload(upload: Payload, stage: Stage, parameters: Mapping[str, Tensor]) -> tuple[Payload, dict[int, str]]:
+def inspect_upload(
+    upload: Payload, stage: Stage, architectures: Sequence[Mapping[str, Tensor]]
+) -> tuple[Payload, dict[int, str]]:
     """Keep the rows that the server can use.
 
     Args:
         upload: What arrived.
         stage: What was asked for.
-        parameters: One client's parameters, for their shapes.
+        architectures: The parameters of one client of each architecture, for their shapes.
 
     Returns:
         The sound rows, and why each other row was refused, by client.
@@ -24,7 +27,10 @@ def inspect_upload(upload: Payload, stage: Stage, parameters: Mapping[str, Tenso
     """
     if not upload.clients:
         return upload, {}
-    expected = {name: parameters[name].shape for name in stage.upload}
+    length = max(sum(parameter.numel() for parameter in net.values()) for net in architectures)
+    expected = {name: architectures[0][name].shape for name in stage.upload}
+    if stage.flat:
+        expected = {FLAT: torch.Size([length])}
     found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
     if expected != found or set(upload.signals) != set(stage.signals):
         wrong = {name for name in expected | found if expected.get(name) != found.get(name)}

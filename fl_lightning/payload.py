@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+#: Name of the row that holds all of a client's parameters, where architectures differ.
+FLAT = "flat"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
@@ -89,6 +92,19 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
 def flatten(parameters: Mapping[str, Tensor]) -> Tensor:
     """Lay each client's parameters out as one row: (C, *shape) each -> (C, P)."""
     return torch.cat([tensor.reshape(len(tensor), -1) for tensor in parameters.values()], dim=1)
+
+
+def from_wire(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Parameters by their own names, whether they travelled so or as the row ``flat``; ``shapes`` of one client."""
+    if FLAT not in tensors:
+        return dict(tensors)
+    return unflatten(tensors[FLAT][:, : sum(shape.numel() for shape in shapes.values())], shapes)
+
+
+def to_wire(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
+    """All of the clients' parameters as rows ``flat`` (C, length), zero behind the parameters."""
+    row_CP = flatten(tensors)
+    return {FLAT: torch.nn.functional.pad(row_CP, (0, length - row_CP.shape[1]))}
 
 
 def finite_rows(tensors: Iterable[Tensor]) -> Tensor:

@@ -22,6 +22,8 @@ class Stage:
         name: For messages, logs and random keys; unique within a round.
         num_epochs: Local epochs.
         upload: Names of the parameters sent up.
+        flat: All parameters are sent up as one row ``flat``, padded with zeros to the longest client's, in place of
+            ``upload``: for clients of different architectures.
         as_update: Send the change since the start of the stage in place of the parameters.
         signals: What goes up beside them, by name.
         penalty: Term added to the local objective.
@@ -32,6 +34,7 @@ class Stage:
     name: str
     num_epochs: int = 0
     upload: tuple[str, ...] = ()
+    flat: bool = False
     as_update: bool = False
     signals: Mapping[str, Signal] = field(default_factory=dict)
     penalty: Penalty | None = None

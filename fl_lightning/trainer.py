@@ -22,7 +22,7 @@ from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, PartitionTable
-from fl_lightning.executors import Executor, StackedExecutor, Work
+from fl_lightning.executors import ByArchitecture, Executor, StackedExecutor, Work
 from fl_lightning.inspection import inspect_upload
 from fl_lightning.interruption import Interruption
 from fl_lightning.loggers import RoundCSVLogger, RoundTensorBoardLogger
@@ -272,7 +272,7 @@ class FederatedTrainer:
             for callback in self.callbacks:
                 upload = callback.on_upload(self, stage, upload)
             failures |= {client: "its answer was lost" for client in sent if client not in upload.clients}
-            upload, rejected = inspect_upload(upload, stage, self.initial_parameters)
+            upload, rejected = inspect_upload(upload, stage, self.architectures)
             failures |= rejected
             self._report(failures, stage, when)
             effort = {client: share for client, share in effort.items() if client not in failures}
@@ -340,8 +340,16 @@ class FederatedTrainer:
         with self.fabric.init_module(), torch.random.fork_rng([]):
             torch.manual_seed(derive_key(self.seed, "client", "initialisation"))
             model.build(datamodule.num_features, datamodule.num_outputs)
-        model.to(self.fabric.device)
-        self.initial_parameters = {n: p.detach().clone() for n, p in model.net.named_parameters()}
+        if len(model.nets) > 1 and not algorithm.takes_architectures:
+            raise ValueError(
+                f"model.net lists {len(model.nets)} nets, but {type(algorithm).__name__} needs clients that are alike: "
+                "give one net, or a strategy for different architectures (SheafFMTL, Local)"
+            )
+        self.architectures = tuple(
+            {name: p.detach().clone().to(self.fabric.device) for name, p in net.named_parameters()}
+            for net in model.nets
+        )
+        self.initial_parameters = self.architectures[0]
         relation_CC = datamodule.relation_CC
         algorithm.setup(
             Federation(
@@ -351,6 +359,7 @@ class FederatedTrainer:
                 parameters=self.initial_parameters,
                 seed=self.seed,
                 device=self.fabric.device,
+                architectures=self.architectures,
                 relation_CC=None if relation_CC is None else relation_CC.to(self.fabric.device),
             )
         )
@@ -359,6 +368,8 @@ class FederatedTrainer:
             clients = callback.on_clients(self, clients)
         shards = shard([client.work for client in clients], self.fabric.world_size)
         collator = datamodule.collator(clients, device=self.fabric.device, dtype=self.dtype)
+        if len(model.nets) > 1 and not isinstance(self.executor, ByArchitecture):
+            self.executor = ByArchitecture(self.executor)
         self.executor.setup(self.fabric, model, collator, shards[self.fabric.global_rank], seed=self.seed)
         self.selection = Selection(self.monitor or model.monitor, self.monitor_mode)
         self._check_monitor()
@@ -396,7 +407,9 @@ class FederatedTrainer:
 
     def identity(self) -> dict[str, str]:
         """What a checkpoint must share with the run that loads it."""
-        shapes = ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.initial_parameters.items())
+        shapes = "; ".join(
+            ", ".join(f"{name} {tuple(p.shape)}" for name, p in net.items()) for net in self.architectures
+        )
         return {
             "data (partition hash)": self.datamodule.partition_hash,
             "strategy": type(self.algorithm).__name__,

@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 
 from fl_lightning import (
     ClientModule,
@@ -20,6 +20,7 @@ from fl_lightning.batch import single
 from fl_lightning.data import ClientExamples, ClientSplit, Examples, ExampleSource, GivenPartitioner, PlantedCommunities
 from fl_lightning.example_batch import PART_NUMBERS, ExampleBatch, ExampleCollator
 from fl_lightning.models.output import NetOutput
+from fl_lightning.payload import Payload
 from fl_lightning.strategies import FedAvg, Local
 from fl_lightning.topology import Ring
 
@@ -254,3 +255,76 @@ def test_records_are_plain() -> None:
     changed = dataclasses.replace(first, y_N=first.y_N * 0)
     assert (first.size, first.work, first.num_examples) == (40, 40, 20)
     assert changed.x_NX is first.x_NX
+
+
+class Wide(Affine):
+    """Another architecture for the same task."""
+
+    def __init__(self, num_features: int, num_outputs: int) -> None:
+        super().__init__(num_features, 4)
+        self.top = nn.Linear(4, num_outputs)
+
+    def forward(self, batch: ExampleBatch) -> NetOutput:
+        hidden = self.head(batch.x).tanh()
+        return NetOutput(self.top(hidden), hidden)
+
+
+class Exchange(Local):
+    """Everyone sends all it has and gets it back, shifted."""
+
+    def setup(self, federation) -> None:
+        super().setup(federation)
+        self.rows = None
+
+    def stages(self, round_idx: int):
+        return [dataclasses.replace(super().stages(round_idx)[0], flat=True)]
+
+    def configure(self, stage, clients):
+        if self.rows is None:
+            return None
+        return Payload(clients=tuple(clients), parameters={"flat": self.rows[list(clients)] + 0.01})
+
+    def aggregate(self, stage, upload) -> None:
+        self.rows = upload.parameters["flat"]
+
+
+def test_architectures_are_given_out_in_turn_and_executors_agree(make_trainer, assert_same) -> None:
+    runs = []
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
+        trainer = make_trainer(executor=executor, precision="64-true", num_rounds=3)
+        model = ClientModule([Affine, Wide], functools.partial(SGD, lr=0.05))
+        data = FederatedDataModule(Clouds(), batch_size=6)
+        runs.append((trainer, trainer.fit(model, data, Exchange(num_epochs=1))))
+    (reference, expected), (trainer, result) = runs
+
+    assert_same(result, expected, tolerance=1e-6)
+    assert_same(trainer.executor.state().parameters, reference.executor.state().parameters, tolerance=1e-10)
+    assert trainer.algorithm.rows.shape == (3, 22)  # 2 x 4 + 4 + 4 x 2 + 2
+    assert (trainer.algorithm.rows[[0, 2], 6:] == 0).all()
+    assert (trainer.algorithm.rows[1] != 0).all()
+    state = trainer.executor.state()
+    assert {name.split("/")[0] for name in state.parameters} == {"net0", "net1"}
+    assert (state.parameters["net1/top.weight"][[0, 2]] == 0).all()
+    assert result["val/acc"] > 0.7
+
+
+def test_resuming_with_architectures_is_exact(make_trainer, assert_same, tmp_path) -> None:
+    def run(num_rounds: int, ckpt_path: str | None = None):
+        model = ClientModule([Affine, Wide], functools.partial(Adam, lr=0.05))
+        trainer = make_trainer(num_rounds=num_rounds)
+        trainer.fit(model, FederatedDataModule(Clouds(), batch_size=6), Local(num_epochs=1), ckpt_path)
+        return trainer
+
+    whole, first = run(4), run(2)
+    first.save_checkpoint(tmp_path / "v" / "two.ckpt")
+    resumed = run(4, str(tmp_path / "v" / "two.ckpt"))
+
+    assert_same(resumed.state_dict()["clients"], whole.state_dict()["clients"])
+    assert any(name.startswith("net1/optimizer/exp_avg") for name in whole.executor.state().signals)
+
+
+def test_most_strategies_need_clients_that_are_alike(make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"model\.net lists 2 nets, but FedAvg needs clients that are alike"):
+        make_trainer().fit(ClientModule([Affine, Wide]), FederatedDataModule(Clouds()), FedAvg())
+    with pytest.raises(ValueError, match=r"model\.net is an empty list"):
+        ClientModule([])

@@ -11,7 +11,7 @@ from torch.optim import LBFGS, Optimizer
 
 from fl_lightning.batch import Batch, Collator
 from fl_lightning.client import ClientModule, Parameters
-from fl_lightning.payload import Payload
+from fl_lightning.payload import Payload, from_wire, to_wire
 from fl_lightning.randomness import derive_key
 from fl_lightning.stage import Evaluation, Stage
 
@@ -45,6 +45,7 @@ class Executor(ABC):
     """Holds the clients of one process and runs stages and evaluations for them.
 
     Attributes:
+        num_flat: Length of the rows of parameters that travel flat.
         report: Called with the number of clients that have just finished a stage.
     """
 
@@ -77,11 +78,23 @@ class Executor(ABC):
         self.collator = collator
         self.clients = tuple(clients)
         self.seed = seed
+        self.num_flat = client.num_parameters
         self._allocate()
 
     @abstractmethod
     def _allocate(self) -> None:
         """Create this process's clients."""
+
+    def received(self, payload: Payload | None, clients: Sequence[int]) -> dict[str, Tensor]:
+        """What the server sent to some clients, by the names of this executor's net, (C, *shape)."""
+        shapes = {name: parameter.shape for name, parameter in self.client.net.named_parameters()}
+        return {} if payload is None else from_wire(payload.rows(clients).parameters, shapes)
+
+    def sent(self, stage: Stage, trained: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What some clients answer: copies of parameters, or of how far they moved, (C, *shape)."""
+        names = tuple(trained) if stage.flat else stage.upload
+        answer = {name: trained[name] - anchor[name] if stage.as_update else trained[name].clone() for name in names}
+        return to_wire(answer, self.num_flat) if stage.flat else answer
 
     @abstractmethod
     def run(self, work: Work) -> Outcome:

@@ -44,9 +44,7 @@ class SequentialExecutor(Executor):
         failures: dict[int, str] = {}
         for client in (client for client in self.clients if client in work.num_epochs):
             module = self.modules[client]
-            if work.payload is not None:
-                received = work.payload.rows([client]).parameters
-                _load(module, {name: tensor[0] for name, tensor in received.items()})
+            _load(module, {name: tensor[0] for name, tensor in self.received(work.payload, [client]).items()})
             module.anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
             try:
                 answers[client] = self._run_client(client, work)
@@ -70,10 +68,10 @@ class SequentialExecutor(Executor):
             signals = {name: signal(module, parameters, batch) for name, signal in stage.signals.items()}
         if not finite_rows(tensor[None] for tensor in (*parameters.values(), *signals.values())).all():
             raise FloatingPointError("its parameters or its answer are not finite after local training")
-        sent = {name: parameters[name] - (module.anchor[name] if stage.as_update else 0) for name in stage.upload}
+        trained, anchor = ({n: t[None] for n, t in tensors.items()} for tensors in (parameters, module.anchor))
         return Payload(
             clients=(client,),
-            parameters={name: tensor[None] for name, tensor in sent.items()},
+            parameters=self.sent(stage, trained, anchor),
             signals={name: tensor[None] for name, tensor in signals.items()},
             num_examples=module.example_count(batch)[None],
         )
@@ -134,7 +132,7 @@ class SequentialExecutor(Executor):
         if evaluation.payload is not None or evaluation.num_epochs:
             module = copy.deepcopy(module, {id(module.fabric): module.fabric})  # Fabric is shared, not copied
         if evaluation.payload is not None:
-            _load(module, {name: t[0] for name, t in evaluation.payload.rows([client]).parameters.items()})
+            _load(module, {name: t[0] for name, t in self.received(evaluation.payload, [client]).items()})
         if evaluation.num_epochs:
             finetuning = Stage(name="finetune", trained=evaluation.trained)
             with torch.enable_grad():

@@ -149,7 +149,7 @@ class StackedExecutor(Executor):
         stack, stage = self.stack, work.stage
         positions = [self.position[client] for client in clients]
         index = self._index(positions)
-        received = {} if work.payload is None else work.payload.rows(clients).parameters
+        received = self.received(work.payload, clients)
         stack.load(received, positions)
         anchor = {
             name: received[name].to(tensor) if name in received else tensor.clone()
@@ -162,11 +162,13 @@ class StackedExecutor(Executor):
         trained = stack.gather(index)
         batch = self._batch(clients)
         signals = self._map_signals(stage, trained, batch)
-        sent = {n: trained[n] - anchor[n] if stage.as_update else trained[n].clone() for n in stage.upload}
         finite = finite_rows((*trained.values(), *signals.values()))
         failed = [row for row, fine in enumerate(finite.tolist()) if not fine]
         upload = Payload(
-            clients=clients, parameters=sent, signals=signals, num_examples=self.client.example_count(batch)
+            clients=clients,
+            parameters=self.sent(stage, trained, anchor),
+            signals=signals,
+            num_examples=self.client.example_count(batch),
         )
         if failed:
             lost = [positions[row] for row in failed]
@@ -252,7 +254,7 @@ class StackedExecutor(Executor):
         """The parameters to score: the clients' own, or others, or a copy after some more training."""
         parameters = dict(self.stack.gather(self._index([self.position[client] for client in clients])))
         if evaluation.payload is not None:
-            received = evaluation.payload.rows(clients).parameters
+            received = self.received(evaluation.payload, clients)
             parameters |= {name: tensor.to(parameters[name]) for name, tensor in received.items()}
         if evaluation.num_epochs:
             finetuning = Stage(name="finetune", trained=evaluation.trained)

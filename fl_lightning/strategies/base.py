@@ -26,7 +26,8 @@ class Federation:
         num_clients: All clients, those held out of training included; indices run from 0.
         training_clients: Those that take part in the rounds.
         num_features: Width of the inputs, or the shape of one example.
-        parameters: One client's initial parameters by name, common to all.
+        parameters: One client's initial parameters by name, common to all of the first architecture.
+        architectures: The same for every architecture; client c has number c modulo their number.
         seed: Root of every random key.
         device: Where the server computes.
         relation_CC: Client relation graph over all clients: float32, non-negative, symmetric, zero diagonal, (C, C);
@@ -42,6 +43,7 @@ class Federation:
     seed: int
     device: torch.device
     relation_CC: Tensor | None = None
+    architectures: tuple[Mapping[str, Tensor], ...] = ()
     client_names: tuple[str, ...] = ()
 
 
@@ -58,6 +60,8 @@ class Strategy(ABC):
 
     #: The client that the algorithm is written for; its default net has what the algorithm needs.
     client_class: ClassVar[type[ClientModule]] = ClientModule
+    #: Whether clients may have different nets; their parameters then travel flat.
+    takes_architectures: ClassVar[bool] = False
 
     def __init__(self, *, num_epochs: int = 3, reset_optimizer: bool = False) -> None:
         if num_epochs < 0:

@@ -14,6 +14,8 @@ class Local(Strategy):
         reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
     """
 
+    takes_architectures = True
+
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """Train; send nothing."""
         return [Stage(name="train", num_epochs=self.num_epochs, reset_optimizer=self.reset_optimizer)]
