@@ -35,12 +35,10 @@ class Topology(ABC):
         root = seed if self.seed is None else self.seed
         for attempt in range(100):
             graph = self.draw(num_clients, derive_key(root, "topology", attempt) % 2**32)
-            if num_clients == 1 or nx.is_connected(graph):
-                return torch.from_numpy(nx.to_numpy_array(graph, nodelist=range(num_clients))) > 0
-        raise ValueError(
-            f"{type(self).__name__} on {num_clients} clients is not connected, so some would never hear from the "
-            "others: add edges"
-        )
+            adjacency_CC = torch.from_numpy(nx.to_numpy_array(graph, nodelist=range(num_clients))) > 0
+            if nx.is_connected(graph):
+                break
+        return check_connected(adjacency_CC, type(self).__name__)
 
     def relations(self, num_clients: int, seed: int) -> Tensor:
         """Return the same graph as a client relation graph, float32 (C, C), with its weights if it has any.
@@ -50,6 +48,20 @@ class Topology(ABC):
         root = seed if self.seed is None else self.seed
         graph = self.draw(num_clients, derive_key(root, "relations") % 2**32)
         return torch.from_numpy(nx.to_numpy_array(graph, nodelist=range(num_clients), dtype="float32"))
+
+
+def check_connected(adjacency_CC: Tensor, name: str) -> Tensor:
+    """Return the adjacency, boolean (C, C), if everyone can hear of everyone.
+
+    Raises:
+        ValueError: It is not connected.
+    """
+    if not nx.is_connected(nx.from_numpy_array(adjacency_CC.cpu().numpy())):
+        raise ValueError(
+            f"{name} on {len(adjacency_CC)} clients is not connected, so some would never hear from the others: add "
+            "edges"
+        )
+    return adjacency_CC
 
 
 class Ring(Topology):

@@ -84,8 +84,8 @@ def test_dpsgd_combines_with_the_neighbours_that_answered() -> None:
     strategy.setup(federation)
     stage = strategy.stages(0)[0]
     values = torch.tensor([[3.0, -3.0], [6.0, 0.0], [-9.0, 9.0]])
-    upload = Payload(clients=(0, 1, 3), parameters={"w": values})  # on the ring 0 has both, 1 and 3 only 0
+    upload = Payload(clients=(0, 1, 3), parameters={"flat": values})  # on the ring 0 has both, 1 and 3 only 0
     strategy.aggregate(stage, upload)
     expected = torch.tensor([[0.0, 2.0], [5.0, -1.0], [0.0, 0.0], [-5.0, 5.0]])
-    assert torch.allclose(strategy.configure(stage, range(4)).parameters["w"], expected)
+    assert torch.allclose(strategy.configure(stage, range(4)).parameters["flat"], expected)
     assert strategy.peer_bytes(stage, upload) == 4 * 2 * 4  # four directed edges, two float32 each

@@ -12,9 +12,9 @@ class ClientExamples:
     Shape suffixes: N examples of this client, X the shape of one example, H numbers of a target.
 
     Attributes:
-        name: Natural where the data has names (a state, a sensor), else zero-padded, so that names sort as the clients do.
+        name: Natural where the data has names (a state, a sensor), else zero-padded, so that names sort as clients do.
         x_NX: Inputs, float32, (N, *X); images lie in [0, 1].
-        y_N: Class of each example, int64 (N,), negative where it is unknown; or targets of a regression, float32 (N, H).
+        y_N: Class of each example, int64 (N,), negative where it is unknown; or a regression's targets, float32 (N, H).
         train_mask_N: Boolean; the three masks never overlap.
         val_mask_N: Boolean.
         test_mask_N: Boolean.

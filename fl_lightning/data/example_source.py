@@ -94,8 +94,8 @@ def split_by_client(client_N: Tensor) -> list[Tensor]:
         [tensor([1]), tensor([0, 2])]
     """
     order = client_N.argsort(stable=True)
-    sizes: list[int] = client_N.unique(return_counts=True)[1].tolist()
-    return list(order.split(sizes))
+    sizes_C = torch.unique(client_N, return_counts=True)[1]
+    return list(order.tensor_split(sizes_C.cumsum(0)[:-1]))
 
 
 def _check_client(name: str, x_NX: Tensor, y_N: Tensor, examples: Examples) -> None:

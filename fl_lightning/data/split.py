@@ -1,7 +1,7 @@
-"""Which nodes train, validate and test.
+"""Which nodes or examples train, validate and test.
 
-A splitter gives each node one role, so that the three sets cannot overlap. Nodes without a label (negative) stay
-``Role.UNUSED``.
+A splitter gives each node or example one role, so that the three sets cannot overlap. Those without a label (negative)
+stay ``Role.UNUSED``.
 """
 
 import warnings
@@ -17,7 +17,7 @@ from fl_lightning.randomness import generator
 
 
 class Role(IntEnum):
-    """What a node is used for."""
+    """What a node or example is used for."""
 
     UNUSED = 0
     TRAIN = 1
@@ -26,21 +26,21 @@ class Role(IntEnum):
 
 
 class Splitter(ABC):
-    """Gives roles to the nodes of every client."""
+    """Gives roles to the nodes or examples of every client."""
 
     def __call__(self, data: Data, clients: list[Tensor], seed: int = 0) -> list[Tensor]:
-        """Split a partitioned graph.
+        """Split a partitioned graph, or the examples of all clients.
 
         Args:
-            data: The prepared graph with labels ``y``.
-            clients: For each client the indices of its nodes.
+            data: The prepared graph with labels ``y``, or all clients' labels (of regressions zeros) one after another.
+            clients: For each client the indices of its nodes or examples; of examples ascending, in their order.
             seed: Of the draw.
 
         Returns:
-            For each client an int8 tensor with the :class:`Role` of each of its nodes.
+            For each client an int8 tensor with the :class:`Role` of each of its nodes or examples.
 
         Raises:
-            ValueError: If a client has no training node.
+            ValueError: If a client has nothing to train on.
         """
         roles = self.assign(data, clients, seed)
         for role in (Role.TRAIN, Role.VAL, Role.TEST):
@@ -48,20 +48,20 @@ class Splitter(ABC):
             if lacking and role is Role.TRAIN:
                 smallest = min(clients[client].numel() for client in lacking)
                 raise ValueError(
-                    f"{type(self).__name__} leaves clients {lacking} without a training node (the smallest has "
-                    f"{smallest} nodes). Raise `train`, or use fewer and larger clients."
+                    f"{type(self).__name__} leaves clients {lacking} without a training example (the smallest "
+                    f"has {smallest} in all). Raise `train`, or use fewer and larger clients."
                 )
             if lacking:
                 warnings.warn(
-                    f"{type(self).__name__} leaves clients {lacking} without a {role.name.lower()} node; they do not "
-                    f"count in the {role.name.lower()} metrics.",
+                    f"{type(self).__name__} leaves clients {lacking} without a {role.name.lower()} example; they do "
+                    f"not count in the {role.name.lower()} metrics.",
                     stacklevel=2,
                 )
         return roles
 
     @abstractmethod
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:
-        """Return the roles of each client's nodes."""
+        """Return the roles of each client's nodes or examples."""
 
     def identity(self) -> dict[str, Any]:
         """Return everything the split depends on beside graph, partition and seed, as JSON-ready values."""
@@ -92,7 +92,7 @@ class ClientSplit(Splitter):
     """One draw inside each client, which all get the same shares. For disjoint clients.
 
     Args:
-        train: Share of a client's labelled nodes that train, in (0, 1].
+        train: Share of a client's labelled nodes or examples that train, in (0, 1].
         val: Share that validates, in [0, 1]; the rest tests.
 
     Source: 20/40/40 is the protocol of FedAux (ogbn-arxiv: 5 % train, the rest halved).
@@ -104,15 +104,99 @@ class ClientSplit(Splitter):
         self.val = val
 
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
-        if int(torch.bincount(torch.cat(clients)).max()) > 1:
-            raise ValueError(
-                "ClientSplit draws inside each client, and these clients overlap: a node would train in one and test "
-                "in another. Use GlobalSplit."
-            )
+        _check_disjoint(self, clients)
         return [
             _draw_roles(data.y[nodes], self.train, self.val, generator(seed, "client split", client))
             for client, nodes in enumerate(clients)
         ]
+
+
+class ChronologicalSplit(Splitter):
+    """In each client the first examples train, those after them validate, the last ones test. For disjoint clients.
+
+    The shares are of what is left without the gaps, and go by place: an example without a label takes its place, but
+    stays unused.
+
+    Args:
+        train: Share that trains, in (0, 1].
+        val: Share that validates, in [0, 1]; the rest tests.
+        gap: Examples between two roles that stay unused, so that windows which overlap do not leak. Windows of L
+            readings that start every s readings need (L - 1) / s, rounded down.
+
+    Source: 70/10/20 is the protocol of Li et al., "Diffusion Convolutional Recurrent Neural Network", ICLR 2018.
+    """
+
+    def __init__(self, train: float = 0.7, val: float = 0.1, gap: int = 0) -> None:
+        _check_shares(train, val)
+        if gap < 0:
+            raise ValueError(f"gap={gap} must not be negative.")
+        self.train = train
+        self.val = val
+        self.gap = gap
+
+    def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
+        _check_disjoint(self, clients)
+        return [self._roles(data.y[idx_N], client) for client, idx_N in enumerate(clients)]
+
+    def _roles(self, y_N: Tensor, client: int) -> Tensor:
+        shares = {Role.TRAIN: self.train, Role.VAL: self.val, Role.TEST: 1 - self.train - self.val}
+        present = [role for role, share in shares.items() if share > 1e-9]
+        num_used = y_N.numel() - self.gap * (len(present) - 1)
+        if num_used <= 0:
+            raise ValueError(
+                f"gap={self.gap} is too large: client {client} has {y_N.numel()} examples, too few for "
+                f"{len(present) - 1} gaps."
+            )
+        role_N = torch.full(y_N.shape, Role.UNUSED, dtype=torch.int8)
+        taken, share = 0, 0.0
+        for number, role in enumerate(present):
+            share += shares[role]
+            end = round(num_used * share)
+            role_N[taken + number * self.gap : end + number * self.gap] = role
+            taken = end
+        role_N[y_N < 0] = Role.UNUSED
+        return role_N
+
+
+class ScarceSplit(Splitter):
+    """Another split, after which a random part of the clients keep only few of their nodes or examples.
+
+    Of each role of such a client a random share stays, at least one example; the others become unused.
+
+    Args:
+        splitter: Gives the roles.
+        clients: Share of the clients, rounded to the nearest number, whose data are reduced, in [0, 1].
+        keep: Share of their examples that they keep, in (0, 1].
+
+    Source: half of the clients without 80 % of their data is the protocol of Dinh et al., "A New Look and Convergence
+    Rate of Federated Multi-Task Learning with Laplacian Regularization" (dFedU), 2022, and of Sheaf-FMTL, section 4.
+    """
+
+    def __init__(self, splitter: Splitter, clients: float = 0.5, keep: float = 0.2) -> None:
+        if not (0 <= clients <= 1 and 0 < keep <= 1):
+            raise ValueError(f"clients={clients} must be in [0, 1] and keep={keep} in (0, 1].")
+        self.splitter = splitter
+        self.clients = clients
+        self.keep = keep
+
+    def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
+        roles = self.splitter.assign(data, clients, seed)
+        order = torch.randperm(len(clients), generator=generator(seed, "scarce clients")).tolist()
+        for client in order[: round(len(clients) * self.clients)]:
+            roles[client] = self._reduced(roles[client], generator(seed, "scarce split", client))
+        return roles
+
+    def identity(self) -> dict[str, Any]:
+        """Holds the other split's identity."""
+        return {**super().identity(), "splitter": type(self).__name__, "of": self.splitter.identity()}
+
+    def _reduced(self, role_N: Tensor, draw: torch.Generator) -> Tensor:
+        kept_N = torch.full_like(role_N, Role.UNUSED)
+        for role in (Role.TRAIN, Role.VAL, Role.TEST):
+            idx = (role_N == role).nonzero().squeeze(1)
+            order = torch.randperm(idx.numel(), generator=draw)
+            kept_N[idx[order[: max(1, round(idx.numel() * self.keep))]]] = role
+        return kept_N
 
 
 class GivenSplit(Splitter):
@@ -152,6 +236,14 @@ def _check_shares(train: float, val: float) -> None:
         raise ValueError(
             f"train={train}, val={val} are not shares: train must be above 0, val at least 0 and their sum at most 1 "
             "(the rest tests)."
+        )
+
+
+def _check_disjoint(splitter: Splitter, clients: list[Tensor]) -> None:
+    if int(torch.bincount(torch.cat(clients)).max()) > 1:
+        raise ValueError(
+            f"{type(splitter).__name__} splits inside each client, and these clients overlap: a node would train in "
+            "one and test in another. Use GlobalSplit."
         )
 
 

@@ -27,6 +27,7 @@ class Federation:
         training_clients: Those that take part in the rounds.
         num_features: Width of the inputs, or the shape of one example.
         parameters: One client's initial parameters by name, common to all of the first architecture.
+        learning_rate: Of the clients' optimiser.
         architectures: The same for every architecture; client c has number c modulo their number.
         seed: Root of every random key.
         device: Where the server computes.
@@ -43,6 +44,7 @@ class Federation:
     seed: int
     device: torch.device
     relation_CC: Tensor | None = None
+    learning_rate: float = 0.01
     architectures: tuple[Mapping[str, Tensor], ...] = ()
     client_names: tuple[str, ...] = ()
 

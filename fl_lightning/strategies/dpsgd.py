@@ -5,12 +5,9 @@ Algorithm 1. The mixing weights are Metropolis-Hastings': W_ij = 1 / (1 + max(de
 what is missing to one, which is symmetric and doubly stochastic on every graph.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from fl_lightning.payload import Payload
 from fl_lightning.strategies.decentralised import Decentralised
 
 
@@ -24,10 +21,6 @@ def metropolis_hastings(adjacency_CC: Tensor) -> Tensor:
 class DPSGD(Decentralised):
     """Average with the neighbours after local training; settings as of :class:`Decentralised`."""
 
-    def combine(self, messages: Payload, adjacency_CC: Tensor) -> Mapping[str, Tensor]:
+    def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """θ_i <- Σ_j W_ij θ_j."""
-        weights_CC = metropolis_hastings(adjacency_CC)
-        return {
-            name: (weights_CC.to(tensor) @ tensor.flatten(1)).view_as(tensor)
-            for name, tensor in messages.parameters.items()
-        }
+        return metropolis_hastings(self.neighbours(clients)).to(trained_CP) @ trained_CP

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from fl_lightning.data import (
+    ChronologicalSplit,
     ClientSplit,
     GivenSplit,
     GlobalSplit,
@@ -14,6 +16,7 @@ from fl_lightning.data import (
     OverlappingMetisPartitioner,
     RandomPartitioner,
     Role,
+    ScarceSplit,
     Splitter,
 )
 
@@ -106,15 +109,102 @@ def test_senseless_shares(build: Callable[[float, float], Splitter], shares: tup
 
 
 def test_a_client_without_a_training_node(path_graph: Data):
-    with pytest.raises(ValueError, match=r"GivenSplit leaves clients \[1\] without a training node.*has 2 nodes"):
+    with pytest.raises(ValueError, match=r"GivenSplit leaves clients \[1\] without a training example.*has 2 in all"):
         GivenSplit()(path_graph, [torch.tensor([0, 3, 4, 5]), torch.tensor([1, 2])])
 
 
 def test_a_client_without_test_nodes_is_a_warning(path_graph: Data):
-    with pytest.warns(UserWarning, match=r"leaves clients \[1\] without a test node"):
+    with pytest.warns(UserWarning, match=r"leaves clients \[1\] without a test example"):
         GivenSplit()(path_graph, [torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5])])
 
 
 def test_client_split_refuses_overlapping_clients(path_graph: Data):
     with pytest.raises(ValueError, match=r"these clients overlap.*Use GlobalSplit"):
         ClientSplit()(path_graph, [torch.tensor([0, 1]), torch.tensor([1, 2])])
+
+
+def examples(*sizes: int) -> tuple[Data, list[torch.Tensor]]:
+    """Clients with so many labelled examples, one after another."""
+    return Data(y=torch.zeros(sum(sizes), dtype=torch.int64)), list(torch.arange(sum(sizes)).split(list(sizes)))
+
+
+def test_chronological_split_goes_by_place():
+    roles = ChronologicalSplit(train=0.5, val=0.2)(*examples(10, 4))
+    assert roles[0].tolist() == [Role.TRAIN] * 5 + [Role.VAL] * 2 + [Role.TEST] * 3
+    assert roles[1].tolist() == [Role.TRAIN] * 2 + [Role.VAL] + [Role.TEST]
+
+
+@pytest.mark.parametrize(("val", "num_gaps"), [(0.2, 2), (0.0, 1), (0.5, 1)])
+def test_gaps_lie_between_the_roles_only(val: float, num_gaps: int):
+    roles = ChronologicalSplit(train=0.5, val=val, gap=3).assign(*examples(10 + 3 * num_gaps), seed=0)[0]
+    plain = ChronologicalSplit(train=0.5, val=val).assign(*examples(10), seed=0)[0]
+    assert roles[roles != Role.UNUSED].tolist() == plain.tolist()
+    runs = roles.unique_consecutive(return_counts=True)
+    assert runs[1][runs[0] == Role.UNUSED].tolist() == [3] * num_gaps
+    assert runs[0][0] == Role.TRAIN
+    assert runs[0][-1] != Role.UNUSED
+
+
+@settings(max_examples=50, deadline=None)
+@given(size=st.integers(1, 60), gap=st.integers(0, 8), train=st.floats(0.01, 1.0), rest=st.floats(0.0, 1.0))
+def test_chronological_roles_are_in_order(size: int, gap: int, train: float, rest: float):
+    try:
+        role_N = ChronologicalSplit(train, (1 - train) * rest, gap).assign(*examples(size), seed=0)[0]
+    except ValueError as error:
+        assert size <= 2 * gap and "too large" in str(error)  # noqa: PT017, PT018
+        return
+    used = (role_N != Role.UNUSED).nonzero().squeeze(1)
+    assert bool((role_N[used].diff() >= 0).all())
+    changes = role_N[used].diff() > 0
+    assert bool((used.diff()[changes] > gap).all())
+    assert bool((used.diff()[~changes] == 1).all())
+
+
+def test_chronological_split_leaves_unlabelled_examples_in_their_place():
+    data, clients = examples(6)
+    data.y[1] = -1
+    role_N = ChronologicalSplit(train=0.5, val=0.0).assign(data, clients, seed=0)[0]
+    assert role_N.tolist() == [Role.TRAIN, Role.UNUSED, Role.TRAIN, Role.TEST, Role.TEST, Role.TEST]
+
+
+def test_chronological_split_refuses_large_gaps_and_overlapping_clients():
+    with pytest.raises(ValueError, match="gap=-1 must not be negative"):
+        ChronologicalSplit(gap=-1)
+    with pytest.raises(ValueError, match="gap=4 is too large: client 1 has 8 examples, too few for 2 gaps"):
+        ChronologicalSplit(gap=4)(*examples(20, 8))
+    with pytest.raises(ValueError, match=r"ChronologicalSplit splits inside each client.*Use GlobalSplit"):
+        ChronologicalSplit()(Data(y=torch.zeros(3).long()), [torch.tensor([0, 1]), torch.tensor([1, 2])])
+
+
+def test_scarce_split_reduces_some_clients_in_each_role():
+    inner = ClientSplit(train=0.5, val=0.25)
+    whole = inner(*examples(*[40] * 6))
+    scarce = ScarceSplit(inner, clients=0.5, keep=0.2)(*examples(*[40] * 6))
+    kept = [counts(role_N) for role_N in scarce]
+    assert sorted(kept) == [[0, 20, 10, 10]] * 3 + [[32, 4, 2, 2]] * 3
+    for before, after in zip(whole, scarce, strict=True):
+        assert bool(((after == before) | (after == Role.UNUSED)).all())
+
+
+def test_scarce_split_keeps_an_example_of_each_role_that_there_is():
+    inner = ClientSplit(train=0.5, val=0.0)
+    roles = ScarceSplit(inner, clients=1.0, keep=0.01).assign(*examples(6), seed=0)
+    assert counts(roles[0]) == [4, 1, 0, 1]
+
+
+def test_scarce_split_is_drawn_by_the_seed_and_known_by_its_parts():
+    split = ScarceSplit(ClientSplit(), clients=0.5, keep=0.2)
+    first, again, other = (torch.cat(split(*examples(*[40] * 6), seed)) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    identity = split.identity()
+    assert json.loads(json.dumps(identity)) == identity
+    assert identity["splitter"] == "ScarceSplit"
+    assert identity["of"] == ClientSplit().identity()
+    assert ScarceSplit(ClientSplit(train=0.3)).identity() != ScarceSplit(ClientSplit()).identity()
+
+
+@pytest.mark.parametrize("shares", [(-0.1, 0.2), (1.1, 0.2), (0.5, 0.0), (0.5, 1.2)])
+def test_scarce_split_refuses_senseless_shares(shares: tuple[float, float]):
+    with pytest.raises(ValueError, match=rf"clients={shares[0]} must be in \[0, 1\] and keep={shares[1]} in"):
+        ScarceSplit(ClientSplit(), *shares)
