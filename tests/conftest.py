@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
 from fl_lightning.data import ClientGraph, GlobalSplit, Partitioner, PlantedCommunities
 from fl_lightning.graph_batch import GraphCollator
+from fl_lightning.topology import Ring
 
 torch.set_num_threads(1)
 
@@ -41,7 +42,7 @@ class GivenClients(LightningDataModule):
         self.clients = list(clients)
         self.num_features = clients[0].num_features
         self.num_outputs = num_classes
-        self.relation_CC = None
+        self.relation_CC = 1.0 - torch.eye(len(clients))
         self.partition_hash = "given"
 
     def setup(self, stage: str | None = None) -> None:
@@ -56,7 +57,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> FederatedDataModule:
     """Five clients of 30 to 8 nodes, three classes, six features."""
     source = PlantedCommunities(num_nodes=sum(SIZES), num_communities=5, num_classes=3, num_features=6)
     cache = str(tmp_path_factory.mktemp("cache"))
-    data = FederatedDataModule(source, Slices(SIZES), GlobalSplit(), cache_dir=cache, root=cache)
+    data = FederatedDataModule(source, Slices(SIZES), GlobalSplit(), relation_graph=Ring(), cache_dir=cache, root=cache)
     data.setup()
     return data
 

@@ -122,7 +122,7 @@ def test_stragglers_are_constrained_alike(federation, make_model, make_trainer, 
             precision="64-true",
             participation=Participation(num_clients=3, straggler_probability=0.6),
         )
-        net = functools.partial(make_model(FedAuxClient).net_factory)
+        net = functools.partial(make_model(FedAuxClient).net_factories[0])
         client = FedAuxClient(net, functools.partial(Adam, lr=0.05), unit_norm_projection=True)
         trainer.fit(client, federation, FedAux(num_epochs=4))
         states.append(trainer.executor.state())

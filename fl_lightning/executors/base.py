@@ -174,7 +174,9 @@ def pack_optimizer_state(
     packed: dict[str, Tensor] = {}
     for name, parameters, optimizers in rows:
         states = [optimizer.state.get(p, {}) for p, optimizer in zip(parameters, optimizers, strict=True)]
-        packed[f"optimizer/started/{name}"] = torch.tensor([bool(state) for state in states], device=device)
+        packed[f"optimizer/started/{name}"] = torch.tensor(
+            [any(isinstance(value, Tensor) for value in state.values()) for state in states], device=device
+        )
         slots = {slot: value for state in states for slot, value in state.items() if isinstance(value, Tensor)}
         for slot, example in slots.items():
             tensors = [state.get(slot, torch.zeros_like(example)) for state in states]

@@ -1,83 +1,20 @@
 """All clients of a process trained at once: parameters stacked along a leading client dimension, the objective vmapped.
 
-The losses are summed, so each client's gradient is its own; each client's slice of a stacked parameter is a parameter
-of one optimiser, so clients that do not take part keep their optimiser state untouched, exactly as if alone.
+The losses are summed, so each client's gradient is its own. Clients that do not take part keep their optimiser state
+untouched, exactly as if alone (``executors/stack.py``).
 """
 
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from fl_lightning.batch import Batch, Collator
 from fl_lightning.client import ClientModule, Parameters
-from fl_lightning.executors.base import (
-    Executor,
-    Outcome,
-    Work,
-    check_optimizer,
-    pack_optimizer_state,
-    unpack_optimizer_state,
-)
+from fl_lightning.executors.base import Executor, Outcome, Work, check_optimizer
+from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.payload import Payload, concatenate, finite_rows
 from fl_lightning.stage import Evaluation, Stage
-
-
-class ClientStack:
-    """Stacked parameters of C clients, and the optimiser that steps them.
-
-    Attributes:
-        parameters: By name, (C, *shape); the storage.
-        rows: By name, each client's slice as a parameter of the optimiser that shares the storage.
-    """
-
-    def __init__(self, client: ClientModule, parameters: dict[str, Tensor]) -> None:
-        self.client = client
-        self.parameters = parameters
-        self.rows = {name: [nn.Parameter(row) for row in tensor] for name, tensor in parameters.items()}
-        self.optimizer: Optimizer = check_optimizer(
-            client.build_optimizer((name, row) for name, rows in self.rows.items() for row in rows)
-        )
-
-    def gather(self, index: Tensor | None) -> dict[str, Tensor]:
-        """The chosen clients' parameters; the storage itself for None (all clients)."""
-        return self.parameters if index is None else {name: t[index] for name, t in self.parameters.items()}
-
-    def load(self, tensors: Mapping[str, Tensor], positions: Sequence[int]) -> None:
-        """Overwrite some clients' parameters, one row of ``tensors`` each."""
-        for name, tensor in tensors.items():
-            storage = self.parameters[name]
-            if len(positions) == len(storage):
-                storage.copy_(tensor)
-            else:
-                storage[torch.tensor(positions, device=storage.device)] = tensor.to(storage.dtype)
-
-    def forget(self, positions: Sequence[int]) -> None:
-        """Start some clients' optimiser anew."""
-        for rows in self.rows.values():
-            for position in positions:
-                self.optimizer.state.pop(rows[position], None)
-
-    def step(self, gradients: Mapping[str, Tensor | None], positions: Sequence[int], active: Sequence[bool]) -> None:
-        """One optimiser step of the active ones of the clients that the gradients belong to."""
-        for name, gradient in gradients.items():
-            if gradient is None:  # frozen, or not used by the objective
-                continue
-            rows = self.rows[name]
-            for position, of_client, steps in zip(positions, gradient.contiguous().unbind(), active, strict=True):
-                rows[position].grad = of_client if steps else None
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    @torch.no_grad()
-    def constrain(self, positions: Sequence[int]) -> None:
-        """Put some clients' parameters back where they may be."""
-        if type(self.client).constrain is ClientModule.constrain:
-            return
-        own = {name: tensor[torch.tensor(positions, device=tensor.device)] for name, tensor in self.parameters.items()}
-        self.load(torch.vmap(self.client.constrain)(own), positions)
-
 
 #: The client's functions that compute on a stack as they are, if the net does and none is overridden.
 _STACKABLE = ("objective", "output", "loss", "scores")
@@ -113,14 +50,13 @@ class StackedExecutor(Executor):
         self.client.to(self.fabric.device)
         plain = all(getattr(type(self.client), name) is getattr(ClientModule, name) for name in _STACKABLE)
         self.takes_stacks = plain and getattr(self.client.net, "takes_stacks", False)
-        count = len(self.clients)
-        self.position = {client: position for position, client in enumerate(self.clients)}
-        with torch.no_grad():
-            self.stack = ClientStack(
-                self.client,
-                {n: p.detach().expand(count, *p.shape).clone() for n, p in self.client.net.named_parameters()},
-            )
+        check_optimizer(self.client.configure_optimizers())
         self.groups = self._group()
+        # the clients of a group stand side by side in the stack
+        self.position = {client: position for position, client in enumerate(c for group in self.groups for c in group)}
+        count = len(self.clients)
+        start = {n: p.detach().expand(count, *p.shape).clone() for n, p in self.client.net.named_parameters()}
+        self.stack = ClientStack(self.client, start)
         self._batches: dict[tuple[int, ...], Batch] = {}
 
     def _group(self) -> list[tuple[int, ...]]:
@@ -148,18 +84,17 @@ class StackedExecutor(Executor):
     def _run_group(self, clients: tuple[int, ...], work: Work) -> tuple[Payload, list[int]]:
         stack, stage = self.stack, work.stage
         positions = [self.position[client] for client in clients]
-        index = self._index(positions)
         received = self.received(work.payload, clients)
         stack.load(received, positions)
-        anchor = {
-            name: received[name].to(tensor) if name in received else tensor.clone()
-            for name, tensor in stack.gather(index).items()
-        }
         if stage.reset_optimizer:
             stack.forget(positions)
+        rows = rows_of(positions, self.fabric.device)
+        anchor = {
+            name: received[name].to(tensor) if name in received else tensor[rows].clone()
+            for name, tensor in stack.parameters.items()
+        }
         epochs = [work.num_epochs[client] for client in clients]
-        self._train(stack, clients, positions, stage, anchor, epochs, work.round_idx)
-        trained = stack.gather(index)
+        trained = self._train(stack, clients, positions, stage, anchor, epochs, work.round_idx)
         batch = self._batch(clients)
         signals = self._map_signals(stage, trained, batch)
         finite = finite_rows((*trained.values(), *signals.values()))
@@ -186,10 +121,12 @@ class StackedExecutor(Executor):
         anchor: Mapping[str, Tensor],
         epochs: Sequence[int],
         round_idx: int,
-    ) -> None:
-        client, batch, index = self.client.train(), self._batch(clients), self._index(positions)
+    ) -> dict[str, Tensor]:
+        """Train clients of a stack and return their parameters, (clients, *shape)."""
+        client, batch = self.client.train(), self._batch(clients)
         trained = [n for n, parameter in client.net.named_parameters() if parameter.requires_grad and stage.trains(n)]
         steps = [n * self.collator.steps_per_epoch(c) for n, c in zip(epochs, clients, strict=True)]
+        crew = stack.crew(positions, steps)
         anchor = dict(anchor) if stage.penalty is not None else {}
 
         def loss(parameters: dict[str, Tensor], tensors: dict[str, Tensor], anchor: dict[str, Tensor]) -> Tensor:
@@ -197,17 +134,18 @@ class StackedExecutor(Executor):
 
         compute = loss if self.takes_stacks and stage.penalty is None else torch.vmap(loss)
         for step in range(max(steps, default=0) if trained else 0):
-            leaves = {name: tensor.detach() for name, tensor in stack.gather(index).items()}
+            leaves = {name: tensor.detach() for name, tensor in crew.parameters.items()}
             inputs = [leaves[name].requires_grad_() for name in trained]
             keys = [self.key(round_idx, stage.name, c, step) for c in clients]
             tensors = batch.draw(torch.tensor(keys, device=self.fabric.device)).tensors()
             with self.fabric.autocast():
                 loss_C = compute(leaves, tensors, anchor)
             gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
-            active = [step < own for own in steps]
-            stack.step(dict(zip(trained, gradients, strict=True)), positions, active)
-            stack.constrain([position for position, steps in zip(positions, active, strict=True) if steps])
+            active = crew.step(dict(zip(trained, gradients, strict=True)), step)
+            crew.constrain(active)
+        crew.store()
         client.eval()
+        return crew.parameters
 
     @torch.no_grad()
     def _map_signals(self, stage: Stage, parameters: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
@@ -252,7 +190,8 @@ class StackedExecutor(Executor):
 
     def _evaluated(self, evaluation: Evaluation, clients: tuple[int, ...], round_idx: int) -> dict[str, Tensor]:
         """The parameters to score: the clients' own, or others, or a copy after some more training."""
-        parameters = dict(self.stack.gather(self._index([self.position[client] for client in clients])))
+        rows = rows_of([self.position[client] for client in clients], self.fabric.device)
+        parameters = {name: tensor[rows] for name, tensor in self.stack.parameters.items()}
         if evaluation.payload is not None:
             received = self.received(evaluation.payload, clients)
             parameters |= {name: tensor.to(parameters[name]) for name, tensor in received.items()}
@@ -260,36 +199,23 @@ class StackedExecutor(Executor):
             finetuning = Stage(name="finetune", trained=evaluation.trained)
             copies = ClientStack(self.client, {name: tensor.clone() for name, tensor in parameters.items()})
             epochs = [evaluation.num_epochs] * len(clients)
-            self._train(copies, clients, range(len(clients)), finetuning, {}, epochs, round_idx)
-            parameters = copies.parameters
+            parameters = self._train(copies, clients, range(len(clients)), finetuning, {}, epochs, round_idx)
         self.client.eval()
         return parameters
 
     def state(self) -> Payload:
         """Parameters and optimiser state of all clients."""
-        optimizers = [self.stack.optimizer] * len(self.clients)
-        rows = ((name, rows, optimizers) for name, rows in self.stack.rows.items())
-        signals = pack_optimizer_state(rows, self.fabric.device)
-        return Payload(clients=self.clients, parameters=dict(self.stack.parameters), signals=signals)
+        return self.stack.state(self.clients, [self.position[client] for client in self.clients], self.fabric.device)
 
     def load_state(self, state: Payload) -> None:
         """Restore parameters and optimiser state."""
-        mine = state.rows(self.clients)
-        self.stack.load(mine.parameters, range(len(self.clients)))
-        for name, rows in self.stack.rows.items():
-            for position, row in enumerate(rows):
-                unpack_optimizer_state(name, position, row, self.stack.optimizer, mine)
+        self.stack.load_state(state.rows(self.clients), [self.position[client] for client in self.clients])
 
     def _split(self, clients: Sequence[int] | Mapping[int, int]) -> list[tuple[int, ...]]:
         """The given clients of this process by group."""
         wanted = set(clients)
         chosen = (tuple(client for client in group if client in wanted) for group in self.groups)
         return [members for members in chosen if members]
-
-    def _index(self, positions: Sequence[int]) -> Tensor | None:
-        if len(positions) == len(self.clients):
-            return None
-        return torch.tensor(positions, dtype=torch.int64, device=self.fabric.device)
 
     def _batch(self, clients: tuple[int, ...]) -> Batch:
         """The clients' batch; whole groups are kept, chance subsets of them only while they are in use."""

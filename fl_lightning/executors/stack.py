@@ -1,0 +1,232 @@
+"""Stacked clients: parameters and optimiser state of many clients, and the steps that they take together.
+
+An optimiser that treats every number on its own does not mind how many clients a tensor holds, so clients of the same
+age (with equal step counts) are one parameter of one optimiser; others are a parameter each.
+
+Shape legend: C clients of the stack.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
+
+from fl_lightning.client import ClientModule
+from fl_lightning.executors.base import check_optimizer
+from fl_lightning.payload import Payload
+
+#: Optimisers that treat every number of a tensor on its own.
+ELEMENTWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop)
+
+#: Slots that hold one number for a whole parameter; equal for all clients of one age.
+COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
+
+
+class ClientStack:
+    """Stacked parameters of C clients with their optimiser state.
+
+    Attributes:
+        parameters: By name, (C, *shape); the storage.
+        slots: Optimiser state by parameter and slot, (C, *shape), or (C,) for step counts and the like.
+        started: By parameter, which clients have optimiser state, boolean (C,).
+    """
+
+    def __init__(self, client: ClientModule, parameters: dict[str, Tensor]) -> None:
+        self.client = client
+        self.parameters = parameters
+        self.slots: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+        self.started = {name: torch.zeros(len(t), dtype=torch.bool) for name, t in parameters.items()}
+        self._crews: dict[tuple[int, ...], Crew] = {}
+
+    def crew(self, positions: Sequence[int], num_steps: Sequence[int]) -> "Crew":
+        """Clients that are about to take so many steps each."""
+        key = tuple(positions)
+        known = self._crews.get(key)
+        if known is not None and len(set(num_steps)) == 1:
+            known.num_steps = [num_steps[0]]
+            return known
+        self._dismiss(positions)
+        crew = Crew(self, positions, num_steps)
+        if isinstance(crew.rows, slice) and len(crew.blocks) == 1:
+            self._crews[key] = crew
+        return crew
+
+    def _dismiss(self, positions: Sequence[int]) -> None:
+        self._crews = {key: crew for key, crew in self._crews.items() if set(key).isdisjoint(positions)}
+
+    def load(self, tensors: Mapping[str, Tensor], positions: Sequence[int]) -> None:
+        """Overwrite some clients' parameters, one row of ``tensors`` each."""
+        for name, tensor in tensors.items():
+            storage = self.parameters[name]
+            storage[rows_of(positions, storage.device)] = tensor.to(storage)
+
+    def forget(self, positions: Sequence[int]) -> None:
+        """Start some clients' optimiser anew."""
+        self._dismiss(positions)
+        for name, slots in self.slots.items():
+            self.started[name][list(positions)] = False
+            for slot in slots.values():
+                slot[rows_of(positions, slot.device)] = 0
+
+    def ages(self) -> Tensor:
+        """What must be equal for clients to step as one: step counts and the like, (C, ...)."""
+        columns = [started.double() for started in self.started.values()]
+        columns += [slot.double() for slots in self.slots.values() for name, slot in slots.items() if name in COUNTS]
+        return torch.stack(columns, dim=1)
+
+    def state(self, clients: Sequence[int], positions: Sequence[int], device: torch.device) -> Payload:
+        """Everything that lives on, in the given order of clients."""
+        rows = rows_of(positions, device)
+        signals = {}
+        for name, slots in self.slots.items():
+            signals[f"optimizer/started/{name}"] = self.started[name][rows_of(positions, torch.device("cpu"))].to(
+                device
+            )
+            for slot, value in slots.items():
+                signals[f"optimizer/{slot}/{name}"] = value.to(device)[rows]
+        parameters = {name: tensor[rows] for name, tensor in self.parameters.items()}
+        return Payload(clients=tuple(clients), parameters=parameters, signals=signals)
+
+    def load_state(self, state: Payload, positions: Sequence[int]) -> None:
+        """Restore what :meth:`state` returned."""
+        self._dismiss(positions)
+        self.load(state.parameters, positions)
+        for key, value in state.signals.items():
+            _, slot, name = key.split("/", 2)
+            if slot == "started":
+                self.started[name][list(positions)] = value.cpu()
+            else:
+                storage = self.slot(name, slot, value)
+                storage[rows_of(positions, storage.device)] = value.to(storage)
+
+    def slot(self, name: str, slot: str, like: Tensor) -> Tensor:
+        """Storage of a slot, made when it is first needed; ``like`` holds some clients' rows of it."""
+        if slot not in self.slots[name]:
+            device = torch.device("cpu") if slot in COUNTS else like.device
+            count = len(self.parameters[name])
+            self.slots[name][slot] = torch.zeros(count, *like.shape[1:], dtype=like.dtype, device=device)
+        return self.slots[name][slot]
+
+
+class Crew:
+    """Some clients of a stack while they step together.
+
+    Attributes:
+        parameters: By name, (clients, *shape): views of the stack's where the clients stand side by side, else copies
+            that :meth:`store` writes back.
+        rows: Where they stand.
+        blocks: Their runs of equal age and number of steps, each one parameter of the optimiser.
+        num_steps: Steps of each block.
+    """
+
+    def __init__(self, stack: ClientStack, positions: Sequence[int], num_steps: Sequence[int]) -> None:
+        self.stack = stack
+        self.positions = list(positions)
+        first = next(iter(stack.parameters.values()))
+        self.rows = rows_of(positions, first.device)
+        self.parameters = {name: tensor[self.rows] for name, tensor in stack.parameters.items()}
+        ages = torch.cat([stack.ages()[self.positions], torch.tensor(num_steps)[:, None].double()], dim=1)
+        together = type(stack.client.configure_optimizers()) in ELEMENTWISE
+        self.blocks = _runs(ages) if together else [slice(row, row + 1) for row in range(len(positions))]
+        self.num_steps = [num_steps[block.start] for block in self.blocks]
+        self.members = {
+            name: [nn.Parameter(tensor[block] if together else tensor[block.start]) for block in self.blocks]
+            for name, tensor in self.parameters.items()
+        }
+        self.together = together
+        self.optimizer: Optimizer = check_optimizer(
+            stack.client.build_optimizer((name, member) for name, members in self.members.items() for member in members)
+        )
+        self._recall()
+
+    def _recall(self) -> None:
+        """Give the optimiser the state that its clients have."""
+        group = self.optimizer.param_groups[0]
+        on_device = group.get("fused") or group.get("capturable")
+        for name, members in self.members.items():
+            for block, member in zip(self.blocks, members, strict=True):
+                if not self.stack.started[name][self.positions[block.start]]:
+                    continue
+                self.optimizer.state[member] = state = {}
+                for slot, storage in self.stack.slots[name].items():
+                    if slot in COUNTS:
+                        scalar = storage[self.positions[block.start]].clone()
+                        state[slot] = scalar.to(member.device) if on_device else scalar
+                    else:
+                        rows = storage[rows_of(self.positions[block], storage.device)]
+                        state[slot] = rows if self.together else rows[0]
+
+    def step(self, gradients: Mapping[str, Tensor | None], step: int) -> list[bool]:
+        """Step number ``step`` of the stage, for the clients that take as many; return which clients those are."""
+        active = [step < number for number in self.num_steps]
+        for name, gradient in gradients.items():
+            if gradient is None:  # frozen, or not used by the objective
+                continue
+            gradient = gradient.contiguous()  # as fused kernels read it
+            for block, member, steps in zip(self.blocks, self.members[name], active, strict=True):
+                if steps:
+                    member.grad = gradient[block] if self.together else gradient[block.start]
+        self.optimizer.step()
+        for members in self.members.values():
+            for member in members:
+                member.grad = None
+        return [
+            steps for block, steps in zip(self.blocks, active, strict=True) for _ in range(block.stop - block.start)
+        ]
+
+    @torch.no_grad()
+    def constrain(self, active: Sequence[bool]) -> None:
+        """Put the parameters of active clients back where they may be."""
+        client = self.stack.client
+        if type(client).constrain is ClientModule.constrain:
+            return
+        rows = torch.tensor(active).nonzero().flatten().to(next(iter(self.parameters.values())).device)
+        for name, tensor in torch.vmap(client.constrain)({n: t[rows] for n, t in self.parameters.items()}).items():
+            self.parameters[name][rows] = tensor
+
+    @torch.no_grad()
+    def store(self) -> None:
+        """Write everything back that is not in the stack already."""
+        stack = self.stack
+        if not isinstance(self.rows, slice):
+            stack.load(self.parameters, self.positions)
+        for name, members in self.members.items():
+            for block, member in zip(self.blocks, members, strict=True):
+                state = {slot: v for slot, v in self.optimizer.state.get(member, {}).items() if isinstance(v, Tensor)}
+                if state:
+                    stack.started[name][self.positions[block]] = True
+                for slot, value in state.items():
+                    if slot in COUNTS:
+                        stack.slot(name, slot, value[None])[self.positions[block]] = value.cpu()
+                        continue
+                    storage = stack.slot(name, slot, value if self.together else value[None])
+                    rows = rows_of(self.positions[block], storage.device)
+                    if isinstance(rows, slice) and self.together:
+                        here = storage[rows]
+                        if here.data_ptr() != value.data_ptr():
+                            here.copy_(value)
+                            self.optimizer.state[member][slot] = here
+                    else:
+                        storage[rows] = value if self.together else value[None]
+
+
+def rows_of(positions: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Index of the given rows: a slice, which costs no copy, where they stand side by side."""
+    first = positions[0] if len(positions) else 0
+    if list(positions) == list(range(first, first + len(positions))):
+        return slice(first, first + len(positions))
+    return torch.tensor(positions, dtype=torch.int64, device=device)
+
+
+def _runs(rows: Tensor) -> list[slice]:
+    """Runs of equal rows.
+
+    Example:
+        >>> _runs(torch.tensor([[1.0], [1.0], [2.0]]))
+        [slice(0, 2, None), slice(2, 3, None)]
+    """
+    changes = (rows[1:] != rows[:-1]).any(dim=1).nonzero().flatten() + 1
+    bounds = [0, *changes.tolist(), len(rows)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds) if stop > start]
