@@ -45,9 +45,14 @@ class Batch:
         """The same batch with some tensors exchanged."""
         return dataclasses.replace(self, **tensors)
 
-    def draw(self: AnyBatch, key: Tensor) -> AnyBatch:
-        """What one local step trains on; everything, unless the kind of data draws mini-batches."""
-        return self.replace({"key": key})
+    def draws(self: AnyBatch, keys: Tensor) -> Iterator[AnyBatch]:
+        """What each local step trains on; everything, unless the kind of data draws mini-batches.
+
+        Args:
+            keys: int64 key of every step and client, (steps, C), or (steps,) for one client's batch.
+        """
+        for key in keys:
+            yield self.replace({"key": key})
 
     def parts(self: AnyBatch) -> Iterator[AnyBatch]:
         """The batch in pieces that fit the memory of an evaluation; along the examples, which must be independent."""

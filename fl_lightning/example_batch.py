@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Numbers of the inputs of one piece of an evaluation (16 MiB in float32).
 PART_NUMBERS = 4 * 2**20
+#: Random numbers that are drawn at once to order the examples of some steps.
+ORDER_NUMBERS = 2**18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +35,32 @@ class ExampleBatch(Batch):
     x: Tensor
     batch_size: int | None = None
 
-    def draw(self, key: Tensor) -> "ExampleBatch":
-        """A mini-batch: ``batch_size`` of each client's training examples, drawn without replacement.
+    def draws(self, keys: Tensor) -> Iterator["ExampleBatch"]:
+        """Mini-batches: ``batch_size`` of each client's training examples, drawn without replacement for every step.
 
         Clients with fewer give all they have, in a random order; padding fills the rest.
 
         Args:
-            key: int64 key of the step for each client, (C,), or scalar for one client's batch.
+            keys: int64 key of every step and client, (steps, C), or (steps,) for one client's batch.
         """
         if self.batch_size is None:
-            return self.replace({"key": key})
-        order, drawn_mask = random_order(key, self.train_mask, min(self.batch_size, self.train_mask.shape[-1]))
+            yield from super().draws(keys)
+            return
+        num_examples = self.train_mask.shape[-1]
+        count = min(self.batch_size, num_examples)
+        for some in keys.split(max(1, ORDER_NUMBERS // self.train_mask.numel())):
+            mask = self.train_mask.expand(len(some), *self.train_mask.shape)
+            for key, order, drawn_mask in zip(some, *random_order(some, mask, count), strict=True):
+                yield self._pick(key, order, drawn_mask)
+
+    def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> "ExampleBatch":
+        """The examples at the given places, (C, B), of which some may be padding."""
         if key.dim():
             order = order + torch.arange(len(key), device=key.device)[:, None] * self.train_mask.shape[-1]
 
         def pick(tensor: Tensor) -> Tensor:
-            return (
-                tensor.flatten(0, key.dim())
-                .index_select(0, order.flatten())
-                .view(*order.shape, *tensor.shape[key.dim() + 1 :])
-            )
+            examples = tensor.flatten(0, key.dim())
+            return examples.index_select(0, order.flatten()).view(*order.shape, *examples.shape[1:])
 
         nothing = torch.zeros_like(drawn_mask)
         masks = {"real_mask": drawn_mask, "train_mask": drawn_mask, "val_mask": nothing, "test_mask": nothing}

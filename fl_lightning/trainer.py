@@ -359,6 +359,7 @@ class FederatedTrainer:
                 parameters=self.initial_parameters,
                 seed=self.seed,
                 device=self.fabric.device,
+                client_names=tuple(self.client_names),
                 learning_rate=float(model.configure_optimizers().param_groups[0]["lr"]),
                 architectures=self.architectures,
                 relation_CC=None if relation_CC is None else relation_CC.to(self.fabric.device),

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam
 
 from fl_lightning import (
@@ -71,14 +71,15 @@ def clients(sizes=SIZES) -> list[ClientExamples]:
     return made
 
 
-def keys(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+def draw(batch: ExampleBatch, *keys: int) -> ExampleBatch:
+    """One step's mini-batch."""
+    return next(batch.draws(torch.tensor([keys if batch.key.dim() else keys[0]])))
 
 
 def test_a_mini_batch_is_a_draw_of_each_clients_own_training_examples() -> None:
     batch = ExampleCollator(clients(), batch_size=8, **CPU)([0, 1, 2])
 
-    drawn = batch.draw(keys(11, 12, 13))
+    drawn = draw(batch, 11, 12, 13)
 
     assert drawn.x.shape == (3, 8, 1)
     assert drawn.train_mask.sum(dim=1).tolist() == [8, 5, 8]  # client 1 has five training examples only
@@ -89,13 +90,13 @@ def test_a_mini_batch_is_a_draw_of_each_clients_own_training_examples() -> None:
         assert len(set(index.tolist())) == len(index)
         assert (index % 4 < 2).all()
         assert torch.equal(y_B[mask_B], index % 3)
-    assert not torch.equal(drawn.x, batch.draw(keys(21, 22, 23)).x)
+    assert not torch.equal(drawn.x, draw(batch, 21, 22, 23).x)
 
 
 def test_a_clients_draw_hangs_on_its_own_key_alone() -> None:
     collate = ExampleCollator(clients(), batch_size=4, **CPU)
 
-    together, alone = collate([0, 1, 2]).draw(keys(11, 12, 13)), single(collate([2])).draw(torch.tensor(13))
+    together, alone = draw(collate([0, 1, 2]), 11, 12, 13), draw(single(collate([2])), 13)
 
     assert torch.equal(together.x[2], alone.x)
     assert torch.equal(together.y[2], alone.y)
@@ -104,7 +105,7 @@ def test_a_clients_draw_hangs_on_its_own_key_alone() -> None:
 def test_every_training_example_is_drawn_equally_often() -> None:
     batch = single(ExampleCollator(clients(), batch_size=5, **CPU)([0]))
 
-    drawn = torch.cat([batch.draw(torch.tensor(key)).x[:, 0] for key in range(2000)]).long()
+    drawn = torch.cat([drawn.x[:, 0] for drawn in batch.draws(torch.arange(2000))]).long()
 
     counts = torch.bincount(drawn, minlength=40)
     assert counts[torch.arange(40) % 4 >= 2].sum() == 0
@@ -115,7 +116,7 @@ def test_no_batch_size_trains_on_everything() -> None:
     collate = ExampleCollator(clients(), **CPU)
     batch = collate([0, 1])
 
-    drawn = batch.draw(keys(1, 2))
+    drawn = draw(batch, 1, 2)
 
     assert drawn.x is batch.x
     assert drawn.key.tolist() == [1, 2]

@@ -1,6 +1,7 @@
 """The reference executor: one client after another, each a LightningModule of its own with its own optimiser."""
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -84,14 +85,14 @@ class SequentialExecutor(Executor):
         untrained = [parameter for name, parameter in module.net.named_parameters() if not stage.trains(name)]
         module.train()
         module.on_train_start()
-        for epoch in range(num_epochs):
+        keys = [self.key(round_idx, stage.name, client, step) for step in range(num_epochs * num_steps)]
+        draws = batch.draws(torch.tensor(keys, dtype=torch.int64, device=self.fabric.device))
+        for _ in range(num_epochs):
             module.on_train_epoch_start()
-            for batch_idx in range(num_steps):
-                step = epoch * num_steps + batch_idx
-                key = torch.tensor(self.key(round_idx, stage.name, client, step), device=self.fabric.device)
+            for batch_idx, drawn in enumerate(itertools.islice(draws, num_steps)):
                 optimizer.zero_grad()
                 with self.fabric.autocast():
-                    loss = module.training_step(batch.draw(key), batch_idx)
+                    loss = module.training_step(drawn, batch_idx)
                 loss.backward()  # type: ignore[no-untyped-call]
                 for parameter in untrained:
                     parameter.grad = None

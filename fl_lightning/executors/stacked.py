@@ -133,13 +133,14 @@ class StackedExecutor(Executor):
             return client.objective(parameters, batch.replace(tensors), anchor, stage.penalty)
 
         compute = loss if self.takes_stacks and stage.penalty is None else torch.vmap(loss)
-        for step in range(max(steps, default=0) if trained else 0):
+        num_steps = max(steps, default=0) if trained else 0
+        keys = [[self.key(round_idx, stage.name, c, step) for c in clients] for step in range(num_steps)]
+        draws = batch.draws(torch.tensor(keys, dtype=torch.int64, device=self.fabric.device))
+        for step, drawn in enumerate(draws):
             leaves = {name: tensor.detach() for name, tensor in crew.parameters.items()}
             inputs = [leaves[name].requires_grad_() for name in trained]
-            keys = [self.key(round_idx, stage.name, c, step) for c in clients]
-            tensors = batch.draw(torch.tensor(keys, device=self.fabric.device)).tensors()
             with self.fabric.autocast():
-                loss_C = compute(leaves, tensors, anchor)
+                loss_C = compute(leaves, drawn.tensors(), anchor)
             gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
             active = crew.step(dict(zip(trained, gradients, strict=True)), step)
             crew.constrain(active)

@@ -10,7 +10,7 @@ Shape legend: C clients, P generated parameters of one client.
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ class Hypernetwork(Strategy):
         personal: Shell-style patterns of parameters that are not generated and never leave their client.
         num_server_steps: Optimiser steps on the generator a round.
     """
+
+    #: Whether the squared distances are averaged over the clients that answered, in place of summed.
+    mean_distance: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -57,6 +60,10 @@ class Hypernetwork(Strategy):
     @abstractmethod
     def generate(self, clients: Sequence[int]) -> Tensor:
         """Generated parameters of the given clients (C, P), differentiable."""
+
+    def extra_losses(self) -> Sequence[Tensor]:
+        """Scalars that the server minimises beside the distance, of what :meth:`generate` computed last in training."""
+        return ()
 
     def signals(self, round_idx: int) -> Mapping[str, Signal]:
         """What the clients send beside their update in this round."""
@@ -95,6 +102,11 @@ class Hypernetwork(Strategy):
         self.generator.train()
         with self.randomness("server", self.num_steps):
             self._generated = tuple(clients), self.generate(clients)
+        if not self._generated[1].isfinite().all():
+            raise FloatingPointError(
+                f"after {self.num_steps} server steps {type(self).__name__} generates numbers that are not finite: lower "
+                "the learning rate of the server's optimiser"
+            )
         return self._as_payload(clients, self._generated[1].detach())
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
@@ -103,7 +115,10 @@ class Hypernetwork(Strategy):
             self.server_step(upload)
 
     def server_step(self, upload: Payload) -> None:
-        """``num_server_steps`` steps on ½ Σ ‖stopgrad(generated + update) - generated‖²."""
+        """``num_server_steps`` steps on ½ Σ ‖stopgrad(generated + update) - generated‖², and the extra losses.
+
+        The target stays that of the first step, so that further steps come nearer to it and do not pass it.
+        """
         sent_to, generated_CP = self._generated
         rows = torch.tensor([sent_to.index(client) for client in upload.clients], device=generated_CP.device)
         update_CP = flatten({name: upload.parameters[name] for name in self.shapes}).to(generated_CP)
@@ -115,8 +130,12 @@ class Hypernetwork(Strategy):
                 with self.randomness("server", self.num_steps):
                     generated_CP = self.generate(sent_to)
             current_CP = generated_CP if whole else generated_CP.index_select(0, rows)
+            gradient_CP = current_CP.detach() - target_CP
+            if self.mean_distance:
+                gradient_CP /= len(rows)
+            extra = self.extra_losses()
             self.optimizer.zero_grad()
-            current_CP.backward(current_CP.detach() - target_CP)  # type: ignore[no-untyped-call]
+            torch.autograd.backward([current_CP, *extra], [gradient_CP, *(None for _ in extra)])
             self.optimizer.step()
             self.num_steps += 1
         del self._generated
