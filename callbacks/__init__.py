@@ -2,20 +2,31 @@
 
 from fl_lightning.callback import Callback
 
+from .attacks import Attack, GaussianAttack, SameValueAttack
+from .backdoor import Backdoor, SimpleTuning
 from .checkpoint import FederatedCheckpoint
 from .client_metrics import PerClientMetrics
 from .early_stopping import EarlyStopping
 from .ledger import CommunicationLedger
+from .poisoning import LabelFlipping, ModelPoisoning, SignFlip
 from .progress import RoundProgressBar
 from .similarity import SimilarityLogger
 
 __all__ = [
+    "Attack",
+    "Backdoor",
     "CommunicationLedger",
     "EarlyStopping",
     "FederatedCheckpoint",
+    "GaussianAttack",
+    "LabelFlipping",
+    "ModelPoisoning",
     "PerClientMetrics",
     "RoundProgressBar",
+    "SameValueAttack",
+    "SignFlip",
     "SimilarityLogger",
+    "SimpleTuning",
     "default_callbacks",
 ]
 

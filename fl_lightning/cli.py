@@ -18,6 +18,7 @@ from rich.console import Console
 
 import fl_lightning.callbacks
 import fl_lightning.loggers
+from fl_lightning.aggregation import Aggregation
 from fl_lightning.callback import Callback
 from fl_lightning.client import ClientModule
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
@@ -60,7 +61,7 @@ def _plain(message: str) -> str:
     """What the parser says, without its lists of types and parsed objects, and with the names that would do."""
     if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
         return _unknown_class(unknown[1], message)
-    causes = re.findall(r"^ *- (?!Expected a <class 'NoneType'>)(.+)$", message, flags=re.MULTILINE)
+    causes = re.findall(r"^ *- (?!Expected a <class|.*implicit class_path)(.+)$", message, flags=re.MULTILINE)
     if "Does not validate against any of the Union" in message and causes:
         key = re.match(r'Parser key "([^"]+)"', message)
         return f"{key[1]}: {causes[-1]}" if key else causes[-1]
@@ -71,7 +72,7 @@ def _unknown_class(name: str, message: str) -> str:
     key = re.match(r'Parser key "([^"]+)"', message)
     known = {
         cls.__name__: cls
-        for base in (Strategy, Source, Partitioner, Splitter, Callback, Executor, ClientModule)
+        for base in (Strategy, Aggregation, Source, Partitioner, Splitter, Callback, Executor, ClientModule)
         for cls in _subclasses(base)
     }
     family = [base for base in known.values() if f"'{base.__module__}.{base.__qualname__}'" in message]

@@ -58,7 +58,7 @@ def test_weighted_median() -> None:
     assert apply(CoordinateMedian(), [[0, 0, 0, 1], [0.5, 0, 0, 0.5]], parameters) == [[10.0, 0.5], [3.5, 2.25]]
 
 
-@pytest.mark.parametrize("num_clients", [1, 2, 5, 8, 49, 100])
+@pytest.mark.parametrize("num_clients", [1, 2, 5, 6, 10, 12, 14, 20, 30, 49, 98, 100])
 def test_with_equal_weights_the_median_is_the_plain_one(num_clients) -> None:
     _, parameters_CP, received_CP = random_case(num_clients, 7)
     equal_1C = torch.full((1, num_clients), 1 / num_clients, dtype=torch.float64)

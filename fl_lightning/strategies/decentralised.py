@@ -15,12 +15,14 @@ from torch import Tensor
 
 from fl_lightning.payload import FLAT, Payload, to_wire
 from fl_lightning.stage import Evaluation, Stage
-from fl_lightning.strategies.base import Federation, Strategy
+from fl_lightning.strategies.base import Federation, Strategy, server_dtype
 from fl_lightning.topology import Topology, check_connected
 
 
 class Decentralised(Strategy):
     """Base of the family: train, exchange messages with the neighbours, combine (Jacobi: everyone at once).
+
+    Clients held out of training have no say in it; when they join, they have only what they train themselves.
 
     Args:
         topology: Builds the graph of the clients; None takes the data's client relation graph.
@@ -47,12 +49,18 @@ class Decentralised(Strategy):
         """Draw the topology over all clients; everyone starts from the common initial parameters.
 
         Raises:
-            ValueError: There is no topology, or the relation graph that is to be it is not connected.
+            ValueError: There is no topology, or it does not connect the training clients.
         """
         super().setup(federation)
         self.adjacency_CC = self._draw_topology(federation).to(federation.device)
-        starts = [to_wire({n: p[None] for n, p in net.items()}, max(self._lengths))[FLAT] for net in self._nets]
-        self.models_CP = torch.cat([starts[client % len(starts)] for client in range(federation.num_clients)])
+        self.members = torch.tensor(federation.training_clients, device=federation.device)
+        check_connected(self.neighbours(self.members), "the topology without the clients that are held out")
+        nets = federation.architectures or (federation.parameters,)
+        lengths = [sum(parameter.numel() for parameter in net.values()) for net in nets]
+        starts = [to_wire({n: p[None] for n, p in net.items()}, max(lengths))[FLAT] for net in nets]
+        #: Numbers in each client's parameters.
+        self.sizes = [lengths[client % len(nets)] for client in range(federation.num_clients)]
+        self.models_CP = torch.cat([starts[client % len(nets)] for client in range(federation.num_clients)])
 
     def _draw_topology(self, federation: Federation) -> Tensor:
         if self.topology is not None:
@@ -63,19 +71,6 @@ class Decentralised(Strategy):
                 "strategy.topology (Ring, ErdosRenyi, ...) or data.relation_graph"
             )
         return check_connected(federation.relation_CC > 0, "the data's client relation graph")
-
-    @property
-    def _nets(self) -> tuple[Mapping[str, Tensor], ...]:
-        return self.federation.architectures or (self.federation.parameters,)
-
-    @property
-    def _lengths(self) -> list[int]:
-        return [sum(parameter.numel() for parameter in net.values()) for net in self._nets]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Numbers in each client's parameters."""
-        return [self._lengths[client % len(self._nets)] for client in range(self.federation.num_clients)]
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange with the neighbours."""
@@ -90,7 +85,9 @@ class Decentralised(Strategy):
         """Everyone that answered combines."""
         if upload.clients:
             rows = torch.tensor(upload.clients, device=self.federation.device)
-            self.models_CP[rows] = self.combine(rows, upload.parameters[FLAT])
+            trained_CP = upload.parameters[FLAT]
+            new_CP = self.combine(rows, trained_CP.to(server_dtype(trained_CP.dtype)))
+            self.models_CP[rows] = new_CP.to(self.models_CP)
 
     def neighbours(self, clients: Tensor) -> Tensor:
         """Adjacency among some clients, boolean."""
@@ -106,19 +103,27 @@ class Decentralised(Strategy):
         return numbers * self.models_CP.element_size()
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """Each client's model after it has combined."""
-        return {"": Evaluation(payload=self.configure(self.stages(0)[0], clients))}
+        """Each client's model after it has combined; newcomers' as they trained it, for they combine nothing."""
+        combined = set(clients) <= set(self.federation.training_clients)
+        return {"": Evaluation(payload=self.configure(self.stages(0)[0], clients) if combined else None)}
 
     def matrices(self) -> Mapping[str, Tensor]:
         """The topology among the training clients."""
-        members = torch.tensor(self.federation.training_clients, device=self.federation.device)
-        return {"adjacency": self.neighbours(members).to(self.models_CP.dtype)}
+        return {"adjacency": self.neighbours(self.members).to(self.models_CP.dtype)}
 
     def state_dict(self) -> dict[str, Any]:
         """The clients' models and the topology."""
         return {"models": self.models_CP, "adjacency": self.adjacency_CC}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the clients' models and the topology."""
+        """Restore the clients' models.
+
+        Raises:
+            ValueError: They lived on another topology.
+        """
+        if not torch.equal(state["adjacency"].to(self.adjacency_CC), self.adjacency_CC):
+            raise ValueError(
+                "the checkpoint's topology is not the one drawn now: set strategy.topology and its seed (or "
+                "data.relation_graph) as they were"
+            )
         self.models_CP = state["models"].to(self.federation.device)
-        self.adjacency_CC = state["adjacency"].to(self.federation.device)

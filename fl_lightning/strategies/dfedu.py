@@ -6,11 +6,14 @@ Regularization", IEEE TNNLS 2022: θ_i <- θ_i - α (∇f_i(θ_i) + λ Σ_j a_ij
 """
 
 import warnings
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fl_lightning.payload import Payload
+from fl_lightning.stage import Stage
 from fl_lightning.strategies.base import Federation
 from fl_lightning.strategies.decentralised import Decentralised
 from fl_lightning.topology import Topology
@@ -44,13 +47,22 @@ class DFedU(Decentralised):
         self.edge_weights = edge_weights
 
     def setup(self, federation: Federation) -> None:
-        """Weigh the edges, and check the step against the Laplacian's largest eigenvalue."""
+        """Weigh the edges, and check the step against the Laplacian's largest eigenvalue.
+
+        Raises:
+            ValueError: An edge has no weight.
+        """
         super().setup(federation)
         self.weights_CC = self.adjacency_CC.double()
         if self.edge_weights == "relation":
             if federation.relation_CC is None:
                 raise ValueError("strategy.edge_weights is 'relation', but the data have none: set data.relation_graph")
-            self.weights_CC = self.weights_CC * federation.relation_CC.double()
+            self.weights_CC *= federation.relation_CC
+            if unweighted := int((self.adjacency_CC & (self.weights_CC == 0)).sum()) // 2:
+                raise ValueError(
+                    f"strategy.edge_weights is 'relation', but {unweighted} edges of strategy.topology have no weight "
+                    "in the data's relation graph: drop strategy.topology to take that graph, or use edge_weights 'one'"
+                )
         self.pull = federation.learning_rate * self.regularization
         largest = torch.linalg.eigvalsh(laplacian(self.weights_CC).cpu())[-1].item()
         if self.pull * largest >= 2:
@@ -64,7 +76,17 @@ class DFedU(Decentralised):
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """θ̃_i - α λ Σ_j a_ij (θ_i - θ_j), θ before and θ̃ after the local steps."""
         pull_CC = self.pull * laplacian(self.weights_CC[clients][:, clients])
-        return trained_CP - pull_CC.to(trained_CP) @ self.models_CP[clients]
+        return trained_CP - pull_CC.to(trained_CP) @ self.models_CP[clients].to(trained_CP)
+
+    def peer_bytes(self, stage: Stage, upload: Payload) -> int:
+        """Nothing is sent if nobody pulls."""
+        return super().peer_bytes(stage, upload) if self.regularization else 0
+
+    def metrics(self) -> Mapping[str, float]:
+        """λ/2 Σ_edges a_ij ‖θ_i - θ_j‖² among the training clients: the objective without the local losses."""
+        models_CP = self.models_CP[self.members].double()
+        spread = models_CP * (laplacian(self.weights_CC[self.members][:, self.members]) @ models_CP)
+        return {"server/coupling": 0.5 * self.regularization * float(spread.sum())}
 
 
 def laplacian(weights_CC: Tensor) -> Tensor:

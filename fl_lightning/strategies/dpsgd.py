@@ -1,8 +1,9 @@
 """D-PSGD: gossip averaging with the neighbours, and local steps.
 
 Lian, Zhang, Zhang, Hsieh, Zhang, Liu: "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017,
-Algorithm 1. The mixing weights are Metropolis-Hastings': W_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, and W_ii
-what is missing to one, which is symmetric and doubly stochastic on every graph.
+Algorithm 1, in the order that steps first and averages then. The mixing weights are Metropolis-Hastings': W_ij = 1 /
+(1 + max(deg_i, deg_j)) for neighbours, and W_ii what is missing to one, which is symmetric and doubly stochastic on
+every graph.
 """
 
 import torch

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.batch import GraphBatch
+from fl_lightning.aggregation import Aggregation
+from fl_lightning.batch import Batch
 from fl_lightning.client import ClientModule, NetFactory, OptimizerFactory, Parameters, Penalty, default_optimizer
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.payload import Payload
@@ -76,7 +77,7 @@ class FedAuxClient(ClientModule):
         return {PROJECTION: projection_D / projection_D.norm()}
 
 
-def send_projection(client: ClientModule, parameters: Parameters, batch: GraphBatch) -> Tensor:
+def send_projection(client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
     """The APV itself, (D,)."""
     return parameters[PROJECTION].clone()
 
@@ -93,6 +94,7 @@ class FedAux(SimilarityMixing):
         personalised: Mix by similarity; else average by training examples (ablation FedAvg-mask).
         mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
         proximal_weight: FED-PUB's λ2, of the squared distance to the received parameters; idle with one epoch a round.
+        aggregation: A robust rule in place of θ <- W θ, from ``fl_lightning.aggregation``; None for W θ itself.
     """
 
     client_class = FedAuxClient
@@ -109,12 +111,14 @@ class FedAux(SimilarityMixing):
         personalised: bool = True,
         mask_sparsity_weight: float = 1e-5,
         proximal_weight: float = 0.0,
+        aggregation: Aggregation | None = None,
     ) -> None:
         super().__init__(
             num_epochs=num_epochs,
             reset_optimizer=reset_optimizer,
             personal=personal if mix_projection else (*personal, PROJECTION),
             similarity_temperature=similarity_temperature,
+            aggregation=aggregation,
         )
         self.mix_projection = mix_projection
         self.personalised = personalised

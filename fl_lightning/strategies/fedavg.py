@@ -17,6 +17,7 @@ class FedAvg(Mixing):
         num_epochs: Local epochs a round.
         reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         personal: Shell-style patterns of parameters that never leave their client.
+        aggregation: A robust rule in place of θ <- W θ, from ``fl_lightning.aggregation``; None for W θ itself.
     """
 
     def mixing_matrix(self, upload: Payload) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from fl_lightning.aggregation import Aggregation
 from fl_lightning.stage import Evaluation
 from fl_lightning.strategies.fedavg import FedAvg
 
@@ -13,10 +14,18 @@ class FedAvgFinetune(FedAvg):
         num_epochs: Local epochs a round.
         reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         num_finetune_epochs: Local epochs before each evaluation, with a fresh optimiser.
+        aggregation: A robust rule in place of θ <- W θ, from ``fl_lightning.aggregation``; None for W θ itself.
     """
 
-    def __init__(self, *, num_epochs: int = 3, reset_optimizer: bool = False, num_finetune_epochs: int = 5) -> None:
-        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer)
+    def __init__(
+        self,
+        *,
+        num_epochs: int = 3,
+        reset_optimizer: bool = False,
+        num_finetune_epochs: int = 5,
+        aggregation: Aggregation | None = None,
+    ) -> None:
+        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer, aggregation=aggregation)
         if num_finetune_epochs < 1:
             raise ValueError(
                 f"strategy.num_finetune_epochs must be at least 1 (or use FedAvg), got {num_finetune_epochs}"

@@ -6,6 +6,7 @@ Algorithm 1.
 
 from collections.abc import Sequence
 
+from fl_lightning.aggregation import Aggregation
 from fl_lightning.strategies.fedavg import FedAvg
 
 
@@ -16,9 +17,17 @@ class FedPer(FedAvg):
         num_epochs: Local epochs a round.
         reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         personal: Shell-style patterns of the personal layers' parameters.
+        aggregation: A robust rule in place of θ <- W θ, from ``fl_lightning.aggregation``; None for W θ itself.
     """
 
     def __init__(
-        self, *, num_epochs: int = 3, reset_optimizer: bool = False, personal: Sequence[str] = ("head.*",)
+        self,
+        *,
+        num_epochs: int = 3,
+        reset_optimizer: bool = False,
+        personal: Sequence[str] = ("head.*",),
+        aggregation: Aggregation | None = None,
     ) -> None:
-        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer, personal=personal)
+        super().__init__(
+            num_epochs=num_epochs, reset_optimizer=reset_optimizer, personal=personal, aggregation=aggregation
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_lightning.aggregation import Aggregation
 from fl_lightning.client import Parameters
 from fl_lightning.strategies.fedavg import FedAvg
 
@@ -31,10 +32,18 @@ class FedProx(FedAvg):
         num_epochs: Local epochs a round.
         reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         proximal_weight: μ; 0 is FedAvg.
+        aggregation: A robust rule in place of θ <- W θ, from ``fl_lightning.aggregation``; None for W θ itself.
     """
 
-    def __init__(self, *, num_epochs: int = 3, reset_optimizer: bool = False, proximal_weight: float = 0.01) -> None:
-        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer)
+    def __init__(
+        self,
+        *,
+        num_epochs: int = 3,
+        reset_optimizer: bool = False,
+        proximal_weight: float = 0.01,
+        aggregation: Aggregation | None = None,
+    ) -> None:
+        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer, aggregation=aggregation)
         if proximal_weight < 0:
             raise ValueError(f"strategy.proximal_weight must not be negative, got {proximal_weight}")
         self.proximal_weight = proximal_weight

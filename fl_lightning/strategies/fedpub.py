@@ -18,9 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.batch import GraphBatch, GraphCollator, single
+from fl_lightning.aggregation import Aggregation
+from fl_lightning.batch import Batch, single
 from fl_lightning.client import ClientModule, NetFactory, OptimizerFactory, Parameters, Penalty, default_optimizer
 from fl_lightning.data.client_graph import ClientGraph
+from fl_lightning.graph_batch import GraphBatch, GraphCollator
 from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.randomness import generator
 from fl_lightning.stage import Signal
@@ -74,7 +76,7 @@ def sparse_proximal(
 
 
 def proxy_graph(
-    num_features: int,
+    num_features: int | tuple[int, ...],
     draw: torch.Generator,
     *,
     num_blocks: int = 5,
@@ -91,7 +93,12 @@ def proxy_graph(
         nodes_per_block: Nodes of each.
         intra_edge_probability: Of two nodes of one block.
         inter_edge_probability: Of two nodes of different blocks.
+
+    Raises:
+        ValueError: The clients' inputs are no vectors, so they are not those of nodes.
     """
+    if isinstance(num_features, tuple):
+        raise ValueError(f"a proxy graph needs clients that hold graphs; these hold examples of shape {num_features}")
     num_nodes = num_blocks * nodes_per_block
     block_N = torch.arange(num_nodes) // nodes_per_block
     same_NN = block_N[:, None] == block_N
@@ -116,7 +123,7 @@ class FunctionalEmbedding:
 
     proxy: GraphBatch
 
-    def __call__(self, client: ClientModule, parameters: Parameters, batch: GraphBatch) -> Tensor:
+    def __call__(self, client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
         """Mean output of the last graph convolution, (D,)."""
         return graph_embedding(client, parameters, self.proxy)
 
@@ -151,6 +158,7 @@ class FedPub(SimilarityMixing):
         num_proxy_blocks: Blocks of the proxy graph.
         proxy_nodes_per_block: Nodes of each block.
         proxy_edge_probability: Of two nodes of one block; there are no edges between blocks.
+        aggregation: A robust rule in place of θ <- W θ, from ``fl_lightning.aggregation``; None for W θ itself.
     """
 
     client_class = FedPubClient
@@ -168,12 +176,14 @@ class FedPub(SimilarityMixing):
         num_proxy_blocks: int = 5,
         proxy_nodes_per_block: int = 100,
         proxy_edge_probability: float = 0.1,
+        aggregation: Aggregation | None = None,
     ) -> None:
         super().__init__(
             num_epochs=num_epochs,
             reset_optimizer=reset_optimizer,
             personal=personal,
             similarity_temperature=similarity_temperature,
+            aggregation=aggregation,
         )
         if min(num_proxy_blocks, proxy_nodes_per_block) < 1 or not 0 <= proxy_edge_probability <= 1:
             raise ValueError(

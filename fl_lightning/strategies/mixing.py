@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.aggregation import Aggregation
 from fl_lightning.client import Penalty
-from fl_lightning.payload import Payload
+from fl_lightning.payload import Payload, flatten, unflatten
 from fl_lightning.stage import Evaluation, Signal, Stage
-from fl_lightning.strategies.base import Federation, Strategy, select_names
+from fl_lightning.strategies.base import Federation, Strategy, select_names, server_dtype
 
 
 class Mixing(Strategy):
@@ -23,14 +24,23 @@ class Mixing(Strategy):
         num_epochs: Local epochs a round.
         reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         personal: Shell-style patterns of parameters that never leave their client, for example ``["head.*"]``.
+        aggregation: A robust rule in place of θ <- W θ, from ``fl_lightning.aggregation``; None for W θ itself.
     """
 
     #: W has a row for every client of the round, not one common row.
     personalised: bool = False
 
-    def __init__(self, *, num_epochs: int = 3, reset_optimizer: bool = False, personal: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        num_epochs: int = 3,
+        reset_optimizer: bool = False,
+        personal: Sequence[str] = (),
+        aggregation: Aggregation | None = None,
+    ) -> None:
         super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer)
         self.personal = tuple(personal)
+        self.aggregation = aggregation
 
     @abstractmethod
     def mixing_matrix(self, upload: Payload) -> Tensor:
@@ -47,6 +57,8 @@ class Mixing(Strategy):
     def setup(self, federation: Federation) -> None:
         """Start every client from the common initial parameters."""
         super().setup(federation)
+        if self.aggregation is not None:
+            self.aggregation.check(len(federation.training_clients))
         personal = set(select_names(list(federation.parameters), self.personal))
         self.shared = tuple(name for name in federation.parameters if name not in personal)
         copies = federation.num_clients if self.personalised else 1
@@ -83,9 +95,22 @@ class Mixing(Strategy):
             return
         mixing = self.mixing_matrix(upload)
         rows = torch.tensor(upload.clients) if self.personalised else torch.tensor([0])
+        if self.aggregation is not None:
+            self._aggregate_robustly(self.aggregation, mixing, upload, rows.to(self.federation.device))
+            return
         for name, tensor in upload.parameters.items():
             mixed = (mixing.to(tensor) @ tensor.reshape(len(tensor), -1)).view(len(mixing), *tensor.shape[1:])
             self.models[name][rows.to(tensor.device)] = mixed
+
+    def _aggregate_robustly(self, aggregation: Aggregation, mixing: Tensor, upload: Payload, rows: Tensor) -> None:
+        """All parameters of a client as one row, which is how distances and lengths are meant."""
+        sent = flatten(upload.parameters)
+        dtype = server_dtype(sent.dtype)
+        received = flatten({name: self.models[name][rows] for name in upload.parameters}).to(dtype)
+        mixed = aggregation(mixing, sent.to(dtype), received.expand(sent.shape))
+        shapes = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
+        for name, tensor in unflatten(mixed, shapes).items():
+            self.models[name][rows] = tensor.to(self.models[name])
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The mixed model with each client's personal parameters is the result; ``trained/...`` is before mixing."""

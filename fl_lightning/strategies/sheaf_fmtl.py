@@ -9,15 +9,16 @@ each neighbour j (``models/restriction_maps.py``, ``models/implicit_maps.py``); 
     everyone sends m_ij with the new θ_i;   P_ij <- P_ij - η λ (m_ij - m_ji) θ_i^T                       (eq. 19)
 
 Everyone reads messages of the same round (Jacobi). Departures: maps start scaled by 1/√d_i (see the maps' file); with
-more than one local step the neighbours' pull is taken once, at the models the round began with. The opening message of
-a round follows from the closing one of the round before (``RestrictionMaps.messages_after_update``): with
-``derive_opening`` it is not sent, which halves the bits and changes nothing else; this is ours, not the paper's.
+more than one local step the neighbours' pull is taken once, at the models the round began with; maps that never learn
+(η = 0) need no second message. The opening message of a round follows from the closing one of the round before
+(``RestrictionMaps.messages_after_update``): with ``derive_opening`` it is not sent, which halves the bits and changes
+nothing else; this is ours, not the paper's.
 """
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +33,23 @@ from fl_lightning.topology import Topology
 _log = logging.getLogger(__name__)
 
 
+class MapsFactory(Protocol):
+    """Builds restriction maps; what is left of a class's settings is the user's."""
+
+    def __call__(
+        self,
+        sizes: Sequence[int],
+        adjacency_CC: Tensor,
+        *,
+        projection_fraction: float,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> RestrictionMaps:
+        """Build maps between models of the given sizes along the given edges."""
+        ...
+
+
 class SheafFMTL(Decentralised):
     """Local steps, a pull towards agreement with the neighbours, and a step on the maps.
 
@@ -44,9 +62,9 @@ class SheafFMTL(Decentralised):
         regularization: λ; 0 is Local.
         map_step_size: η; 0 keeps the maps as they start.
         projection_fraction: γ in d_ij = floor(γ min(d_i, d_j)), in (0, 1].
-        maps: Builds the maps from the models' sizes and the adjacency: ``DenseMaps``, or ``ImplicitMaps`` where dense
-            ones would not fit.
-        derive_opening: Compute the first message of a round from the round before in place of sending it.
+        maps: Builds the maps: ``DenseMaps``, or ``ImplicitMaps`` where dense ones would not fit.
+        derive_opening: Compute the first message of a round from the round before in place of sending it. (Of
+            ``ImplicitMaps`` that were truncated this neglects the error.)
     """
 
     takes_architectures = True
@@ -60,7 +78,7 @@ class SheafFMTL(Decentralised):
         regularization: float = 0.001,
         map_step_size: float = 0.01,
         projection_fraction: float = 0.01,
-        maps: Callable[..., RestrictionMaps] = DenseMaps,
+        maps: MapsFactory = DenseMaps,
         derive_opening: bool = False,
     ) -> None:
         super().__init__(topology=topology, num_epochs=num_epochs, reset_optimizer=reset_optimizer)
@@ -74,11 +92,19 @@ class SheafFMTL(Decentralised):
         self.derive_opening = derive_opening
 
     def setup(self, federation: Federation) -> None:
-        """Draw the maps, and check both steps against what they descend."""
+        """Draw the maps, and check both steps against what they descend.
+
+        The maps have the clients in the order of their names, so that what is drawn for a client does not hang on its
+        index.
+        """
         super().setup(federation)
+        self.order = list(range(federation.num_clients))
+        if federation.client_names:
+            self.order.sort(key=federation.client_names.__getitem__)
+        self.rank_C = torch.tensor(self.order, device=federation.device).argsort()
         self.maps = self.build_maps(
-            self.sizes,
-            self.adjacency_CC,
+            [self.sizes[client] for client in self.order],
+            self.adjacency_CC[self.order][:, self.order],
             projection_fraction=self.projection_fraction,
             seed=federation.seed,
             dtype=server_dtype(self.models_CP.dtype),
@@ -87,10 +113,12 @@ class SheafFMTL(Decentralised):
         self.pull = federation.learning_rate * self.regularization
         self.coupling = 0.0
         self.in_step_CC = torch.zeros_like(self.adjacency_CC)
+        self.warned_of_maps = False
         if self.regularization:
-            self._check_steps(federation.learning_rate)
+            self._check_model_step(federation.learning_rate)
+            self._check_map_step(self._models())
 
-    def _check_steps(self, learning_rate: float) -> None:
+    def _check_model_step(self, learning_rate: float) -> None:
         curvature = self.maps.largest_curvature()
         product = self.pull * curvature
         _log.info("alpha * lambda * largest eigenvalue of the sheaf Laplacian = %.3g (must be below 2)", product)
@@ -101,10 +129,8 @@ class SheafFMTL(Decentralised):
                 "which must be below 2; lower either, or start the maps smaller",
                 stacklevel=3,
             )
-        self.warned_of_maps = False
-        self._check_map_step(self._models())
 
-    def _check_map_step(self, models: list[Tensor]) -> None:
+    def _check_map_step(self, models: Sequence[Tensor]) -> None:
         product = self.map_step_size * self.regularization * self.maps.largest_map_curvature(models)
         if product >= 2 and not self.warned_of_maps:
             self.warned_of_maps = True
@@ -116,29 +142,42 @@ class SheafFMTL(Decentralised):
             )
 
     def _models(self) -> list[Tensor]:
-        """Each client's parameters without padding, (d_i,)."""
-        return [row_P[:size].to(self.maps.dtype) for row_P, size in zip(self.models_CP, self.sizes, strict=True)]
+        """Each client's parameters without padding, (d_i,), as the maps have them."""
+        return [self.models_CP[client, : self.sizes[client]].to(self.maps.dtype) for client in self.order]
+
+    def _among(self, clients: Tensor) -> Tensor:
+        """Whether each client is one of the given ones, (C,)."""
+        return torch.zeros_like(self.adjacency_CC[0]).index_fill(0, clients, True)
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
-        """Eqs. 18 and 19 among the clients that answered; absent ones neither move nor are heard."""
+        """Eq. 18 among the clients that answered; absent ones are not heard."""
         if not self.regularization:
             return trained_CP
-        present_C = torch.zeros(len(self.adjacency_CC), dtype=torch.bool, device=clients.device)
-        present_C[clients] = True
-        pulls = self.maps.pull_back(self.maps.residual(self.maps.project(self._models()), present_C))
-        pull_CP = torch.nn.utils.rnn.pad_sequence(pulls, batch_first=True)[clients]
-        new_CP = trained_CP - self.pull * pull_CP.to(trained_CP)
+        message_M = self.maps.project(self._models())
+        pulls = self.maps.pull_back(self.maps.residual(message_M, self._among(clients)[self.order]))
+        new_CP = trained_CP.clone()
+        for row_P, rank in zip(new_CP, self.rank_C[clients].tolist(), strict=True):
+            row_P[: len(pulls[rank])] -= self.pull * pulls[rank]
+        return new_CP
 
-        self.models_CP[clients] = new_CP
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Eq. 18, then eq. 19 with the new models along the edges both of whose ends answered."""
+        super().aggregate(stage, upload)
+        if not upload.clients or not self.regularization:
+            return
+        present_C = self._among(torch.tensor(upload.clients, device=self.federation.device))
         models = self._models()
-        residual_M = self.maps.residual(self.maps.project(models), present_C)
-        self.coupling = 0.25 * self.regularization * float(residual_M.square().sum())  # each edge is there twice
+        message_M = self.maps.project(models)
         if self.map_step_size:
             self._check_map_step(models)
-            self.maps.update(residual_M, models, self.map_step_size * self.regularization)
-        both_CC = present_C[:, None] & present_C[None, :]
-        self.in_step_CC = self.adjacency_CC & (both_CC | (self.in_step_CC & ~present_C[:, None] & ~present_C[None, :]))
-        return new_CP
+            step = self.map_step_size * self.regularization
+            residual_M = self.maps.residual(message_M, present_C[self.order])
+            self.maps.update(residual_M, models, step)
+            message_M = self.maps.messages_after_update(message_M, residual_M, models, step)
+        residual_M = self.maps.residual(message_M, self._among(self.members)[self.order])
+        self.coupling = 0.25 * self.regularization * float(residual_M.square().sum())  # each edge is there twice
+        same_CC = present_C[:, None] == present_C
+        self.in_step_CC = self.adjacency_CC & same_CC & (present_C | self.in_step_CC)
 
     def peer_bytes(self, stage: Stage, upload: Payload) -> int:
         """Two messages of d_ij numbers along each directed edge, or one and a squared norm where the first is derived.
@@ -148,19 +187,22 @@ class SheafFMTL(Decentralised):
         if not upload.clients or not self.regularization:
             return 0
         clients = torch.tensor(upload.clients, device=self.federation.device)
-        length_CC = self.maps.num_rows_CC.to(clients.device)[clients][:, clients]
-        derived_CC = self.in_step_CC[clients][:, clients] & self.derive_opening
-        numbers = int(torch.where(derived_CC, length_CC + 1, 2 * length_CC)[length_CC > 0].sum())
-        return numbers * self.models_CP.element_size()
+        rank_C = self.rank_C[clients].to(self.maps.num_rows_CC.device)
+        length_CC = self.maps.num_rows_CC[rank_C][:, rank_C]
+        numbers = length_CC.sum()
+        if self.map_step_size:
+            derived_CC = (self.in_step_CC[clients][:, clients] & self.derive_opening).to(length_CC.device)
+            numbers += torch.where(derived_CC, 1, length_CC).sum()
+        return int(numbers) * self.maps.dtype.itemsize
 
     def metrics(self) -> Mapping[str, float]:
-        """λ/2 Σ_edges ‖P_ij θ_i - P_ji θ_j‖² before the last step on the maps: Ψ without the local losses."""
+        """λ/2 Σ_edges ‖P_ij θ_i - P_ji θ_j‖² among the training clients: Ψ without the local losses."""
         return {"server/coupling": self.coupling}
 
     def matrices(self) -> Mapping[str, Tensor]:
-        """The topology, and the Frobenius norms of the maps, among the training clients."""
-        members = torch.tensor(self.federation.training_clients, device=self.federation.device)
-        return {**super().matrices(), "map_norms": self.maps.norms()[members][:, members]}
+        """The topology, and the Frobenius norms of the maps (row i has ‖P_ij‖), among the training clients."""
+        rank = self.rank_C[self.members]
+        return {**super().matrices(), "map_norms": self.maps.norms()[rank][:, rank]}
 
     def state_dict(self) -> dict[str, Any]:
         """Models, topology, maps, and who heard whose last changes."""

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl_lightning.aggregation import Aggregation
 from fl_lightning.payload import Payload
 from fl_lightning.similarity import cosine_similarity, mixing_breadth, softmax_mixing
 from fl_lightning.stage import Evaluation, Signal, Stage
@@ -36,6 +37,7 @@ class SimilarityMixing(Mixing):
         reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         personal: Shell-style patterns of parameters that never leave their client.
         similarity_temperature: τ, at least 0; 0 is plain averaging.
+        aggregation: A robust rule in place of θ <- W θ, from ``fl_lightning.aggregation``; None for W θ itself.
     """
 
     personalised = True
@@ -49,8 +51,11 @@ class SimilarityMixing(Mixing):
         reset_optimizer: bool = False,
         personal: Sequence[str] = (),
         similarity_temperature: float = 10.0,
+        aggregation: Aggregation | None = None,
     ) -> None:
-        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer, personal=personal)
+        super().__init__(
+            num_epochs=num_epochs, reset_optimizer=reset_optimizer, personal=personal, aggregation=aggregation
+        )
         if similarity_temperature < 0:
             raise ValueError(f"strategy.similarity_temperature must not be negative, got {similarity_temperature}")
         self.similarity_temperature = similarity_temperature
