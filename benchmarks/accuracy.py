@@ -19,11 +19,30 @@ from pathlib import Path
 from fl_lightning.cli import FederatedCLI
 
 ROOT = Path(__file__).parent.parent
-REPORTED = ("val/acc", "test/", "gen/test/acc", "trained/test/acc", "mixed/test/acc", "best_round")
-SOURCES = {"Photo": "AmazonSource", "Computers": "AmazonSource"}
-#: The papers train the Amazon graphs longer.
-LONGER = {"Photo": ("--trainer.num_rounds=200", "--strategy.init_args.num_epochs=2")}
+REPORTED = ("val/", "test/", "gen/test/", "trained/test/", "new/test/", "new/trained/test/", "best_round")
 Results = dict[str, dict[str, dict[str, dict[str, float]]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row of a table.
+
+    Attributes:
+        arguments: What the row adds to the command.
+        metric: ``acc``, shown in per cent, or ``mse``, shown in thousandths.
+        paper: Published figures to stand beside, as text.
+        overrides: Arguments for single strategies of this row, chosen on validation.
+    """
+
+    arguments: tuple[str, ...]
+    metric: str = "acc"
+    paper: str = ""
+    overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """Factor to the unit that is shown."""
+        return 100.0 if self.metric == "acc" else 1000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,23 +50,39 @@ class Study:
     """A table.
 
     Attributes:
-        clients: Numbers of clients of each data set.
-        strategies: Arguments of ``fl-train fit`` by strategy; ``{dataset}`` is the data set in lower case.
-        columns: The strategy of each column, and which of its figures; every model has its own validation's round.
-        paired: The two strategies whose difference on each seed is shown.
-        paper: Published figures to stand beside, as text; other splits and another METIS than ours.
+        cases: Its rows by name.
+        strategies: Arguments of ``fl-train fit`` by strategy; ``{case}`` is the row's name up to the first dash, in
+            lower case.
+        columns: The strategy of each column, and which of its figures (``{metric}`` is the row's); every model has its
+            own validation's round.
+        paired: The two strategies whose difference on each seed is shown; none if empty.
+        paper_columns: What the published figures are of.
     """
 
-    clients: Mapping[str, tuple[int, ...]]
+    cases: Mapping[str, Case]
     strategies: Mapping[str, tuple[str, ...]]
     columns: Mapping[str, tuple[str, str]]
-    paired: tuple[str, str]
     paper_columns: str
-    paper: Mapping[str, str] = field(default_factory=dict)
+    paired: tuple[()] | tuple[str, str] = ()
 
-    def cases(self) -> list[str]:
-        """Data set and number of clients of each row."""
-        return [f"{dataset}-{count}" for dataset, counts in self.clients.items() for count in counts]
+
+def graph_cases(counts: Mapping[str, tuple[int, ...]], paper: Mapping[str, str]) -> dict[str, Case]:
+    """Data sets, each cut into some numbers of clients by METIS."""
+    sources = {"Photo": "AmazonSource", "Computers": "AmazonSource"}
+    longer = {"Photo": ("--trainer.num_rounds=200", "--strategy.init_args.num_epochs=2")}  # as the papers do
+    return {
+        f"{dataset}-{count}": Case(
+            arguments=(
+                *longer.get(dataset, ()),
+                f"--data.source={sources.get(dataset, 'PlanetoidSource')}",
+                f"--data.source.name={dataset}",
+                f"--data.partitioner.init_args.num_clients={count}",
+            ),
+            paper=paper[f"{dataset}-{count}"],
+        )
+        for dataset, numbers in counts.items()
+        for count in numbers
+    }
 
 
 _WITHIN = ("--data.splitter=ClientSplit", "--data.splitter.train=0.2", "--data.splitter.val=0.4")
@@ -56,73 +91,75 @@ _NO_DECAY = "--model.init_args.optimizer.init_args.weight_decay=0"
 _UNMIXED = ("--strategy.init_args.personalised=false", "--strategy.init_args.mask_sparsity_weight=0")
 STUDIES = {
     "fedsheafhn": Study(
-        clients={"Cora": (10, 20), "CiteSeer": (10, 20)},
+        cases=graph_cases(
+            {"Cora": (10, 20), "CiteSeer": (10, 20)},
+            {
+                "Cora-10": "83.49 / 71.26",
+                "Cora-20": "82.35 / 74.65",
+                "CiteSeer-10": "75.27 / 67.82",
+                "CiteSeer-20": "72.20 / 65.98",
+            },
+        ),
         strategies={
-            "FedSheafHN": ("--config=configs/fedsheafhn_{dataset}.yaml",),
+            "FedSheafHN": ("--config=configs/fedsheafhn_{case}.yaml",),
             "Local": ("--config=configs/local_cora.yaml",),
             "FedAvg": ("--config=configs/fedavg_cora.yaml",),
             "FedPer": ("--config=configs/fedper_cora.yaml",),
         },
         columns={
-            "FedSheafHN": ("FedSheafHN", "test/acc"),
-            "its generated model": ("FedSheafHN", "gen/test/acc_own_choice"),
-            "Local": ("Local", "test/acc"),
-            "FedAvg": ("FedAvg", "test/acc"),
-            "FedAvg, trained locally": ("FedAvg", "trained/test/acc_own_choice"),
-            "FedPer": ("FedPer", "test/acc"),
-            "FedPer, trained locally": ("FedPer", "trained/test/acc_own_choice"),
+            "FedSheafHN": ("FedSheafHN", "test/{metric}"),
+            "its generated model": ("FedSheafHN", "gen/test/{metric}_own_choice"),
+            "Local": ("Local", "test/{metric}"),
+            "FedAvg": ("FedAvg", "test/{metric}"),
+            "FedAvg, trained locally": ("FedAvg", "trained/test/{metric}_own_choice"),
+            "FedPer": ("FedPer", "test/{metric}"),
+            "FedPer, trained locally": ("FedPer", "trained/test/{metric}_own_choice"),
         },
         paired=("FedSheafHN", "Local"),
         paper_columns="FedSheafHN / Local",
-        paper={
-            "Cora-10": "83.49 / 71.26",
-            "Cora-20": "82.35 / 74.65",
-            "CiteSeer-10": "75.27 / 67.82",
-            "CiteSeer-20": "72.20 / 65.98",
-        },
     ),
     "fedaux": Study(
-        clients={"Cora": (5, 10, 20), "CiteSeer": (5, 10, 20), "Photo": (10,)},
+        cases=graph_cases(
+            {"Cora": (5, 10, 20), "CiteSeer": (5, 10, 20), "Photo": (10,)},
+            {
+                "Cora-5": "84.57 / 83.72",
+                "Cora-10": "82.05 / 81.45",
+                "Cora-20": "81.60 / 81.10",
+                "CiteSeer-5": "72.99 / 72.40",
+                "CiteSeer-10": "73.16 / 71.83",
+                "CiteSeer-20": "68.10 / 66.89",
+                "Photo-10": "92.30 / 92.46",
+            },
+        ),
         strategies={
-            "FedAux": ("--config=configs/fedaux_{dataset}.yaml",),
+            "FedAux": ("--config=configs/fedaux_{case}.yaml",),
             "FED-PUB": ("--config=configs/fedpub_cora.yaml",),
-            "FedAvg-mask": ("--config=configs/fedaux_{dataset}.yaml", *_UNMIXED),
+            "FedAvg-mask": ("--config=configs/fedaux_{case}.yaml", *_UNMIXED),
             "Local": ("--config=configs/local_cora.yaml", *_WITHIN, *_ONE_EPOCH),
             "FedAvg": ("--config=configs/fedavg_cora.yaml", *_WITHIN, *_ONE_EPOCH, _NO_DECAY),
         },
         columns={
-            "FedAux": ("FedAux", "test/acc"),
-            "FED-PUB": ("FED-PUB", "test/acc"),
-            "FedAvg-mask": ("FedAvg-mask", "test/acc"),
-            "Local": ("Local", "test/acc"),
-            "FedAvg": ("FedAvg", "test/acc"),
-            "FedAvg, trained locally": ("FedAvg", "trained/test/acc_own_choice"),
+            "FedAux": ("FedAux", "test/{metric}"),
+            "FED-PUB": ("FED-PUB", "test/{metric}"),
+            "FedAvg-mask": ("FedAvg-mask", "test/{metric}"),
+            "Local": ("Local", "test/{metric}"),
+            "FedAvg": ("FedAvg", "test/{metric}"),
+            "FedAvg, trained locally": ("FedAvg", "trained/test/{metric}_own_choice"),
         },
         paired=("FedAux", "Local"),
         paper_columns="FedAux / FED-PUB",
-        paper={
-            "Cora-5": "84.57 / 83.72",
-            "Cora-10": "82.05 / 81.45",
-            "Cora-20": "81.60 / 81.10",
-            "CiteSeer-5": "72.99 / 72.40",
-            "CiteSeer-10": "73.16 / 71.83",
-            "CiteSeer-20": "68.10 / 66.89",
-            "Photo-10": "92.30 / 92.46",
-        },
     ),
 }
 
 
 def command(study: Study, case: str, strategy: str, seed: int) -> list[str]:
     """The arguments of ``fl-train`` for one figure."""
-    dataset, num_clients = case.split("-")
+    row = study.cases[case]
     return [
         "fit",
-        *(argument.format(dataset=dataset.lower()) for argument in study.strategies[strategy]),
-        *LONGER.get(dataset, ()),
-        f"--data.source={SOURCES.get(dataset, 'PlanetoidSource')}",
-        f"--data.source.name={dataset}",
-        f"--data.partitioner.init_args.num_clients={num_clients}",
+        *(argument.format(case=case.split("-")[0].lower()) for argument in study.strategies[strategy]),
+        *row.arguments,
+        *row.overrides.get(strategy, ()),
         f"--data.seed={seed}",
         f"--seed_everything={seed}",
     ]
@@ -137,19 +174,24 @@ def run(arguments: list[str]) -> dict[str, float]:
 
 def table(study: Study, results: Results) -> str:
     """The results as Markdown: mean and standard deviation over seeds, and a paired difference."""
-    first, second = study.paired
-    heads = [*study.columns, f"{first} - {second}, by seed", f"paper: {study.paper_columns}"]
+    heads = [*study.columns, *([f"{' - '.join(study.paired)}, by seed"] if study.paired else [])]
+    heads += [f"paper: {study.paper_columns}"]
     lines = ["| case | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 1)]
-    for case in (case for case in study.cases() if case in results):
+    for name, case in study.cases.items():
+        if name not in results:
+            continue
         cells = []
-        for strategy, name in study.columns.values():
-            values = [100 * figures[name] for figures in results[case].get(strategy, {}).values()]
+        for strategy, figure in study.columns.values():
+            found = results[name].get(strategy, {}).values()
+            values = [case.scale * figures[figure.format(metric=case.metric)] for figures in found]
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
-        ours, theirs = results[case].get(first, {}), results[case].get(second, {})
-        gains = [100 * (ours[seed]["test/acc"] - theirs[seed]["test/acc"]) for seed in ours if seed in theirs]
-        cells += [", ".join(f"{gain:+.1f}" for gain in gains), study.paper.get(case, "")]
-        lines.append(f"| {case} | " + " | ".join(cells) + " |")
+        if study.paired:
+            ours, theirs = (results[name].get(strategy, {}) for strategy in study.paired)
+            key = f"test/{case.metric}"
+            gains = [case.scale * (ours[seed][key] - theirs[seed][key]) for seed in ours if seed in theirs]
+            cells.append(", ".join(f"{gain:+.1f}" for gain in gains))
+        lines.append(f"| {name} | " + " | ".join([*cells, case.paper]) + " |")
     return "\n".join(lines)
 
 
@@ -172,7 +214,7 @@ def main() -> None:
     study = STUDIES[options.study]
     path = ROOT / "benchmarks" / "results" / f"accuracy_{options.study}.json"
     results: Results = json.loads(path.read_text()) if path.exists() else {}
-    for case in study.cases() if options.cases is None else options.cases:
+    for case in options.cases or study.cases:
         for strategy in options.strategies or study.strategies:
             for seed in options.seeds:
                 arguments = command(study, case, strategy, seed)

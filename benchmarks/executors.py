@@ -22,10 +22,10 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer, SequentialExecutor, StackedExecutor
-from fl_lightning.graph_batch import GraphBatch
 from fl_lightning.client import NetFactory
 from fl_lightning.data import MetisPartitioner, PlanetoidSource
 from fl_lightning.executors import Executor
+from fl_lightning.graph_batch import GraphBatch
 from fl_lightning.models import GCN, NetOutput
 from fl_lightning.strategies.fedavg import FedAvg
 
