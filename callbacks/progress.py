@@ -13,7 +13,7 @@ from fl_lightning.payload import Payload
 from fl_lightning.stage import Stage
 from fl_lightning.trainer import FederatedTrainer
 
-from .result_table import client_table, evaluation_table, result_table, test_metric
+from .result_table import client_table, evaluation_table, number, result_table, test_metric
 
 
 class RoundProgressBar(Callback):
@@ -98,7 +98,7 @@ class RoundProgressBar(Callback):
             if all(name in scores.signals for name in shown.values()):
                 columns = (client_values(scores, name).tolist() for name in shown.values())
                 self.clients = [list(row) for row in zip(scores.clients, *columns, strict=True)]
-        figures = "  ".join(f"{label} {value:.4f}" for label, value in self._figures.items())
+        figures = "  ".join(f"{label} {number(value)}" for label, value in self._figures.items())
         figures += f"  {self._seconds:.3g} s/round"
         if self._bar is not None:
             self._bar.update(self._task, advance=1, figures=figures)

@@ -39,26 +39,26 @@ def _result_rows(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) 
     else:
         test = test_metric(monitor)
         yield "chosen round", f"{trainer.selection.best_round} of {rounds} (numbered from 0), by {monitor}"
-        yield monitor, f"{result[monitor]:.4f}"
+        yield monitor, number(result[monitor])
         for name in dict.fromkeys((test, "test/acc")):
             if name in result:
                 yield name, f"{mean_and_std(result, name)} over clients"
         if f"{test}_worst" in result:
             worst = ranked(trainer, clients)
             who = f" ({trainer.client_names[int(worst[0][0])]})" if worst else ""
-            yield "  worst client", f"{result[f'{test}_worst']:.4f}{who}"
-            yield "  weighted by nodes", f"{result[f'{test}_weighted']:.4f}"
+            yield "  worst client", f"{number(result[f'{test}_worst'])}{who}"
+            yield "  weighted by nodes", f"{number(result[f'{test}_weighted'])}"
         for name in result:
             if name.endswith(f"/{test}"):
                 prefix = name.removesuffix(test)
                 yield f"  {_MODELS.get(prefix, prefix.rstrip('/'))}", mean_and_std(result, name)
         if f"{test}_client_chosen" in result:
-            yield "  each client's own round", f"{result[f'{test}_client_chosen']:.4f}"
+            yield "  each client's own round", f"{number(result[f'{test}_client_chosen'])}"
         over_rounds = f"{trainer.selection.mode}_over_rounds"
         if f"test/{over_rounds}" in result:
             yield (
                 f"  {over_rounds.replace('_', ' ')}",
-                f"{result[f'test/{over_rounds}']:.4f} (chosen on test: not a result)",
+                f"{number(result[f'test/{over_rounds}'])} (chosen on test: not a result)",
             )
     if trainer.history:
         if "comm/bytes_total" in trainer.history[-1]:
@@ -67,6 +67,16 @@ def _result_rows(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) 
             yield "communication", parts or "none"
         yield "seconds a round", f"{statistics.median(row['seconds'] for row in trainer.history):.3g} (median)"
     yield "folder", str(trainer.run_dir)
+
+
+def number(value: float) -> str:
+    """Four decimals, or four digits of what is small.
+
+    Example:
+        >>> number(0.81234), number(0.0021234)
+        ('0.8123', '0.002123')
+    """
+    return f"{value:.4f}" if abs(value) >= 0.01 or value == 0 else f"{value:.4g}"
 
 
 _WAYS = {"up": "up", "down": "down", "peer": "between clients"}
@@ -81,7 +91,7 @@ def client_table(trainer: FederatedTrainer, clients: Sequence[Sequence[float]], 
     table.show_header = True
     for client, val, test in ranked(trainer, clients)[:num_rows]:
         nodes = trainer.datamodule.clients[int(client)].size
-        table.add_row(trainer.client_names[int(client)], str(nodes), f"{val:.4f}", f"{test:.4f}")
+        table.add_row(trainer.client_names[int(client)], str(nodes), number(val), number(test))
     return table
 
 
@@ -94,7 +104,7 @@ def evaluation_table(trainer: FederatedTrainer, metrics: Mapping[str, float]) ->
     table.show_header = True
     for name in metrics:
         if f"{name}_std" in metrics:
-            others = (f"{metrics[f'{name}_{kind}']:.4f}" for kind in ("worst", "weighted"))
+            others = (number(metrics[f"{name}_{kind}"]) for kind in ("worst", "weighted"))
             table.add_row(name, mean_and_std(metrics, name), *others)
     return table
 
@@ -106,7 +116,7 @@ def test_metric(monitor: str) -> str:
 
 def mean_and_std(metrics: Mapping[str, float], name: str) -> str:
     """A metric's mean and standard deviation over clients."""
-    return f"{metrics[name]:.4f} ± {metrics[f'{name}_std']:.4f}"
+    return f"{number(metrics[name])} ± {number(metrics[f'{name}_std'])}"
 
 
 def ranked(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) -> list[Sequence[float]]:
