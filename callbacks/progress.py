@@ -111,6 +111,8 @@ class RoundProgressBar(Callback):
         self._stop()
         if trainer.fabric.is_global_zero:
             self.console.print(result_table(trainer, self.clients))
+            if trainer.trace is not None:
+                self.console.print(trainer.clock.table())
             if self.worst_clients and self.clients:
                 self.console.print(client_table(trainer, self.clients, self.worst_clients))
 

@@ -33,6 +33,7 @@ _DESCRIPTION = """Personalised federated learning on graphs.
   fl-train fit     --config configs/quickstart.yaml --ckpt_path last    continue a run that was stopped
   fl-train test    --config configs/quickstart.yaml               evaluate the newest run's best checkpoint
   fl-train data    --config configs/quickstart.yaml               look at the clients before training
+  fl-train fit     --config ... --profile                         see where the time of a round goes
   fl-train fit     --config ... --print_config                    every setting with its value
   fl-train fit     --strategy.help FedSheafHN                     the settings of one algorithm
 
@@ -138,7 +139,10 @@ class FederatedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; unlike LightningCLI, arguments given from Python do not mind those of the process."""
-        self.config = parser.parse_args(args)
+        words = sys.argv[1:] if args is None else args
+        if isinstance(words, list):
+            words = ["--profile=true" if word == "--profile" else word for word in words]
+        self.config = parser.parse_args(words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add trainer, strategy, model and data."""

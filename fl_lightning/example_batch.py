@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Numbers of the inputs of one piece of an evaluation (16 MiB in float32).
 PART_NUMBERS = 4 * 2**20
+#: Examples of one piece, for nets that make much of small inputs.
+PART_EXAMPLES = 2**14
 #: Random numbers that are drawn at once to order the examples of some steps.
 ORDER_NUMBERS = 2**18
 
@@ -48,7 +50,7 @@ class ExampleBatch(Batch):
             return
         num_examples = self.train_mask.shape[-1]
         count = min(self.batch_size, num_examples)
-        for some in keys.split(max(1, ORDER_NUMBERS // self.train_mask.numel())):
+        for some in torch.split(keys, max(1, ORDER_NUMBERS // self.train_mask.numel())):
             mask = self.train_mask.expand(len(some), *self.train_mask.shape)
             for key, order, drawn_mask in zip(some, *random_order(some, mask, count), strict=True):
                 yield self._pick(key, order, drawn_mask)
@@ -67,9 +69,11 @@ class ExampleBatch(Batch):
         return self.replace({"x": pick(self.x), "y": pick(self.y), "key": key, **masks})
 
     def parts(self) -> Iterator["ExampleBatch"]:
-        """Pieces of at most ``PART_NUMBERS`` input numbers."""
+        """Pieces of at most ``PART_EXAMPLES`` examples and ``PART_NUMBERS`` input numbers, all clients together."""
         dim, num_examples = self.key.dim(), self.train_mask.shape[-1]
-        size = max(1, PART_NUMBERS * num_examples // max(1, self.x.numel()))
+        num_rows = self.train_mask.numel() // num_examples
+        numbers = self.x.numel() // (num_rows * num_examples)
+        size = max(1, min(PART_NUMBERS // numbers, PART_EXAMPLES) // num_rows)
         for start in range(0, num_examples, size):
             length = min(size, num_examples - start)
             named = {name: tensor for name, tensor in self.tensors().items() if name != "key"}

@@ -22,7 +22,7 @@ from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.client import ClientModule
 from fl_lightning.data import FederatedDataModule, PartitionTable
-from fl_lightning.executors import ByArchitecture, Executor, StackedExecutor, Work
+from fl_lightning.executors import ByArchitecture, Executor, Outcome, StackedExecutor, Work
 from fl_lightning.inspection import inspect_upload
 from fl_lightning.interruption import Interruption
 from fl_lightning.loggers import RoundCSVLogger, RoundTensorBoardLogger
@@ -30,6 +30,7 @@ from fl_lightning.metrics import summarise
 from fl_lightning.participation import Participation, epochs_of
 from fl_lightning.payload import Payload
 from fl_lightning.processes import gather, gather_objects, leave_at_exit, shard
+from fl_lightning.profiling import RoundClock, RoundTrace
 from fl_lightning.randomness import derive_key
 from fl_lightning.run_folder import find_checkpoint, new_run_folder, run_folder_of
 from fl_lightning.selection import Selection
@@ -124,6 +125,7 @@ class FederatedTrainer:
         self.started = False
         self.failures: dict[str, str] = {}
         self.interruption = Interruption()
+        self.trace: RoundTrace | None = None
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.selection = Selection()
 
@@ -135,6 +137,7 @@ class FederatedTrainer:
         datamodule: FederatedDataModule,
         algorithm: Strategy,
         ckpt_path: str | None = None,
+        profile: bool = False,
     ) -> dict[str, float]:
         """Train the federation.
 
@@ -144,6 +147,8 @@ class FederatedTrainer:
             algorithm: The strategy.
             ckpt_path: Checkpoint to continue from: a path, ``last`` (of the newest run in ``run_name``; none: from the
                 start) or ``best``.
+            profile: Write ``trace.json`` (``torch.profiler``, two rounds) and ``profile.csv`` (where the time of the
+                rounds went) into the run's folder.
 
         Returns:
             The figures of the round that validation chose, new clients' under ``new/``, and ``test/max_over_rounds``.
@@ -157,17 +162,23 @@ class FederatedTrainer:
         if resume is not None:
             self._load(resume)
         self._start_loggers()
+        self.trace = RoundTrace(self.run_dir / f"trace{self.fabric.global_rank or ''}.json") if profile else None
         self.started = True
         try:
             self._call("on_fit_start")
             with self.interruption:
                 if resume is None:
                     self._run_stages(algorithm.initial_stages(), self.training_clients, "before round 0")
+                self.clock = RoundClock()  # of the rounds alone
                 while self.round_idx < self.num_rounds and not self.should_stop:
                     self._run_round()
                 if self.interruption.received is None and self.new_clients:
                     self.selection.result.update(self._admit_new_clients())
             self._call("on_fit_end")
+            if self.trace is not None:
+                self.trace.close()
+                if self.fabric.is_global_zero:
+                    self.clock.to_csv(self.run_dir / "profile.csv")
         except BaseException as error:
             self._call("on_exception", error)
             for logger in self.loggers:
@@ -226,25 +237,33 @@ class FederatedTrainer:
 
     def _run_round(self) -> None:
         start = time.perf_counter()
+        if self.trace is not None:
+            self.trace.start_round()
         self._call("on_round_start")
         effort, dropped = self.participation.draw(self.training_clients, self.round_idx, self.seed)
         self.failures = {self.client_names[client]: "dropped out" for client in dropped}
         self._run_stages(self.algorithm.stages(self.round_idx), effort, f"round {self.round_idx}")
         metrics: dict[str, float] = dict(self.algorithm.metrics())
         if (self.round_idx + 1) % self.evaluate_every == 0 or self.round_idx + 1 == self.num_rounds:
-            metrics |= self.evaluate(self.training_clients)
+            with self.clock.part("evaluation"):
+                metrics |= self.evaluate(self.training_clients)
             self.selection.update(self.round_idx, metrics, self.scores[""])
         metrics["num_participants"] = len(effort)
         metrics["num_failures"] = len(self.failures)
-        self._call("on_round_end", metrics)
-        metrics["seconds"] = time.perf_counter() - start
-        self.history.append({"round": self.round_idx, **metrics})
-        for logger in self.loggers:
-            logger.log_metrics(metrics, self.round_idx)
+        with self.clock.part("logging"):
+            self._call("on_round_end", metrics)
+            metrics["seconds"] = time.perf_counter() - start
+            self.history.append({"round": self.round_idx, **metrics})
+            for logger in self.loggers:
+                logger.log_metrics(metrics, self.round_idx)
         self.round_idx += 1
         if any(gather_objects(self.fabric, self.interruption.received is not None)):
             self.should_stop = True
-        self._call("on_checkpoint_point")
+        with self.clock.part("checkpoint"):
+            self._call("on_checkpoint_point")
+        self.clock.end_round(time.perf_counter() - start)
+        if self.trace is not None:
+            self.trace.end_round()
 
     def _run_stages(
         self,
@@ -259,25 +278,32 @@ class FederatedTrainer:
         for stage in stages:
             if not effort:
                 return
-            payload = self.algorithm.configure(stage, tuple(effort))
+            with self.clock.part("server"):
+                payload = self.algorithm.configure(stage, tuple(effort))
             self._call("on_send", stage, payload)
             epochs = {client: epochs_of(share, stage.num_epochs) for client, share in effort.items()}
             self.executor.report = functools.partial(self._call, "on_clients_done", stage)
-            outcome = self.executor.run(Work(stage=stage, round_idx=self.round_idx, num_epochs=epochs, payload=payload))
-            upload = gather(self.fabric, outcome.upload)
-            failures = {
-                c: why for part in gather_objects(self.fabric, dict(outcome.failures)) for c, why in part.items()
-            }
-            sent = upload.clients
-            for callback in self.callbacks:
-                upload = callback.on_upload(self, stage, upload)
-            failures |= {client: "its answer was lost" for client in sent if client not in upload.clients}
-            upload, rejected = inspect_upload(upload, stage, self.architectures)
-            failures |= rejected
+            work = Work(stage=stage, round_idx=self.round_idx, num_epochs=epochs, payload=payload)
+            with self.clock.part("clients"):
+                outcome = self.executor.run(work)
+            with self.clock.part("payloads"):
+                upload, failures = self._take_in(stage, outcome)
             self._report(failures, stage, when)
             effort = {client: share for client, share in effort.items() if client not in failures}
-            (self.algorithm.admit if newcomers else self.algorithm.aggregate)(stage, upload)
+            with self.clock.part("server"):
+                (self.algorithm.admit if newcomers else self.algorithm.aggregate)(stage, upload)
             self._call("on_stage_end", stage, upload)
+
+    def _take_in(self, stage: Stage, outcome: Outcome) -> tuple[Payload, dict[int, str]]:
+        """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
+        upload = gather(self.fabric, outcome.upload)
+        failures = {c: why for part in gather_objects(self.fabric, dict(outcome.failures)) for c, why in part.items()}
+        sent = upload.clients
+        for callback in self.callbacks:
+            upload = callback.on_upload(self, stage, upload)
+        failures |= {client: "its answer was lost" for client in sent if client not in upload.clients}
+        upload, rejected = inspect_upload(upload, stage, self.architectures)
+        return upload, failures | rejected
 
     def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
         """Score the given clients' models as the strategy says; keep the scores in ``self.scores``."""
@@ -376,6 +402,7 @@ class FederatedTrainer:
         self.selection = Selection(self.monitor or model.monitor, self.monitor_mode)
         self._check_monitor()
         self.round_idx = 0
+        self.clock = RoundClock()
         self.should_stop = False
         self.interruption = Interruption()
         self.scores: dict[str, Payload] = {}

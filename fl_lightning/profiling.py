@@ -1,0 +1,100 @@
+"""Where the time of a round goes."""
+
+import csv
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile, record_function
+
+#: The parts of a round, in the order they are shown.
+PARTS = ("clients", "payloads", "server", "evaluation", "logging", "checkpoint")
+
+
+class RoundClock:
+    """Adds up the seconds of each part of the rounds; parts do not overlap."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.total = 0.0
+        self.num_rounds = 0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what happens in the context to a part; it is named so in a trace, too."""
+        start = time.perf_counter()
+        with record_function(name):
+            yield
+        self.seconds[name] += time.perf_counter() - start
+
+    def end_round(self, seconds: float) -> None:
+        """Count a round."""
+        self.total += seconds
+        self.num_rounds += 1
+
+    def rows(self) -> list[tuple[str, float, float]]:
+        """Part, milliseconds a round and share of the round; what belongs to no part is ``other``."""
+        parts = {name: self.seconds.get(name, 0.0) for name in PARTS}
+        parts["other"] = max(0.0, self.total - sum(parts.values()))
+        rounds, total = max(1, self.num_rounds), max(self.total, 1e-9)
+        return [(name, 1000 * seconds / rounds, seconds / total) for name, seconds in parts.items()]
+
+    def table(self) -> Table:
+        """The rows for a terminal."""
+        table = Table(title=f"Where {self.num_rounds} rounds went", box=box.SIMPLE, padding=(0, 1, 0, 0))
+        table.add_column("part", style="bold")
+        table.add_column("ms a round", justify="right")
+        table.add_column("share", justify="right")
+        for name, milliseconds, share in self.rows():
+            table.add_row(name, f"{milliseconds:.1f}", f"{share:.1%}")
+        return table
+
+    def to_csv(self, path: Path) -> None:
+        """Write the rows."""
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["part", "milliseconds_a_round", "share"])
+            writer.writerows(self.rows())
+
+
+class RoundTrace:
+    """Records a few rounds with ``torch.profiler``, for chrome://tracing or Perfetto.
+
+    Args:
+        path: The file to write.
+        first_round: Rounds to let pass before, in this run.
+        num_rounds: Rounds to record.
+    """
+
+    def __init__(self, path: Path, *, first_round: int = 1, num_rounds: int = 2) -> None:
+        self.path = path
+        self.first_round = first_round
+        self.last_round = first_round + num_rounds - 1
+        self.rounds = 0
+        self.profiler: profile | None = None
+
+    def start_round(self) -> None:
+        """Begin with the recording if it is time."""
+        if self.rounds == self.first_round:
+            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self.profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
+            self.profiler.start()
+
+    def end_round(self) -> None:
+        """End the recording and write it if it is time."""
+        if self.profiler is not None and self.rounds == self.last_round:
+            self.close()
+        self.rounds += 1
+
+    def close(self) -> None:
+        """Write what was recorded."""
+        if self.profiler is not None:
+            self.profiler.stop()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.profiler.export_chrome_trace(str(self.path))
+            self.profiler = None
