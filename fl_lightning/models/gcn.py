@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fl_lightning.block_sparse import block_matmul
 from fl_lightning.graph_batch import GraphBatch
+from fl_lightning.models.linear import Linear
 from fl_lightning.models.output import NetOutput
 from fl_lightning.randomness import dropout
 
@@ -25,14 +26,6 @@ def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: Grap
         return batch.propagated_x @ weight_FD + bias_D.unsqueeze(-2)
     xw_ND = block_matmul(batch.sparse_x, weight_FD) if x_NF is None else x_NF @ weight_FD  # type: ignore[arg-type]
     return block_matmul(batch.adjacency, xw_ND) + bias_D.unsqueeze(-2)
-
-
-class Linear(nn.Linear):
-    """``torch.nn.Linear`` whose weight and bias may have leading client dimensions, as its input may."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map (..., in_features) to (..., out_features)."""
-        return input @ self.weight.mT + self.bias.unsqueeze(-2)
 
 
 class GraphConvolution(nn.Module):

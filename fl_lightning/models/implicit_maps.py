@@ -5,11 +5,12 @@ P_i = P_i^0 - sum_t s_t r_i^t (theta_i^t)^T, all its neighbours' rows stacked. T
 its maps, so they are kept once and each row has one coefficient for each of them. When there are too many, the sum is
 replaced by its best approximation of lower rank, and the norm of what was dropped is added up.
 
-P^0 is a randomised trigonometric transform in place of a Gaussian matrix: sign flips, Hartley transform, random rows
+P^0 is a randomised trigonometric transform in place of a Gaussian matrix: random signs, Hartley transform, random rows
 (Ailon and Chazelle, "The fast Johnson-Lindenstrauss transform and approximate nearest neighbors", SIAM J. Computing
 2009; Tropp, "Improved analysis of the subsampled randomized Hadamard transform", Advances in Adaptive Data Analysis
-2011, with another flat orthogonal matrix). It costs one transform a client for all neighbours together, who get
-disjoint rows: stacked, they are orthonormal, so that P_i^T P_i has no eigenvalue above 1. The Gaussian start of
+2011, with another flat orthogonal matrix). The rows get random signs too: the first column would be constant without.
+It costs one transform a client for all neighbours together, who get disjoint rows while there are: stacked, these are
+orthonormal or nearly so, and P_i^T P_i has no eigenvalue much above 1. The Gaussian start of
 :class:`~fl_lightning.models.restriction_maps.DenseMaps` has the same norm and (1 + sqrt(R / D))^2. The Hartley matrix,
 (cos + sin)(2 pi k n / N) / sqrt(N), exists for every N, where Hadamard's needs a power of two; it is symmetric, its own
 inverse, and one real FFT.
@@ -35,6 +36,8 @@ def hartley(x: Tensor) -> Tensor:
         >>> hartley(torch.tensor([1.0, 0.0, 0.0, 0.0]))
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
+    if x.numel() == 0:  # MKL refuses it
+        return x
     length = x.shape[-1]
     spectrum = torch.fft.rfft(x, norm="ortho")
     mirrored = (spectrum.real + spectrum.imag)[..., 1 : (length + 1) // 2].flip(-1)
@@ -58,9 +61,8 @@ class RandomRows:
         self, num_rows: int, num_columns: int, key: tuple[int, int], *, dtype: torch.dtype, device: torch.device
     ) -> None:
         length = int(next_fast_len(num_columns, real=True))
-        sign_D = (
-            torch.randint(2, (num_columns,), generator=generator(*key, "restriction_map_signs"), dtype=dtype) * 2 - 1
-        )
+        sign_D = _signs(num_columns, generator(*key, "restriction_map_columns"))
+        sign_R = _signs(num_rows, generator(*key, "restriction_map_signs"))
         order_N = torch.randperm(length, generator=generator(*key, "restriction_map_rows"))
         row_R = order_N[torch.arange(num_rows) % length]
         # the squared length of row k is the sum over n < D of 1 + sin(2 pi (2 k) n / N), over N
@@ -69,9 +71,9 @@ class RandomRows:
         square_R = (num_columns + sine_N[2 * row_R % length]) / length
         self.num_columns = num_columns
         self.length = length
-        self.sign_D = sign_D.to(device)
+        self.sign_D = sign_D.to(device=device, dtype=dtype)
         self.row_R = row_R.to(device)
-        self.scale_R = square_R.rsqrt().to(device=device, dtype=dtype)
+        self.scale_R = (sign_R * square_R.rsqrt()).to(device=device, dtype=dtype)
 
     @property
     def num_stored_numbers(self) -> int:
@@ -204,7 +206,8 @@ class ImplicitMaps(RestrictionMaps):
 
     Memory is about 5/4 ``max_rank`` models a client, whatever the projection fraction, and a step takes no more than
     writing down the model, save that every max_rank / 4 steps the directions are sorted anew. The maps are exact
-    while there have been no more than 5/4 ``max_rank`` steps; then :meth:`truncation_errors` tells.
+    while there have been no more than 5/4 ``max_rank`` steps; then :meth:`truncation_errors` tells. Dense maps take
+    less memory where the rows R of a client are fewer than that, and less time where they are fewer than some 150.
 
     Args:
         max_rank: Directions kept of what each client's maps have learned, at least 1.
@@ -325,6 +328,10 @@ class ImplicitMaps(RestrictionMaps):
                 for start, learned in zip(self._starts, self._learned, strict=True)
             ]
         )
+
+
+def _signs(count: int, random: torch.Generator) -> Tensor:
+    return torch.randint(2, (count,), generator=random).double() * 2 - 1
 
 
 def _share(learned: LowRankSum) -> float:

@@ -246,13 +246,13 @@ class RestrictionMaps(ABC):
             norms_CC[tuple(self.edge_index_2E.to(self.device))] = torch.stack(norm_E)
         return norms_CC
 
-    def largest_curvature(self, num_steps: int = 12) -> float:
-        """Estimate the largest eigenvalue of the sheaf Laplacian L from above.
+    def largest_curvature(self, num_steps: int = 16) -> float:
+        """Estimate the largest eigenvalue of the sheaf Laplacian L, rather from above.
 
         The gradient step of eq. (18), taken by everyone at once, diverges along L alone if alpha lambda times it
-        reaches 2. Lanczos from a random vector, plus the residual of the Ritz pairs (Zhou and Li, "Bounding the
-        spectrum of large Hermitian matrices", Linear Algebra and its Applications 2011): in practice a bound, and
-        close.
+        reaches 2. Lanczos from a random vector, plus the residuals of the Ritz pairs (Zhou and Li, "Bounding the
+        spectrum of large Hermitian matrices", Linear Algebra and its Applications 2011): not a proof, but 16 steps came
+        within -0.1 and +7 % on random graphs.
 
         Args:
             num_steps: Products with L.
@@ -287,13 +287,22 @@ class RestrictionMaps(ABC):
 class DenseMaps(RestrictionMaps):
     """Maps stored element by element, those of one client as one matrix (R, D).
 
-    A product or an update is then one matrix-vector product or rank-one update a client, at the speed of memory;
-    one batched product over all edges was never faster on a CPU, for 100 numbers a model no more than for 10,000.
+    A product or an update is then one matrix-vector product or rank-one update a client, at the speed of memory.
+    An iteration with products batched over all edges took longer on a CPU, for 100 numbers a model as for 10,000.
 
     Args:
         start: Draws each map.
 
     The others are those of :class:`RestrictionMaps`.
+
+    Example:
+        >>> path_CC = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+        >>> maps = DenseMaps([4, 6, 2], path_CC, projection_fraction=0.5)
+        >>> maps.num_rows_E
+        [2, 2, 1, 1]
+        >>> message_M = maps.project([torch.ones(4), torch.ones(6), torch.ones(2)])
+        >>> [pulled_D.shape for pulled_D in maps.pull_back(maps.residual(message_M))]
+        [torch.Size([4]), torch.Size([6]), torch.Size([2])]
     """
 
     def __init__(
