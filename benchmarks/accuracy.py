@@ -31,12 +31,14 @@ class Case:
         arguments: What the row adds to the command.
         metric: ``acc``, shown in per cent, or ``mse``, shown in thousandths.
         paper: Published figures to stand beside, as text.
+        paper_new: The same for clients that were held out of training.
         overrides: Arguments for single strategies of this row, chosen on validation.
     """
 
     arguments: tuple[str, ...]
     metric: str = "acc"
     paper: str = ""
+    paper_new: str = ""
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -57,6 +59,7 @@ class Study:
             own validation's round.
         paired: The two strategies whose difference on each seed is shown; none if empty.
         paper_columns: What the published figures are of.
+        new_clients: Whether each row has another below it for clients that were held out of training.
     """
 
     cases: Mapping[str, Case]
@@ -64,6 +67,7 @@ class Study:
     columns: Mapping[str, tuple[str, str]]
     paper_columns: str
     paired: tuple[()] | tuple[str, str] = ()
+    new_clients: bool = False
 
 
 def graph_cases(counts: Mapping[str, tuple[int, ...]], paper: Mapping[str, str]) -> dict[str, Case]:
@@ -85,6 +89,12 @@ def graph_cases(counts: Mapping[str, tuple[int, ...]], paper: Mapping[str, str])
     }
 
 
+def client_lr(rates: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+    """The clients' learning rate by strategy, as arguments."""
+    return {name: (f"--model.init_args.optimizer.init_args.lr={rate}",) for name, rate in rates.items()}
+
+
+_START = ("--strategy.embedding_scale=0.01", "--strategy.new_embedding=mean")
 _WITHIN = ("--data.splitter=ClientSplit", "--data.splitter.train=0.2", "--data.splitter.val=0.4")
 _ONE_EPOCH = ("--strategy.init_args.num_epochs=1", "--model.init_args.optimizer.init_args.lr=0.05")
 _NO_DECAY = "--model.init_args.optimizer.init_args.weight_decay=0"
@@ -149,6 +159,57 @@ STUDIES = {
         paired=("FedAux", "Local"),
         paper_columns="FedAux / FED-PUB",
     ),
+    "panacea": Study(
+        cases={
+            "FL60": Case(
+                arguments=(),
+                paper="100.0 / 84.4 / 97.9 / 100.0",
+                paper_new="100.0 / 80.0 / 99.2 / 100.0",
+                overrides=client_lr({"FedAvg": 0.03, "FedAvg-finetune": 0.03, "Local": 0.1}),
+            ),
+            "DG60": Case(
+                arguments=(),
+                paper="(as FL-60)",
+                paper_new="(as FL-60)",
+                overrides=client_lr({"FedAvg": 0.1, "FedAvg-finetune": 0.1, "Local": 0.1}),
+            ),
+            "TPT48": Case(
+                arguments=(),
+                metric="mse",
+                paper="2.6 / 2.7 / 2.6 / 2.6",
+                paper_new="2.8 / 3.0 / 2.8 / 2.8",
+                overrides=client_lr({"pFedHN": 0.1, "FedAvg": 0.3, "FedAvg-finetune": 0.3, "Local": 0.3}),
+            ),
+            "METRLA": Case(
+                arguments=(), metric="mse", paper="1.0 / 67.3 / 112.4 / 20.0", paper_new="1.0 / 64.5 / 109.7 / 19.7"
+            ),
+        },
+        strategies={
+            name: ("--config=configs/panacea_{case}.yaml", "--trainer.participation.held_out_fraction=0.2", *arguments)
+            for name, arguments in {
+                "Panacea": (),
+                "pFedHN": ("--strategy=PFedHN", "--strategy.num_epochs=1", *_START),
+                "FedAvg": ("--strategy=FedAvg", "--strategy.num_epochs=1"),
+                "FedAvg-finetune": (
+                    "--strategy=FedAvgFinetune",
+                    "--strategy.num_epochs=1",
+                    "--strategy.num_finetune_epochs=1",
+                ),
+                "Local": ("--strategy=Local", "--strategy.num_epochs=1"),
+            }.items()
+        },
+        columns={
+            "Panacea": ("Panacea", "test/{metric}"),
+            "Panacea, trained locally": ("Panacea", "trained/test/{metric}"),
+            "pFedHN": ("pFedHN", "test/{metric}"),
+            "pFedHN, trained locally": ("pFedHN", "trained/test/{metric}"),
+            "FedAvg": ("FedAvg", "test/{metric}"),
+            "FedAvg-finetune": ("FedAvg-finetune", "test/{metric}"),
+            "Local": ("Local", "test/{metric}"),
+        },
+        paper_columns="Panacea / pFedHN / FedAvg / FedAvg-finetune",
+        new_clients=True,
+    ),
 }
 
 
@@ -177,21 +238,24 @@ def table(study: Study, results: Results) -> str:
     heads = [*study.columns, *([f"{' - '.join(study.paired)}, by seed"] if study.paired else [])]
     heads += [f"paper: {study.paper_columns}"]
     lines = ["| case | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 1)]
-    for name, case in study.cases.items():
-        if name not in results:
+    rows = [(name, case, prefix) for name, case in study.cases.items() for prefix in ("", "new/")]
+    for name, case, prefix in rows:
+        if name not in results or (prefix and not study.new_clients):
             continue
         cells = []
         for strategy, figure in study.columns.values():
             found = results[name].get(strategy, {}).values()
-            values = [case.scale * figures[figure.format(metric=case.metric)] for figures in found]
+            values = [case.scale * figures[prefix + figure.format(metric=case.metric)] for figures in found]
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
         if study.paired:
             ours, theirs = (results[name].get(strategy, {}) for strategy in study.paired)
-            key = f"test/{case.metric}"
+            key = f"{prefix}test/{case.metric}"
             gains = [case.scale * (ours[seed][key] - theirs[seed][key]) for seed in ours if seed in theirs]
             cells.append(", ".join(f"{gain:+.1f}" for gain in gains))
-        lines.append(f"| {name} | " + " | ".join([*cells, case.paper]) + " |")
+        unit = "" if case.metric == "acc" else ", MSE·1e3"
+        title = f"{name}{unit}{', new clients' if prefix else ''}"
+        lines.append(f"| {title} | " + " | ".join([*cells, case.paper_new if prefix else case.paper]) + " |")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from .ledger import CommunicationLedger
 from .poisoning import LabelFlipping, ModelPoisoning, SignFlip
 from .progress import RoundProgressBar
 from .similarity import SimilarityLogger
+from .topology import TopologyLogger
 
 __all__ = [
     "Attack",
@@ -27,6 +28,7 @@ __all__ = [
     "SignFlip",
     "SimilarityLogger",
     "SimpleTuning",
+    "TopologyLogger",
     "default_callbacks",
 ]
 

@@ -120,15 +120,23 @@ class FederatedCheckpoint(Callback):
 _FILE_NAME = re.compile(r"round=(\d+)\.ckpt")
 
 
+#: Values that cannot change, so that a list or dict of nothing else is copied by itself.
+_FIXED = frozenset({bool, int, float, str, type(None)})
+
+
 def _copy(new: Any, old: Any = None) -> Any:
     """Copy tensors, dicts and lists, into the memory of an earlier copy where that fits."""
     if isinstance(new, Tensor):
         fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
         return old.copy_(new) if fits else new.detach().clone()
     if isinstance(new, dict):
+        if _FIXED.issuperset(map(type, new.values())):
+            return dict(new)
         kept = old if isinstance(old, dict) else {}
         return {key: _copy(value, kept.get(key)) for key, value in new.items()}
     if isinstance(new, list | tuple):
+        if _FIXED.issuperset(map(type, new)):
+            return type(new)(new)
         kept_list = old if isinstance(old, list | tuple) and len(old) == len(new) else [None] * len(new)
         return type(new)(_copy(value, kept) for value, kept in zip(new, kept_list, strict=True))
     return new

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
@@ -44,6 +45,15 @@ class Batch:
     def replace(self: AnyBatch, tensors: dict[str, Tensor]) -> AnyBatch:
         """The same batch with some tensors exchanged."""
         return dataclasses.replace(self, **tensors)
+
+    def select(self: AnyBatch, rows: Tensor) -> AnyBatch:
+        """The batch of some of its clients in the given order, as if only they had been padded to one shape."""
+        size = int(self.real_mask.index_select(0, rows).sum(dim=1).max())
+
+        def pick(tensor: Tensor) -> Tensor:
+            return (tensor.narrow(1, 0, size) if tensor.dim() > 1 else tensor).index_select(0, rows)
+
+        return self.replace({name: pick(tensor) for name, tensor in self.tensors().items()})
 
     def draws(self: AnyBatch, keys: Tensor) -> Iterator[AnyBatch]:
         """What each local step trains on; everything, unless the kind of data draws mini-batches.
@@ -83,12 +93,9 @@ class Collator(ABC):
         return 1
 
 
-def pad(tensors: Sequence[Tensor], size: int, device: torch.device) -> Tensor:
-    """Stack tensors (N_i, ...) to (C, size, ...), zeros after each one's own rows."""
-    padded = tensors[0].new_zeros(len(tensors), size, *tensors[0].shape[1:])
-    for row, tensor in zip(padded, tensors, strict=True):
-        row[: len(tensor)] = tensor
-    return padded.to(device)
+def pad(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Stack tensors (N_i, ...) to (C, N, ...) with N that of the longest, zeros after each one's own rows."""
+    return pad_sequence(list(tensors), batch_first=True).to(device)
 
 
 def single(batch: AnyBatch) -> AnyBatch:

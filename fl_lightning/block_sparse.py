@@ -5,7 +5,6 @@ one kernel for the message passing of a whole federation.
 """
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,43 +18,51 @@ class BlockSparse:
     It is an opaque object to ``vmap``: all clients' blocks travel in one instance.
 
     Args:
-        matrix: CSR matrix of shape (C·N, C·M).
+        matrix: CSR matrix of shape (C·N, C·M), with 32-bit indices.
+        transposed: Its transpose, likewise; the same object if it is symmetric.
         num_blocks: C.
-        symmetric: The matrix equals its transpose, which is then not stored twice.
     """
 
-    def __init__(self, matrix: Tensor, num_blocks: int, *, symmetric: bool = False) -> None:
+    def __init__(self, matrix: Tensor, transposed: Tensor, num_blocks: int) -> None:
         self.matrix = matrix
+        self.transposed = transposed
         self.num_blocks = num_blocks
-        self.transposed = matrix if symmetric else _csr(matrix.to_sparse_coo().t().coalesce())  # type: ignore[no-untyped-call]
 
     @classmethod
-    def from_blocks(
-        cls,
-        blocks: Sequence[tuple[Tensor, Tensor]],
-        shape: tuple[int, int],
-        *,
-        symmetric: bool = False,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
+    def from_coordinates(
+        cls, index: Tensor, values: Tensor, shape: tuple[int, int], num_blocks: int, *, symmetric: bool = False
     ) -> "BlockSparse":
-        """Assemble from per-client coordinates.
+        """Assemble from the coordinates of all clients.
 
         Args:
-            blocks: For each client its coordinates (2, nnz_i) and values (nnz_i,).
-            shape: (N, M) of every block; smaller clients are padded with empty rows and columns.
+            index: Row and column within the whole matrix, (2, nnz): client c's begin at c·N and c·M.
+            values: Their values (nnz,); those of equal coordinates are added.
+            shape: (N, M) of every block; smaller clients have empty rows and columns at their end.
+            num_blocks: C.
             symmetric: Every block is symmetric.
-            dtype: Type of the values.
-            device: Where the matrix is to live.
         """
-        num_rows, num_columns = shape
-        index = torch.cat([coordinates for coordinates, _ in blocks], dim=1)
-        block = torch.repeat_interleave(torch.tensor([values.numel() for _, values in blocks]))
-        index = index + torch.stack([block * num_rows, block * num_columns])
-        values = torch.cat([values for _, values in blocks]).to(dtype)
-        size = (len(blocks) * num_rows, len(blocks) * num_columns)
+        size = (num_blocks * shape[0], num_blocks * shape[1])
         coo = torch.sparse_coo_tensor(index, values, size, check_invariants=False).coalesce()
-        return cls(_csr(coo).to(device), len(blocks), symmetric=symmetric)
+        matrix = _csr(coo)
+        transposed = matrix if symmetric else _csr(coo.t().coalesce())
+        return cls(matrix, transposed, num_blocks)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "BlockSparse":
+        """The same matrix elsewhere, or with values of another type."""
+        matrix = self.matrix.to(device, dtype)
+        transposed = matrix if self.transposed is self.matrix else self.transposed.to(device, dtype)
+        return BlockSparse(matrix, transposed, self.num_blocks)
+
+    def select(self, blocks: Tensor, num_rows: int, num_columns: int | None = None) -> "BlockSparse":
+        """The blocks of some clients in the given order, cut to the first rows and columns (None: all columns).
+
+        Nothing but padding may lie beyond.
+        """
+        width = num_columns or self.matrix.shape[1] // self.num_blocks
+        matrix = _select(self.matrix, self.num_blocks, blocks, (num_rows, width))
+        is_symmetric = self.transposed is self.matrix
+        transposed = matrix if is_symmetric else _select(self.transposed, self.num_blocks, blocks, (width, num_rows))
+        return BlockSparse(matrix, transposed, len(blocks))
 
 
 def _csr(coo: Tensor) -> Tensor:
@@ -65,6 +72,23 @@ def _csr(coo: Tensor) -> Tensor:
         csr = coo.to_sparse_csr()
         crow, col = csr.crow_indices().int(), csr.col_indices().int()
         return torch.sparse_csr_tensor(crow, col, csr.values(), csr.shape, check_invariants=False)
+
+
+def _select(matrix: Tensor, num_blocks: int, blocks: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Some blocks of a block-diagonal CSR matrix, each cut to ``shape``."""
+    num_rows, num_columns = shape
+    old_rows, old_columns = (length // num_blocks for length in matrix.shape)
+    place = torch.arange(len(blocks), device=blocks.device)
+    entry_B = matrix.crow_indices()[blocks * old_rows].long()  # where the blocks begin among the values
+    end_BN = matrix.crow_indices()[blocks[:, None] * old_rows + torch.arange(1, num_rows + 1, device=blocks.device)]
+    count_B = end_BN[:, -1] - entry_B
+    shift_B = entry_B - (count_B.cumsum(0) - count_B)
+    source = torch.arange(int(count_B.sum()), device=blocks.device) + shift_B.repeat_interleave(count_B)
+    column_shift_B = (place * num_columns - blocks * old_columns).int()
+    crow = torch.nn.functional.pad((end_BN - shift_B[:, None]).flatten().int(), (1, 0))
+    col = matrix.col_indices()[source] + column_shift_B.repeat_interleave(count_B)
+    size = (len(blocks) * num_rows, len(blocks) * num_columns)
+    return torch.sparse_csr_tensor(crow, col, matrix.values()[source], size, check_invariants=False)
 
 
 def _csr_matmul(matrix: Tensor, x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class ClientModule(LightningModule):
     monitor: ClassVar[str] = "val/acc"
 
     def __init__(
-        self, net: NetFactory | list[NetFactory] = GCN, optimizer: OptimizerFactory = default_optimizer
+        self, net: list[NetFactory] | NetFactory = GCN, optimizer: OptimizerFactory = default_optimizer
     ) -> None:
         super().__init__()
         self.net_factories = net if isinstance(net, list) else [net]

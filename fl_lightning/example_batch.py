@@ -119,15 +119,14 @@ class ExampleCollator(Collator):
     def __call__(self, clients: Sequence[int]) -> ExampleBatch:
         """Batch the given clients' examples, padded to the largest of them."""
         members = [self.clients[client] for client in clients]
-        size = max(client.size for client in members)
         targets = [c.y_N.to(self.dtype) if c.y_N.is_floating_point() else c.y_N.clamp(min=0) for c in members]
         return ExampleBatch(
-            x=pad([client.x_NX.to(self.dtype) for client in members], size, self.device),
-            y=pad(targets, size, self.device),
-            real_mask=pad([torch.ones_like(client.train_mask_N) for client in members], size, self.device),
-            train_mask=pad([client.train_mask_N for client in members], size, self.device),
-            val_mask=pad([client.val_mask_N for client in members], size, self.device),
-            test_mask=pad([client.test_mask_N for client in members], size, self.device),
+            x=pad([client.x_NX.to(self.dtype) for client in members], self.device),
+            y=pad(targets, self.device),
+            real_mask=pad([torch.ones_like(client.train_mask_N) for client in members], self.device),
+            train_mask=pad([client.train_mask_N for client in members], self.device),
+            val_mask=pad([client.val_mask_N for client in members], self.device),
+            test_mask=pad([client.test_mask_N for client in members], self.device),
             key=torch.zeros(len(members), dtype=torch.int64, device=self.device),
             batch_size=self.batch_size,
         )

@@ -3,6 +3,7 @@
 Shape legend: C clients, N nodes (padded to the largest client of the batch), F features.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,6 +60,17 @@ class GraphBatch(Batch):
     sparse_x: BlockSparse | None
     plain: PlainGraph | None = None
 
+    def select(self, rows: Tensor) -> "GraphBatch":
+        """The batch of some of its clients in the given order, as if only they had been padded to one shape."""
+        chosen = super().select(rows)
+        num_nodes = chosen.y.shape[1]
+        return dataclasses.replace(
+            chosen,
+            adjacency=self.adjacency.select(rows, num_nodes, num_nodes),
+            sparse_x=None if self.sparse_x is None else self.sparse_x.select(rows, num_nodes),
+            plain=None,
+        )
+
 
 class GraphCollator(Collator):
     """Turns clients' graphs into batches; normalises and propagates each graph once.
@@ -78,8 +90,6 @@ class GraphCollator(Collator):
         self.operator_dtype = self.exact_dtype if device.type == "cpu" else dtype
         nonzeros = sum(int(torch.count_nonzero(graph.x_NF)) for graph in graphs)
         self.sparse_features = nonzeros < SPARSE_FEATURE_DENSITY * sum(graph.x_NF.numel() for graph in graphs)
-        self._adjacency: dict[int, tuple[Tensor, Tensor]] = {}
-        self._propagated_x: dict[int, Tensor] = {}
 
     def size(self, client: int) -> int:
         """Number of nodes of a client."""
@@ -88,49 +98,48 @@ class GraphCollator(Collator):
     def __call__(self, clients: Sequence[int]) -> GraphBatch:
         """Batch the given clients' graphs, padded to the largest of them."""
         graphs = [self.graphs[client] for client in clients]
-        num_nodes = max(graph.num_nodes for graph in graphs)
-
-        def operator(blocks: list[tuple[Tensor, Tensor]], num_columns: int, *, symmetric: bool) -> BlockSparse:
-            return BlockSparse.from_blocks(
-                blocks, (num_nodes, num_columns), symmetric=symmetric, dtype=self.operator_dtype, device=self.device
-            )
-
-        sparse_x = None
-        if self.sparse_features:
-            coordinates = [graph.x_NF.nonzero().t() for graph in graphs]
-            blocks = [(index, graph.x_NF[index[0], index[1]]) for index, graph in zip(coordinates, graphs, strict=True)]
-            sparse_x = operator(blocks, graphs[0].x_NF.shape[1], symmetric=False)
+        real_mask_CN = pad([torch.ones_like(graph.train_mask_N) for graph in graphs], torch.device("cpu"))
+        adjacency = self._adjacency(graphs, real_mask_CN)
         return GraphBatch(
-            y=pad([graph.y_N.clamp(min=0) for graph in graphs], num_nodes, self.device),
-            real_mask=pad([torch.ones_like(graph.train_mask_N) for graph in graphs], num_nodes, self.device),
-            train_mask=pad([graph.train_mask_N for graph in graphs], num_nodes, self.device),
-            val_mask=pad([graph.val_mask_N for graph in graphs], num_nodes, self.device),
-            test_mask=pad([graph.test_mask_N for graph in graphs], num_nodes, self.device),
+            y=pad([graph.y_N for graph in graphs], self.device).clamp_(min=0),
+            real_mask=real_mask_CN.to(self.device),
+            train_mask=pad([graph.train_mask_N for graph in graphs], self.device),
+            val_mask=pad([graph.val_mask_N for graph in graphs], self.device),
+            test_mask=pad([graph.test_mask_N for graph in graphs], self.device),
             key=torch.zeros(len(graphs), dtype=torch.int64, device=self.device),
-            propagated_x=None
-            if self.sparse_features
-            else pad([self._propagate(client) for client in clients], num_nodes, self.device),
-            adjacency=operator([self._normalise(client) for client in clients], num_nodes, symmetric=True),
-            sparse_x=sparse_x,
+            propagated_x=None if self.sparse_features else self._propagate(graphs, adjacency),
+            adjacency=adjacency.to(self.device, self.operator_dtype),
+            sparse_x=self._features(graphs, real_mask_CN.shape[1]) if self.sparse_features else None,
             plain=PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
         )
 
-    def _normalise(self, client: int) -> tuple[Tensor, Tensor]:
-        """Coordinates and values of Â = D^(-1/2) (A + I) D^(-1/2) of one client."""
-        if client not in self._adjacency:
-            graph = self.graphs[client]
-            loops = torch.arange(graph.num_nodes).expand(2, -1)
-            index_2E = torch.cat([graph.edge_index_2E, loops], dim=1)
-            scale_N = torch.bincount(index_2E[0], minlength=graph.num_nodes).to(self.exact_dtype).rsqrt()
-            self._adjacency[client] = index_2E, scale_N[index_2E[0]] * scale_N[index_2E[1]]
-        return self._adjacency[client]
+    def _adjacency(self, graphs: Sequence["ClientGraph"], real_mask_CN: Tensor) -> BlockSparse:
+        """Â = D^(-1/2) (A + I) D^(-1/2) of every client, exact and on the CPU."""
+        num_clients, num_nodes = real_mask_CN.shape
+        edges_2E = _offset([graph.edge_index_2E for graph in graphs], (num_nodes, num_nodes))
+        index_2E = torch.cat([edges_2E, real_mask_CN.flatten().nonzero().t().expand(2, -1)], dim=1)
+        scale = torch.bincount(index_2E[0], minlength=real_mask_CN.numel()).to(self.exact_dtype).rsqrt()
+        return BlockSparse.from_coordinates(
+            index_2E, scale[index_2E[0]] * scale[index_2E[1]], (num_nodes, num_nodes), num_clients, symmetric=True
+        )
 
-    def _propagate(self, client: int) -> Tensor:
-        """Â X of one client, dense."""
-        if client not in self._propagated_x:
-            graph = self.graphs[client]
-            size = (graph.num_nodes, graph.num_nodes)
-            blocks = [self._normalise(client)]
-            adjacency = BlockSparse.from_blocks(blocks, size, symmetric=True, dtype=self.exact_dtype)
-            self._propagated_x[client] = (adjacency.matrix @ graph.x_NF.to(self.exact_dtype)).to(self.dtype)
-        return self._propagated_x[client]
+    def _propagate(self, graphs: Sequence["ClientGraph"], adjacency: BlockSparse) -> Tensor:
+        """Â X of every client, dense, (C, N, F)."""
+        x_CNF = pad([graph.x_NF.to(self.exact_dtype) for graph in graphs], torch.device("cpu"))
+        return (adjacency.matrix @ x_CNF.flatten(0, 1)).view_as(x_CNF).to(self.device, self.dtype)
+
+    def _features(self, graphs: Sequence["ClientGraph"], num_nodes: int) -> BlockSparse:
+        """X of every client, sparse."""
+        coordinates = [graph.x_NF.nonzero().t() for graph in graphs]
+        values = [graph.x_NF[row, column] for graph, (row, column) in zip(graphs, coordinates, strict=True)]
+        shape = (num_nodes, graphs[0].num_features)
+        return BlockSparse.from_coordinates(
+            _offset(coordinates, shape), torch.cat(values).to(self.operator_dtype), shape, len(graphs)
+        ).to(self.device, self.operator_dtype)
+
+
+def _offset(coordinates: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:
+    """Coordinates within blocks (2, nnz_i) as those within the block-diagonal matrix, one after another."""
+    count = torch.tensor([index.shape[1] for index in coordinates])
+    block = torch.repeat_interleave(count)
+    return torch.cat(list(coordinates), dim=1) + torch.stack([block * shape[0], block * shape[1]])

@@ -33,20 +33,31 @@ class OverClients(Metric):
         Args:
             totals: Numerator and number of examples of each client, (C, 2).
         """
-        self.clients.append(totals[totals[:, 1] > 0])
+        self.clients.append(totals)
 
     def compute(self) -> dict[str, Tensor]:
         """Return ``mean``, ``std``, ``worst`` and ``weighted``, scalars; nan where no client has examples."""
-        totals = torch.cat(self.clients).double() if self.clients else torch.zeros(0, 2, dtype=torch.float64)
-        values = totals[:, 0] / totals[:, 1]
-        if not len(values):
-            return dict.fromkeys(("mean", "std", "worst", "weighted"), torch.tensor(torch.nan))
-        return {
-            "mean": values.mean(),
-            "std": values.std(correction=0),
-            "worst": values.min() if self.larger_wins else values.max(),
-            "weighted": totals[:, 0].sum() / totals[:, 1].sum(),
-        }
+        totals = torch.cat(self.clients) if self.clients else torch.zeros(0, 2)
+        return over_clients(totals, higher_is_better=self.larger_wins)
+
+
+def over_clients(totals_C2: Tensor, *, higher_is_better: bool = True) -> dict[str, Tensor]:
+    """What :class:`OverClients` computes, as a function.
+
+    Args:
+        totals_C2: Numerator and number of examples of each client.
+        higher_is_better: Whether the worst client is the one with the smallest value.
+    """
+    totals_C2 = totals_C2[totals_C2[:, 1] > 0].double()
+    values_C = totals_C2[:, 0] / totals_C2[:, 1]
+    if not len(values_C):
+        return dict.fromkeys(("mean", "std", "worst", "weighted"), torch.tensor(torch.nan))
+    return {
+        "mean": values_C.mean(),
+        "std": values_C.std(correction=0),
+        "worst": values_C.min() if higher_is_better else values_C.max(),
+        "weighted": totals_C2[:, 0].sum() / totals_C2[:, 1].sum(),
+    }
 
 
 def less_is_better(name: str) -> bool:
@@ -68,9 +79,7 @@ def summarise(scores: Payload, prefix: str = "") -> dict[str, float]:
     """
     figures = {}
     for name, totals_C2 in scores.signals.items():
-        metric = OverClients(higher_is_better=not less_is_better(name))
-        metric.update(totals_C2.cpu())
-        for kind, value in metric.compute().items():
+        for kind, value in over_clients(totals_C2.cpu(), higher_is_better=not less_is_better(name)).items():
             figures[f"{prefix}{name}" if kind == "mean" else f"{prefix}{name}_{kind}"] = float(value)
     return figures
 

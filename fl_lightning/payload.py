@@ -51,6 +51,8 @@ class Payload:
         index = torch.tensor([position[client] for client in clients], dtype=torch.int64)
 
         def pick(tensor: Tensor) -> Tensor:
+            if tensor.stride(0) == 0:  # the same for every client, held once
+                return tensor[:1].expand(len(clients), *tensor.shape[1:])
             return tensor[index.to(tensor.device)]
 
         return Payload(
@@ -74,15 +76,17 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
     for part in parts[1:]:
         if set(part.tensors()) != names:
             raise ValueError(f"payloads hold different tensors: {sorted(names ^ set(part.tensors()))} are not in all")
-    clients = [client for part in parts for client in part.clients]
-    order = torch.tensor(sorted(range(len(clients)), key=clients.__getitem__))
+    clients = torch.tensor([client for part in parts for client in part.clients])
+    ordered, order = clients.sort()
+    is_ordered = torch.equal(clients, ordered)
 
     def join(tensors: list[Tensor]) -> Tensor:
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)[order.to(tensors[0].device)]
+        joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        return joined if is_ordered else joined[order.to(joined.device)]
 
     examples = [part.num_examples for part in parts if part.num_examples is not None]
     return Payload(
-        clients=tuple(sorted(clients)),
+        clients=tuple(ordered.tolist()),
         parameters={name: join([part.parameters[name] for part in parts]) for name in parts[0].parameters},
         signals={name: join([part.signals[name] for part in parts]) for name in parts[0].signals},
         num_examples=join(examples) if examples else None,

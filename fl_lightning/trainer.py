@@ -5,6 +5,7 @@ there is no server process to lose. Read :meth:`FederatedTrainer._run_round` for
 """
 
 import functools
+import gc
 import importlib.metadata
 import time
 import warnings
@@ -164,6 +165,7 @@ class FederatedTrainer:
         self._start_loggers()
         self.trace = RoundTrace(self.run_dir / f"trace{self.fabric.global_rank or ''}.json") if profile else None
         self.started = True
+        gc.freeze()  # the clients live as long as the run: with thousands, looking through them takes long
         try:
             self._call("on_fit_start")
             with self.interruption:
@@ -184,6 +186,8 @@ class FederatedTrainer:
             for logger in self.loggers:
                 logger.finalize("failed")
             raise
+        finally:
+            gc.unfreeze()
         for logger in self.loggers:
             logger.finalize("success")
         return self.selection.result
@@ -301,7 +305,7 @@ class FederatedTrainer:
         sent = upload.clients
         for callback in self.callbacks:
             upload = callback.on_upload(self, stage, upload)
-        failures |= {client: "its answer was lost" for client in sent if client not in upload.clients}
+        failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
         upload, rejected = inspect_upload(upload, stage, self.architectures)
         return upload, failures | rejected
 
@@ -361,7 +365,7 @@ class FederatedTrainer:
         self.client_names = [client.name for client in datamodule.clients]
         everyone = range(len(self.client_names))
         self.training_clients = self.participation.training_clients(len(everyone), self.seed)
-        self.new_clients = tuple(client for client in everyone if client not in set(self.training_clients))
+        self.new_clients = tuple(sorted(set(everyone).difference(self.training_clients)))
         self.run_dir = self.fabric.broadcast(run_dir or new_run_folder(self.root))
         with self.fabric.init_module(), torch.random.fork_rng([]):
             torch.manual_seed(derive_key(self.seed, "client", "initialisation"))

@@ -42,8 +42,8 @@ def operator() -> BlockSparse:
     blocks = [torch.randn(4, 5, generator=draw) * (torch.rand(4, 5, generator=draw) < 0.5) for _ in range(2)]
     blocks[1][2] = 0
     blocks.append(torch.zeros(4, 5).index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(-2.0)))
-    sparse = [(block.nonzero().T, block[block != 0]) for block in blocks]
-    built = BlockSparse.from_blocks(sparse, (4, 5), dtype=torch.float64)
+    whole = torch.block_diag(*blocks).double()
+    built = BlockSparse.from_coordinates(whole.nonzero().T, whole[whole != 0], (4, 5), len(blocks))
     built.dense = torch.stack(blocks).double()
     return built
 
@@ -65,6 +65,36 @@ def test_gradients_of_the_block_product(operator) -> None:
     assert torch.autograd.gradgradcheck(
         lambda x: block_matmul(operator, x).sin(), stacked.detach().flatten(0, 1)[:15].requires_grad_()
     )
+
+
+def test_chosen_blocks_are_cut_out_of_both_matrices(operator) -> None:
+    chosen = operator.select(torch.tensor([2, 0]), 4)
+    expected = torch.block_diag(operator.dense[2], operator.dense[0])
+    assert torch.equal(chosen.matrix.to_dense(), expected)
+    assert torch.equal(chosen.transposed.to_dense(), expected.T)
+    assert chosen.num_blocks == 2
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_chosen_clients_make_the_batch_that_they_would_make_alone(sparse, graphs, assert_same) -> None:
+    if sparse:
+        graphs = [with_features(g, torch.cat([g.x_NF * (g.x_NF > 1), torch.zeros(g.num_nodes, 30)], 1)) for g in graphs]
+    batches = collator(graphs)
+    everyone = batches(range(5))
+    for clients in ([4, 2], [1, 0, 3], [3]):
+        chosen, alone = everyone.select(torch.tensor(clients)), batches(clients)
+        assert_same(dict(chosen.tensors()), dict(alone.tensors()))
+        for own, other in ((chosen.adjacency, alone.adjacency), (chosen.sparse_x, alone.sparse_x)):
+            if own is None or other is None:
+                assert own is other is None
+                continue
+            assert own.num_blocks == other.num_blocks == len(clients)
+            for one, two in ((own.matrix, other.matrix), (own.transposed, other.transposed)):
+                assert torch.equal(one.crow_indices(), two.crow_indices())
+                assert torch.equal(one.col_indices(), two.col_indices())
+                assert torch.equal(one.values(), two.values())
+                assert one.shape == two.shape
+                assert one.crow_indices().dtype == one.col_indices().dtype == torch.int32
 
 
 def test_features_keep_their_type_beside_another_type_of_matrix(operator) -> None:

@@ -152,16 +152,17 @@ class FederatedDataModule(LightningDataModule):
         slices = [torch.arange(*offsets[client : client + 2].tolist()) for client in range(len(labels))]
         label_N = torch.cat(labels)
         roles = self.splitter(Data(y=label_N, num_nodes=len(label_N)), slices, self.seed)
+        used = [role_N != Role.UNUSED for role_N in roles]  # what has no role would only be carried along
         self._clients = tuple(
             ClientExamples(
                 name=name,
-                x_NX=x_NX,
-                y_N=y_N,
-                train_mask_N=role_N == Role.TRAIN,
-                val_mask_N=role_N == Role.VAL,
-                test_mask_N=role_N == Role.TEST,
+                x_NX=x_NX[used_N],
+                y_N=y_N[used_N],
+                train_mask_N=(role_N == Role.TRAIN)[used_N],
+                val_mask_N=(role_N == Role.VAL)[used_N],
+                test_mask_N=(role_N == Role.TEST)[used_N],
             )
-            for name, x_NX, y_N, role_N in zip(examples.names, examples.x, examples.y, roles, strict=True)
+            for name, x_NX, y_N, role_N, used_N in zip(examples.names, examples.x, examples.y, roles, used, strict=True)
         )
         self._num_outputs = examples.num_outputs
         self._relation_CC = examples.relation_CC

@@ -11,8 +11,8 @@ from torch.optim import LBFGS, Optimizer
 
 from fl_lightning.batch import Batch, Collator
 from fl_lightning.client import ClientModule, Parameters
+from fl_lightning.executors.keys import derive_keys
 from fl_lightning.payload import Payload, from_wire, to_wire
-from fl_lightning.randomness import derive_key
 from fl_lightning.stage import Evaluation, Stage
 
 
@@ -132,9 +132,11 @@ class Executor(ABC):
     def load_state(self, state: Payload) -> None:
         """Restore this process's clients from a state that holds them (it may hold more)."""
 
-    def key(self, round_idx: int, stage: str, client: int, step: int) -> int:
-        """The random key of one local step."""
-        return derive_key(self.seed, stage, round_idx, client, step)
+    def keys(self, round_idx: int, stage: str, clients: Sequence[int], num_steps: int) -> Tensor:
+        """The random key of every local step of some clients, (steps, C)."""
+        return derive_keys(
+            self.seed, stage, round_idx, torch.tensor(clients, dtype=torch.int64), torch.arange(num_steps)[:, None]
+        ).to(self.fabric.device)
 
     def sum_scores(
         self, parameters: Parameters, batch: Batch, compute: Callable[[Parameters, Batch], dict[str, Tensor]]

@@ -85,8 +85,7 @@ class SequentialExecutor(Executor):
         untrained = [parameter for name, parameter in module.net.named_parameters() if not stage.trains(name)]
         module.train()
         module.on_train_start()
-        keys = [self.key(round_idx, stage.name, client, step) for step in range(num_epochs * num_steps)]
-        draws = batch.draws(torch.tensor(keys, dtype=torch.int64, device=self.fabric.device))
+        draws = batch.draws(self.keys(round_idx, stage.name, [client], num_epochs * num_steps)[:, 0])
         for _ in range(num_epochs):
             module.on_train_epoch_start()
             for batch_idx, drawn in enumerate(itertools.islice(draws, num_steps)):

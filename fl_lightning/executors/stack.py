@@ -23,6 +23,9 @@ ELEMENTWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, 
 #: Slots that hold one number for a whole parameter; equal for all clients of one age.
 COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
 
+#: With more runs of equal age than this, clients are put in the order of their ages before they step.
+MANY_BLOCKS = 32
+
 
 class ClientStack:
     """Stacked parameters of C clients with their optimiser state.
@@ -39,6 +42,21 @@ class ClientStack:
         self.slots: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
         self.started = {name: torch.zeros(len(t), dtype=torch.bool) for name, t in parameters.items()}
         self._crews: dict[tuple[int, ...], Crew] = {}
+
+    def in_step(self, positions: Sequence[int], num_steps: Sequence[int]) -> list[int]:
+        """An order of some clients in which those of equal age that are about to take as many steps are neighbours.
+
+        It is their own order unless that has many more runs: rows that do not stand side by side have to be copied.
+        """
+        rows = list(range(len(positions)))
+        if len(rows) <= MANY_BLOCKS or (tuple(positions) in self._crews and len(set(num_steps)) == 1):
+            return rows
+        ages = self.ages(positions, num_steps)
+        if len(_runs(ages)) <= MANY_BLOCKS:
+            return rows
+        kind_C = torch.unique(ages, dim=0, return_inverse=True)[1]
+        order: list[int] = kind_C.argsort(stable=True).tolist()
+        return order
 
     def crew(self, positions: Sequence[int], num_steps: Sequence[int]) -> "Crew":
         """Clients that are about to take so many steps each."""
@@ -70,11 +88,12 @@ class ClientStack:
             for slot in slots.values():
                 slot[rows_of(positions, slot.device)] = 0
 
-    def ages(self) -> Tensor:
-        """What must be equal for clients to step as one: step counts and the like, (C, ...)."""
-        columns = [started.double() for started in self.started.values()]
-        columns += [slot.double() for slots in self.slots.values() for name, slot in slots.items() if name in COUNTS]
-        return torch.stack(columns, dim=1)
+    def ages(self, positions: Sequence[int], num_steps: Sequence[int]) -> Tensor:
+        """What must be equal for clients to step as one: step counts and the like, and the steps to come."""
+        columns = list(self.started.values())
+        columns += [slot for slots in self.slots.values() for name, slot in slots.items() if name in COUNTS]
+        rows = rows_of(positions, torch.device("cpu"))
+        return torch.stack([torch.tensor(num_steps).double(), *(column[rows].double() for column in columns)], dim=1)
 
     def state(self, clients: Sequence[int], positions: Sequence[int], device: torch.device) -> Payload:
         """Everything that lives on, in the given order of clients."""
@@ -127,9 +146,9 @@ class Crew:
         first = next(iter(stack.parameters.values()))
         self.rows = rows_of(positions, first.device)
         self.parameters = {name: tensor[self.rows] for name, tensor in stack.parameters.items()}
-        ages = torch.cat([stack.ages()[self.positions], torch.tensor(num_steps)[:, None].double()], dim=1)
         together = type(stack.client.configure_optimizers()) in ELEMENTWISE
-        self.blocks = _runs(ages) if together else [slice(row, row + 1) for row in range(len(positions))]
+        alone = [slice(row, row + 1) for row in range(len(positions))]
+        self.blocks = _runs(stack.ages(positions, num_steps)) if together else alone
         self.num_steps = [num_steps[block.start] for block in self.blocks]
         self.members = {
             name: [nn.Parameter(tensor[block] if together else tensor[block.start]) for block in self.blocks]
@@ -158,8 +177,8 @@ class Crew:
                         rows = storage[rows_of(self.positions[block], storage.device)]
                         state[slot] = rows if self.together else rows[0]
 
-    def step(self, gradients: Mapping[str, Tensor | None], step: int) -> list[bool]:
-        """Step number ``step`` of the stage, for the clients that take as many; return which clients those are."""
+    def step(self, gradients: Mapping[str, Tensor | None], step: int) -> None:
+        """Step number ``step`` of the stage, for the clients that take as many."""
         active = [step < number for number in self.num_steps]
         for name, gradient in gradients.items():
             if gradient is None:  # frozen, or not used by the objective
@@ -172,18 +191,16 @@ class Crew:
         for members in self.members.values():
             for member in members:
                 member.grad = None
-        return [
-            steps for block, steps in zip(self.blocks, active, strict=True) for _ in range(block.stop - block.start)
-        ]
+        if type(self.stack.client).constrain is not ClientModule.constrain:
+            self._constrain([block for block, steps in zip(self.blocks, active, strict=True) if steps])
 
     @torch.no_grad()
-    def constrain(self, active: Sequence[bool]) -> None:
-        """Put the parameters of active clients back where they may be."""
-        client = self.stack.client
-        if type(client).constrain is ClientModule.constrain:
-            return
-        rows = torch.tensor(active).nonzero().flatten().to(next(iter(self.parameters.values())).device)
-        for name, tensor in torch.vmap(client.constrain)({n: t[rows] for n, t in self.parameters.items()}).items():
+    def _constrain(self, blocks: Sequence[slice]) -> None:
+        """Put the parameters of some blocks of clients back where they may be."""
+        device = next(iter(self.parameters.values())).device
+        rows = torch.cat([torch.arange(block.start, block.stop, device=device) for block in blocks])
+        constrain = torch.vmap(self.stack.client.constrain)
+        for name, tensor in constrain({n: t[rows] for n, t in self.parameters.items()}).items():
             self.parameters[name][rows] = tensor
 
     @torch.no_grad()

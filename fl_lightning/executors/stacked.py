@@ -54,10 +54,12 @@ class StackedExecutor(Executor):
         self.groups = self._group()
         # the clients of a group stand side by side in the stack
         self.position = {client: position for position, client in enumerate(c for group in self.groups for c in group)}
+        self.group_of = {client: group for group in self.groups for client in group}
         count = len(self.clients)
         start = {n: p.detach().expand(count, *p.shape).clone() for n, p in self.client.net.named_parameters()}
         self.stack = ClientStack(self.client, start)
         self._batches: dict[tuple[int, ...], Batch] = {}
+        self._part: tuple[tuple[int, ...], Batch] | None = None
 
     def _group(self) -> list[tuple[int, ...]]:
         """Cut the clients, largest first, wherever the padding or the number of clients would exceed its bound."""
@@ -68,7 +70,8 @@ class StackedExecutor(Executor):
             if not fits or len(groups[-1]) == self.max_clients_per_group:
                 groups.append([])
             groups[-1].append(client)
-        return [tuple(sorted(group)) for group in groups]
+        # those that take as many steps are neighbours, for they step together
+        return [tuple(sorted(group, key=lambda c: (self.collator.steps_per_epoch(c), c))) for group in groups]
 
     def run(self, work: Work) -> Outcome:
         """Run the stage, one group of clients after another, all clients of a group at once."""
@@ -81,13 +84,23 @@ class StackedExecutor(Executor):
             failures.update(dict.fromkeys(failed, "its parameters or its answer are not finite after local training"))
         return Outcome(upload=concatenate(uploads), failures=failures)
 
+    def _in_step(self, stack: ClientStack, clients: tuple[int, ...], num_epochs: Mapping[int, int]) -> tuple[int, ...]:
+        """The clients in an order in which many can step together."""
+        positions = [self.position[client] for client in clients]
+        order = stack.in_step(positions, self._steps(clients, [num_epochs[client] for client in clients]))
+        return tuple(clients[row] for row in order)
+
+    def _steps(self, clients: Sequence[int], epochs: Sequence[int]) -> list[int]:
+        return [n * self.collator.steps_per_epoch(client) for n, client in zip(epochs, clients, strict=True)]
+
     def _run_group(self, clients: tuple[int, ...], work: Work) -> tuple[Payload, list[int]]:
         stack, stage = self.stack, work.stage
+        if stage.reset_optimizer:
+            stack.forget([self.position[client] for client in clients])
+        clients = self._in_step(stack, clients, work.num_epochs)
         positions = [self.position[client] for client in clients]
         received = self.received(work.payload, clients)
         stack.load(received, positions)
-        if stage.reset_optimizer:
-            stack.forget(positions)
         rows = rows_of(positions, self.fabric.device)
         anchor = {
             name: received[name].to(tensor) if name in received else tensor[rows].clone()
@@ -125,7 +138,7 @@ class StackedExecutor(Executor):
         """Train clients of a stack and return their parameters, (clients, *shape)."""
         client, batch = self.client.train(), self._batch(clients)
         trained = [n for n, parameter in client.net.named_parameters() if parameter.requires_grad and stage.trains(n)]
-        steps = [n * self.collator.steps_per_epoch(c) for n, c in zip(epochs, clients, strict=True)]
+        steps = self._steps(clients, epochs)
         crew = stack.crew(positions, steps)
         anchor = dict(anchor) if stage.penalty is not None else {}
 
@@ -134,16 +147,14 @@ class StackedExecutor(Executor):
 
         compute = loss if self.takes_stacks and stage.penalty is None else torch.vmap(loss)
         num_steps = max(steps, default=0) if trained else 0
-        keys = [[self.key(round_idx, stage.name, c, step) for c in clients] for step in range(num_steps)]
-        draws = batch.draws(torch.tensor(keys, dtype=torch.int64, device=self.fabric.device))
+        draws = batch.draws(self.keys(round_idx, stage.name, clients, num_steps))
         for step, drawn in enumerate(draws):
             leaves = {name: tensor.detach() for name, tensor in crew.parameters.items()}
             inputs = [leaves[name].requires_grad_() for name in trained]
             with self.fabric.autocast():
                 loss_C = compute(leaves, drawn.tensors(), anchor)
             gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
-            active = crew.step(dict(zip(trained, gradients, strict=True)), step)
-            crew.constrain(active)
+            crew.step(dict(zip(trained, gradients, strict=True)), step)
         crew.store()
         client.eval()
         return crew.parameters
@@ -219,9 +230,15 @@ class StackedExecutor(Executor):
         return [members for members in chosen if members]
 
     def _batch(self, clients: tuple[int, ...]) -> Batch:
-        """The clients' batch; whole groups are kept, chance subsets of them only while they are in use."""
-        if clients not in self._batches:
-            for members in [members for members in self._batches if members not in self.groups]:
-                del self._batches[members]
-            self._batches[clients] = self.collator(clients)
-        return self._batches[clients]
+        """The batch of clients of one group; those of whole groups are kept, of parts of them only the last."""
+        if self._part is not None and self._part[0] == clients:
+            return self._part[1]
+        group = self.group_of[clients[0]]
+        if group not in self._batches:
+            self._batches[group] = self.collator(group)
+        if clients == group:
+            return self._batches[group]
+        rows = torch.tensor([self.position[client] - self.position[group[0]] for client in clients])
+        chosen = self._batches[group].select(rows.to(self.fabric.device))
+        self._part = clients, chosen
+        return chosen

@@ -18,6 +18,7 @@ inverse, and one real FFT.
 Legend: as in restriction_maps; N length of the transform, K directions kept, Q newer ones, B rows in use.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -55,16 +56,26 @@ class RandomRows:
         num_rows: R.
         num_columns: D.
         key: What signs and rows are drawn from: a seed and an index.
+        place_R: Which of the drawn rows these are, where matrices of one key share some; the first ones if None.
     """
 
     def __init__(
-        self, num_rows: int, num_columns: int, key: tuple[int, int], *, dtype: torch.dtype, device: torch.device
+        self,
+        num_rows: int,
+        num_columns: int,
+        key: tuple[int, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        place_R: Tensor | None = None,
     ) -> None:
         length = int(next_fast_len(num_columns, real=True))
         sign_D = _signs(num_columns, generator(*key, "restriction_map_columns"))
-        sign_R = _signs(num_rows, generator(*key, "restriction_map_signs"))
         order_N = torch.randperm(length, generator=generator(*key, "restriction_map_rows"))
-        row_R = order_N[torch.arange(num_rows) % length]
+        self.in_order = place_R is None
+        place_R = torch.arange(num_rows) if place_R is None else place_R
+        sign_R = _signs(int(place_R.max()) + 1 if num_rows else 0, generator(*key, "restriction_map_signs"))[place_R]
+        row_R = order_N[place_R % length]
         # the squared length of row k is the sum over n < D of 1 + sin(2 pi (2 k) n / N), over N
         ones_D = torch.ones(num_columns, dtype=torch.float64)
         sine_N = -torch.fft.fft(ones_D, n=length).imag
@@ -89,6 +100,9 @@ class RandomRows:
     def transposed_times(self, y: Tensor) -> Tensor:
         """P^T y, shape (..., R) to (..., D)."""
         y = y * self.scale_R
+        if not self.in_order:
+            spread = y.new_zeros(*y.shape[:-1], self.length).index_add(-1, self.row_R, y)
+            return hartley(spread)[..., : self.num_columns] * self.sign_D
         if y.shape[-1] > self.length:  # rows that occur more than once are added up, in a fixed order
             y = torch.nn.functional.pad(y, (0, -y.shape[-1] % self.length))
             y = y.reshape(*y.shape[:-1], -1, self.length).sum(dim=-2)
@@ -212,6 +226,8 @@ class ImplicitMaps(RestrictionMaps):
     Args:
         max_rank: Directions kept of what each client's maps have learned, at least 1.
         tolerance: Share of what was learned that may be dropped at a time even though there is room, in [0, 1).
+        shared_start: Both ends of an edge start from the same rows, as for ``DenseMaps``. The edges of a client have
+            different ones, as long as there are enough.
 
     The others are those of :class:`~fl_lightning.models.restriction_maps.RestrictionMaps`.
     """
@@ -224,6 +240,7 @@ class ImplicitMaps(RestrictionMaps):
         projection_fraction: float = 0.01,
         max_rank: int = 32,
         tolerance: float = 1e-6,
+        shared_start: bool = False,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -234,14 +251,39 @@ class ImplicitMaps(RestrictionMaps):
         if max_rank < 1 or not 0 <= tolerance < 1:
             raise ValueError(f"max_rank must be at least 1 and tolerance in [0, 1), got {max_rank} and {tolerance}")
         shapes = list(zip(self.num_rows_C, self.sizes, strict=True))
+        places = self._shared_places() if shared_start else [None] * len(shapes)
         self._starts = [
-            RandomRows(num_rows, size, (seed, client), dtype=dtype, device=self.device)
+            RandomRows(
+                num_rows,
+                size,
+                (seed, 0 if shared_start else client),
+                dtype=dtype,
+                device=self.device,
+                place_R=places[client],
+            )
             for client, (num_rows, size) in enumerate(shapes)
         ]
         self._learned = [
             LowRankSum(num_rows, size, max_rank=max_rank, tolerance=tolerance, dtype=dtype, device=self.device)
             for num_rows, size in shapes
         ]
+
+    def _shared_places(self) -> list[Tensor]:
+        """The same rows at both ends of an edge, and others at the other edges of its ends, (R,) for each client."""
+        self._require_equal_sizes()
+        block: dict[tuple[int, int], int] = {}
+        taken: list[set[int]] = [set() for _ in self.sizes]
+        for i, j in self.edge_index_2E.T.tolist():
+            if i < j:
+                free = next(number for number in itertools.count() if number not in taken[i] | taken[j])
+                block[i, j] = block[j, i] = free
+                taken[i].add(free)
+                taken[j].add(free)
+        length = max(self.num_rows_E, default=0)  # equal for all edges, as the sizes are
+        places: list[list[Tensor]] = [[] for _ in self.sizes]
+        for i, j in self.edge_index_2E.T.tolist():
+            places[i].append(block[i, j] * length + torch.arange(length))
+        return [torch.cat(place) if place else torch.zeros(0, dtype=torch.long) for place in places]
 
     @property
     def num_stored_numbers(self) -> int:

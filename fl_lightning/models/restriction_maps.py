@@ -175,6 +175,12 @@ class RestrictionMaps(ABC):
         self._source_M = source_E.repeat_interleave(rows_E).to(self.device)
         self._target_M = target_E.repeat_interleave(rows_E).to(self.device)
 
+    def _require_equal_sizes(self) -> None:
+        if len(set(self.sizes)) > 1:
+            raise ValueError(
+                f"shared_start is for models of equal sizes, these have {sorted(set(self.sizes))} numbers: leave it out"
+            )
+
     @property
     def num_message_numbers(self) -> int:
         """M: how many numbers travel when every client projects its model for each of its neighbours."""
@@ -292,6 +298,8 @@ class DenseMaps(RestrictionMaps):
 
     Args:
         start: Draws each map.
+        shared_start: Both ends of an edge start from the same map, so that they begin by comparing the same things;
+            only for models of equal sizes. The paper draws both.
 
     The others are those of :class:`RestrictionMaps`.
 
@@ -312,6 +320,7 @@ class DenseMaps(RestrictionMaps):
         *,
         projection_fraction: float = 0.01,
         start: MapStart | None = None,
+        shared_start: bool = False,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -320,13 +329,15 @@ class DenseMaps(RestrictionMaps):
             sizes, adjacency_CC, projection_fraction=projection_fraction, seed=seed, dtype=dtype, device=device
         )
         start = start or GaussianStart()
+        if shared_start:
+            self._require_equal_sizes()
         self._maps = [
             torch.empty(num_rows, size, dtype=dtype, device=device)
             for num_rows, size in zip(self.num_rows_C, self.sizes, strict=True)
         ]
         first_C = [0] * len(self.sizes)
         for (i, j), num_rows in zip(self.edge_index_2E.T.tolist(), self.num_rows_E, strict=True):
-            random = generator(seed, "restriction_map", i, j)
+            random = generator(seed, "restriction_map", *(sorted((i, j)) if shared_start else (i, j)))
             rows = slice(first_C[i], first_C[i] + num_rows)
             self._maps[i][rows] = start((num_rows, self.sizes[i]), random, dtype)
             first_C[i] += num_rows

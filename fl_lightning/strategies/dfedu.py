@@ -20,7 +20,9 @@ from fl_lightning.topology import Topology
 
 
 class DFedU(Decentralised):
-    """Local steps and a step down the Laplacian; α is the clients' learning rate (their optimiser should be SGD).
+    """Local steps and a step down the Laplacian.
+
+    α is the clients' learning rate. Their optimiser should be SGD; another one changes the local steps alone.
 
     Args:
         topology: Builds the graph of the clients; None takes the data's client relation graph.

@@ -104,8 +104,8 @@ class Hypernetwork(Strategy):
             self._generated = tuple(clients), self.generate(clients)
         if not self._generated[1].isfinite().all():
             raise FloatingPointError(
-                f"after {self.num_steps} server steps {type(self).__name__} generates numbers that are not finite: lower"
-                " the learning rate of the server's optimiser"
+                f"after {self.num_steps} server steps {type(self).__name__} generates numbers that are not finite: the "
+                "learning rate of the server's optimiser is too high"
             )
         return self._as_payload(clients, self._generated[1].detach())
 

@@ -69,6 +69,7 @@ class Panacea(PFedHN):
         personal: Shell-style patterns of parameters that are not generated and never leave their client.
         num_server_steps: Optimiser steps on the generator a round (K_s).
         embedding_channels: Width of the clients' embeddings.
+        embedding_scale: Standard deviation of the embeddings' start.
         hidden_channels: Width of all layers between embedding and head.
         num_encoder_layers: Layers of the encoder E, at least 1.
         num_layers: Layers of the MLP M, the head included; at least 1.
@@ -90,6 +91,7 @@ class Panacea(PFedHN):
         personal: Sequence[str] = (),
         num_server_steps: int = 10,
         embedding_channels: int = 100,
+        embedding_scale: float = 1.0,
         hidden_channels: int = 100,
         num_encoder_layers: int = 3,
         num_layers: int = 3,
@@ -106,6 +108,7 @@ class Panacea(PFedHN):
             personal=personal,
             num_server_steps=num_server_steps,
             embedding_channels=embedding_channels,
+            embedding_scale=embedding_scale,
             hidden_channels=hidden_channels,
             num_encoder_layers=num_encoder_layers,
             num_layers=num_layers,

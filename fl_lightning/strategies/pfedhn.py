@@ -53,6 +53,8 @@ class PFedHN(Hypernetwork):
         personal: Shell-style patterns of parameters that are not generated and never leave their client.
         num_server_steps: Optimiser steps on the generator a round (K_s).
         embedding_channels: Width of the clients' embeddings.
+        embedding_scale: Standard deviation of the embeddings' start. The smaller it is, the more is learned for all
+            clients in common, and the nearer new clients are to that.
         hidden_channels: Width of all layers between embedding and head.
         num_encoder_layers: Layers of the encoder, each linear and ReLU; 0 for none.
         num_layers: Layers of the MLP after it, the head included; at least 1.
@@ -73,6 +75,7 @@ class PFedHN(Hypernetwork):
         personal: Sequence[str] = (),
         num_server_steps: int = 10,
         embedding_channels: int = 100,
+        embedding_scale: float = 1.0,
         hidden_channels: int = 100,
         num_encoder_layers: int = 3,
         num_layers: int = 3,
@@ -90,9 +93,12 @@ class PFedHN(Hypernetwork):
         for name, value in sizes.items():
             if value < 1:
                 raise ValueError(f"strategy.{name} must be at least 1, got {value}")
+        if embedding_scale <= 0:
+            raise ValueError(f"strategy.embedding_scale must be positive, got {embedding_scale}")
         if num_encoder_layers < 0:
             raise ValueError(f"strategy.num_encoder_layers must not be negative, got {num_encoder_layers}")
         self.embedding_channels = embedding_channels
+        self.embedding_scale = embedding_scale
         self.hidden_channels = hidden_channels
         self.num_encoder_layers = num_encoder_layers
         self.num_layers = num_layers
@@ -156,10 +162,11 @@ class PFedHN(Hypernetwork):
         return mean_CT @ trained_TD
 
     def initial_embeddings(self, clients: Sequence[int]) -> Tensor:
-        """Standard normal, drawn by each client's name, so that the order of the clients changes nothing."""
+        """Normal, drawn by each client's name, so that the order of the clients changes nothing."""
         names = self.federation.client_names or range(self.federation.num_clients)
         draws = [generator(self.federation.seed, "embedding", names[client]) for client in clients]
-        return torch.stack([torch.randn(self.embedding_channels, generator=draw) for draw in draws])
+        drawn = torch.stack([torch.randn(self.embedding_channels, generator=draw) for draw in draws])
+        return self.embedding_scale * drawn
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The generated model is the result; the locally trained one is logged as ``trained/...``."""

@@ -53,7 +53,7 @@ class MapsFactory(Protocol):
 class SheafFMTL(Decentralised):
     """Local steps, a pull towards agreement with the neighbours, and a step on the maps.
 
-    α is the clients' learning rate; their optimiser should be SGD.
+    α is the clients' learning rate. Their optimiser should be SGD; another one changes the local steps alone.
 
     Args:
         topology: Builds the graph of the clients; None takes the data's client relation graph.

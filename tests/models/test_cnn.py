@@ -4,9 +4,11 @@ import pytest
 import torch
 from net_checks import (
     KEYS,
+    Noise,
     assert_close,
     batch_of,
     check_both_ways,
+    check_executors_agree,
     check_rows_are_independent,
     check_training_reaches_everything,
     num_parameters,
@@ -15,7 +17,9 @@ from net_checks import (
 )
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim import SGD
 
+from fl_lightning import ClientModule
 from fl_lightning.models import CNN
 from fl_lightning.models.cnn import PooledConvolution, _ConvolvePool
 
@@ -122,6 +126,12 @@ def test_it_runs_in_half_precision() -> None:
 
     torch.testing.assert_close(output.logits.float(), net(batch_of(x, KEYS[0], 3)).logits, rtol=0.1, atol=0.05)
     assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in net.parameters())
+
+
+def test_executors_agree(make_trainer, assert_same) -> None:
+    net = functools.partial(CNN, filters=(2, 3), hidden_units=6, dropout=0.25)
+    model = ClientModule(net, functools.partial(SGD, lr=0.05))
+    check_executors_agree(model, Noise((1, 11, 11)), make_trainer, assert_same)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,20 @@ import pytest
 import torch
 from net_checks import (
     KEYS,
+    Noise,
     assert_close,
     batch_of,
     check_both_ways,
+    check_executors_agree,
     check_rows_are_independent,
     check_training_reaches_everything,
     num_parameters,
     random,
 )
 from torch import Tensor, nn
+from torch.optim import SGD
 
+from fl_lightning import RegressionClient
 from fl_lightning.models import GRUForecaster
 from fl_lightning.models.gru import GRULayer
 
@@ -99,6 +103,11 @@ def test_it_runs_in_half_precision() -> None:
 
     torch.testing.assert_close(output.logits, net(batch_of(x, KEYS[0], 2)).logits, rtol=0.05, atol=0.05)
     assert all(p.grad.isfinite().all() for p in net.parameters())
+
+
+def test_executors_agree(make_trainer, assert_same) -> None:
+    model = RegressionClient(functools.partial(GRUForecaster, hidden_channels=5), functools.partial(SGD, lr=0.05))
+    check_executors_agree(model, Noise((4, 1), regression=True), make_trainer, assert_same)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,20 @@ import pytest
 import torch
 from net_checks import (
     KEYS,
+    Noise,
     assert_close,
     batch_of,
     check_both_ways,
+    check_executors_agree,
     check_rows_are_independent,
     check_training_reaches_everything,
     num_parameters,
     random,
 )
 from torch import nn
+from torch.optim import SGD
 
+from fl_lightning import ClientModule
 from fl_lightning.models import MLP, LinearModel
 
 kinds = pytest.mark.parametrize(
@@ -75,6 +79,11 @@ def test_dropout_is_drawn_from_the_key_in_training_only() -> None:
     assert not torch.equal(outputs[0], outputs[2])
     net.eval()
     assert torch.equal(net(batch_of(x, KEYS[0], 1)).logits, net(batch_of(x, KEYS[1], 1)).logits)
+
+
+def test_executors_agree(make_trainer, assert_same) -> None:
+    model = ClientModule(functools.partial(MLP, dropout=0.5), functools.partial(SGD, lr=0.05))
+    check_executors_agree(model, Noise((3, 2)), make_trainer, assert_same)
 
 
 @pytest.mark.parametrize(

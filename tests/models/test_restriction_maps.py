@@ -522,3 +522,29 @@ def test_foreign_states_are_refused() -> None:
         dense(0.2).load_state_dict(dense().state_dict())
     with pytest.raises(ValueError, match="keys"):
         dense().load_state_dict(implicit().state_dict())
+
+
+@pytest.mark.parametrize("kind", [DenseMaps, ImplicitMaps])
+def test_a_shared_start_is_the_same_at_both_ends_of_an_edge(kind) -> None:
+    adjacency_CC = torch.ones(4, 4).fill_diagonal_(0) > 0
+    adjacency_CC[0, 3] = adjacency_CC[3, 0] = False
+    maps = kind([10] * 4, adjacency_CC, projection_fraction=0.4, shared_start=True, dtype=torch.float64)
+
+    def block(i: int, j: int) -> Tensor:
+        first = 4 * [k for k in range(4) if adjacency_CC[i, k]].index(j)
+        return maps.matrix(i)[first : first + 4]
+
+    for i, j in adjacency_CC.nonzero().tolist():
+        torch.testing.assert_close(block(i, j), block(j, i))
+        others = [block(i, k) for k in range(4) if adjacency_CC[i, k] and k != j]
+        assert all((block(i, j) - other).abs().max() > 1e-3 for other in others)
+    model = torch.randn(10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    message_M = maps.project([model] * 4)
+    torch.testing.assert_close(maps.residual(message_M), torch.zeros_like(message_M))
+    other_M = torch.randn(len(message_M), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for client, (pulled_D, rows_R) in enumerate(
+        zip(maps.pull_back(other_M), other_M.split(maps.num_rows_C), strict=True)
+    ):
+        torch.testing.assert_close(pulled_D, maps.matrix(client).T @ rows_R)
+    with pytest.raises(ValueError, match="shared_start is for models of equal sizes"):
+        kind([10, 9, 10, 10], adjacency_CC, shared_start=True)
