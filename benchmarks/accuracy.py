@@ -13,7 +13,9 @@ import json
 import statistics
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 
 from fl_lightning.cli import FederatedCLI
@@ -227,7 +229,13 @@ def command(study: Study, case: str, strategy: str, seed: int) -> list[str]:
 
 
 def run(arguments: list[str]) -> dict[str, float]:
-    """Train once, without logs and checkpoints; return the chosen round's figures."""
+    """Train once, in a process of its own, which gives all its memory back; return the chosen round's figures."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_train, arguments).result()
+
+
+def _train(arguments: list[str]) -> dict[str, float]:
+    """Train once, without logs and checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         cli = FederatedCLI([*arguments, f"--trainer.default_root_dir={folder}", "--trainer.logger=false"])
         return dict(cli.trainer.selection.result)
@@ -247,7 +255,8 @@ def table(study: Study, results: Results) -> str:
             found = results[name].get(strategy, {}).values()
             values = [case.scale * figures[prefix + figure.format(metric=case.metric)] for figures in found]
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
+            shown = f"{statistics.mean(values):.1f}{spread}" if values and max(values) < 1e5 else "diverges"
+            cells.append(shown if values else "")
         if study.paired:
             ours, theirs = (results[name].get(strategy, {}) for strategy in study.paired)
             key = f"{prefix}test/{case.metric}"

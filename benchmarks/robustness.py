@@ -2,7 +2,7 @@
 
     FL_DATA_ROOT=... .venv/bin/python benchmarks/robustness.py
 
-Writes benchmarks/results/robustness.json (every figure with its command; what is there of other cases is kept) and
+Writes benchmarks/results/robustness.json (every figure with its command; what is there already is not run again) and
 robustness.png. About 20 minutes on 2 cores. FedAvg sends no embedding, so there is nothing to forge: its one value is
 drawn as a line.
 """
@@ -45,14 +45,16 @@ def command(strategy: str, attack: str, ratio: float, seed: int) -> list[str]:
 
 
 def measure(path: Path, strategy: str, attack: str, ratio: float, seed: int) -> None:
-    """Run once and add the figures to the file."""
+    """Run once, unless it is done, and add the figures to the file."""
+    key = f"{attack} {ratio}" if ratio else "none"
+    if path.exists() and str(seed) in json.loads(path.read_text()).get(strategy, {}).get(key, {}):
+        return
     arguments = command(strategy, attack, ratio, seed)
     found = run(arguments)
     benign = found["benign/test/acc"] if ratio else found["test/acc"]
     entry = {"command": " ".join(["fl-train", *arguments]), "benign": benign, "all": found["test/acc"]}
     results: Results = json.loads(path.read_text()) if path.exists() else {}  # another process may write to it
-    by_ratio = results.setdefault(strategy, {}).setdefault(f"{attack} {ratio}" if ratio else "none", {})
-    by_ratio[str(seed)] = entry
+    results.setdefault(strategy, {}).setdefault(key, {})[str(seed)] = entry
     path.write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning import checkpoint
 from fl_lightning.callback import Callback
+from fl_lightning.executors.storage import Allocate
 from fl_lightning.trainer import FederatedTrainer
 
 
@@ -77,7 +78,7 @@ class FederatedCheckpoint(Callback):
         if is_best or periodic or (due and self.save_last):
             state = trainer.state_dict()
         if is_best and trainer.fabric.is_global_zero:
-            self._snapshot = state if due else _copy(state, self._snapshot)
+            self._snapshot = state if due else _copy(state, self._snapshot, trainer.executor.allocate)
             self._snapshot_is_pending = True
         if due:
             if trainer.fabric.is_global_zero:
@@ -124,19 +125,19 @@ _FILE_NAME = re.compile(r"round=(\d+)\.ckpt")
 _FIXED = frozenset({bool, int, float, str, type(None)})
 
 
-def _copy(new: Any, old: Any = None) -> Any:
+def _copy(new: Any, old: Any, allocate: Allocate) -> Any:
     """Copy tensors, dicts and lists, into the memory of an earlier copy where that fits."""
     if isinstance(new, Tensor):
         fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
-        return old.copy_(new) if fits else new.detach().clone()
+        return (old if fits else allocate(new.shape, new.dtype, new.device)).copy_(new.detach())
     if isinstance(new, dict):
         if _FIXED.issuperset(map(type, new.values())):
             return dict(new)
         kept = old if isinstance(old, dict) else {}
-        return {key: _copy(value, kept.get(key)) for key, value in new.items()}
+        return {key: _copy(value, kept.get(key), allocate) for key, value in new.items()}
     if isinstance(new, list | tuple):
         if _FIXED.issuperset(map(type, new)):
             return type(new)(new)
         kept_list = old if isinstance(old, list | tuple) and len(old) == len(new) else [None] * len(new)
-        return type(new)(_copy(value, kept) for value, kept in zip(new, kept_list, strict=True))
+        return type(new)(_copy(value, kept, allocate) for value, kept in zip(new, kept_list, strict=True))
     return new

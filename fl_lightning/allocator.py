@@ -9,6 +9,7 @@ import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 _LARGEST_BLOCK_BYTES = 1 << 30
+_NEVER = -1
 
 
 def keep_freed_memory() -> bool:
@@ -22,4 +23,4 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # not glibc
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, sys.maxsize >> 32))
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))

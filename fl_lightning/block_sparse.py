@@ -4,6 +4,7 @@ Under ``torch.vmap`` over clients, :func:`block_matmul` stacks its dense operand
 one kernel for the message passing of a whole federation.
 """
 
+import inspect
 import warnings
 from typing import Any
 
@@ -113,7 +114,8 @@ class _BlockMatmul(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, operator: BlockSparse, transpose: bool) -> Tensor:
         matrix = operator.transposed if transpose else operator.matrix
-        return _csr_matmul(matrix, x.to(matrix.dtype)).to(x.dtype)
+        # detached, or the kernel would prepare for a backward pass of its own
+        return _csr_matmul(matrix, x.detach().to(matrix.dtype)).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -133,6 +135,10 @@ class _BlockMatmul(torch.autograd.Function):
             return product.view(-1, num_clients, width), 1
         product = _BlockMatmul.apply(x.reshape(-1, width), operator, transpose)  # type: ignore[no-untyped-call]
         return product.view(num_clients, -1, width), 0
+
+
+# apply() binds its arguments to the signature, which it would otherwise work out in every call
+_BlockMatmul.forward.__signature__ = inspect.signature(_BlockMatmul.forward)  # type: ignore[attr-defined]
 
 
 def block_matmul(operator: BlockSparse, x: Tensor) -> Tensor:

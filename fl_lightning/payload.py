@@ -3,7 +3,7 @@
 Shape legend: C clients.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +38,12 @@ class Payload:
         """Every tensor that travels, by name."""
         return {**self.parameters, **self.signals}
 
+    def named(self) -> dict[str, Tensor]:
+        """The same and ``num_examples``, parameters behind ``p/`` and signals behind ``s/``."""
+        named = {f"p/{name}": tensor for name, tensor in self.parameters.items()}
+        named |= {f"s/{name}": tensor for name, tensor in self.signals.items()}
+        return named if self.num_examples is None else named | {"num_examples": self.num_examples}
+
     @property
     def num_bytes(self) -> int:
         """Bytes on the wire, all clients together."""
@@ -55,12 +61,45 @@ class Payload:
                 return tensor[:1].expand(len(clients), *tensor.shape[1:])
             return tensor[index.to(tensor.device)]
 
+        return self._map(clients, pick)
+
+    def _map(self, clients: Sequence[int], change: Callable[[Tensor], Tensor]) -> "Payload":
+        """A payload of some clients, of changed tensors."""
         return Payload(
             clients=tuple(clients),
-            parameters={name: pick(tensor) for name, tensor in self.parameters.items()},
-            signals={name: pick(tensor) for name, tensor in self.signals.items()},
-            num_examples=None if self.num_examples is None else pick(self.num_examples),
+            parameters={name: change(tensor) for name, tensor in self.parameters.items()},
+            signals={name: change(tensor) for name, tensor in self.signals.items()},
+            num_examples=None if self.num_examples is None else change(self.num_examples),
         )
+
+    @classmethod
+    def collect(
+        cls,
+        payloads: "Iterable[Payload]",
+        clients: Sequence[int],
+        allocate: Callable[[Sequence[int], torch.dtype, torch.device], Tensor],
+    ) -> "Payload":
+        """Join payloads of disjoint clients as they come, in memory that is taken once.
+
+        Args:
+            payloads: All with the same names.
+            clients: All that may come, ascending; those that do not are left out.
+            allocate: Makes a tensor from its shape, type and device.
+        """
+        row = {client: row for row, client in enumerate(clients)}
+        arrived: list[int] = []
+        whole = cls(clients=())
+        for part in payloads:
+            if part.clients == tuple(clients):
+                return part
+            if not arrived:
+                whole = part._map(clients, lambda t: allocate((len(clients), *t.shape[1:]), t.dtype, t.device))
+            rows = torch.tensor([row[client] for client in part.clients], dtype=torch.int64)
+            new = part.named()
+            for name, tensor in whole.named().items():
+                tensor[rows.to(tensor.device)] = new[name]
+            arrived += part.clients
+        return whole.rows(sorted(arrived))
 
 
 def concatenate(payloads: Iterable[Payload]) -> Payload:

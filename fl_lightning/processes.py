@@ -97,21 +97,15 @@ def gather_objects(fabric: Fabric, item: Any) -> list[Any]:
     return items
 
 
-def _named(payload: Payload) -> dict[str, Tensor]:
-    named = {f"p/{name}": tensor for name, tensor in payload.parameters.items()}
-    named |= {f"s/{name}": tensor for name, tensor in payload.signals.items()}
-    return named if payload.num_examples is None else named | {"num_examples": payload.num_examples}
-
-
 def _describe(payload: Payload) -> tuple[tuple[int, ...], dict[str, tuple[torch.Size, torch.dtype]]]:
-    return payload.clients, {name: (tensor.shape[1:], tensor.dtype) for name, tensor in _named(payload).items()}
+    return payload.clients, {name: (tensor.shape[1:], tensor.dtype) for name, tensor in payload.named().items()}
 
 
 def _all_gather(
     fabric: Fabric, payload: Payload, name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> list[Tensor]:
     padded = torch.zeros(shape, dtype=dtype, device=fabric.device)
-    own = _named(payload).get(name)
+    own = payload.named().get(name)
     if own is not None:
         padded[: len(payload.clients)] = own
     everyone = [torch.empty_like(padded) for _ in range(fabric.world_size)]

@@ -5,7 +5,6 @@ there is no server process to lose. Read :meth:`FederatedTrainer._run_round` for
 """
 
 import functools
-import gc
 import importlib.metadata
 import time
 import warnings
@@ -165,7 +164,6 @@ class FederatedTrainer:
         self._start_loggers()
         self.trace = RoundTrace(self.run_dir / f"trace{self.fabric.global_rank or ''}.json") if profile else None
         self.started = True
-        gc.freeze()  # the clients live as long as the run: with thousands, looking through them takes long
         try:
             self._call("on_fit_start")
             with self.interruption:
@@ -186,8 +184,6 @@ class FederatedTrainer:
             for logger in self.loggers:
                 logger.finalize("failed")
             raise
-        finally:
-            gc.unfreeze()
         for logger in self.loggers:
             logger.finalize("success")
         return self.selection.result
@@ -286,10 +282,11 @@ class FederatedTrainer:
                 payload = self.algorithm.configure(stage, tuple(effort))
             self._call("on_send", stage, payload)
             epochs = {client: epochs_of(share, stage.num_epochs) for client, share in effort.items()}
-            self.executor.report = functools.partial(self._call, "on_clients_done", stage)
+            silent, self.executor.report = self.executor.report, functools.partial(self._call, "on_clients_done", stage)
             work = Work(stage=stage, round_idx=self.round_idx, num_epochs=epochs, payload=payload)
             with self.clock.part("clients"):
                 outcome = self.executor.run(work)
+            self.executor.report = silent  # or the trainer would hold itself, and its memory be freed late
             with self.clock.part("payloads"):
                 upload, failures = self._take_in(stage, outcome)
             self._report(failures, stage, when)

@@ -1,5 +1,8 @@
 import functools
+import gc
 import warnings
+import weakref
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -8,13 +11,18 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam
 from torch_geometric.nn import GCNConv
 
-from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor, checkpoint
 from fl_lightning.batch import single
 from fl_lightning.block_sparse import BlockSparse, block_matmul
+from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.data import ClientGraph
+from fl_lightning.executors import stack, storage
+from fl_lightning.executors.budget import client_bytes
+from fl_lightning.executors.keys import derive_keys
 from fl_lightning.graph_batch import GraphCollator
 from fl_lightning.models import GCN
-from fl_lightning.strategies import FedAvg, FedSheafHN, Local
+from fl_lightning.randomness import derive_key
+from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN, Local
 
 CPU = torch.device("cpu")
 both_executors = pytest.mark.parametrize(
@@ -236,10 +244,125 @@ def test_grouping_bounds_padding_and_number(federation, make_model, make_trainer
     assert groups(max_padding=0.75) == [(0, 1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize("settings", [{"max_padding": 1.0}, {"max_padding": -0.1}, {"max_clients_per_group": 0}])
-def test_grouping_settings_out_of_range(settings) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_padding": 1.0},
+        {"max_padding": -0.1},
+        {"max_clients_per_group": 0},
+        {"max_group_mib": 0.0},
+        {"storage_folder": "/tmp"},
+        {"storage_folder": "/does/not/exist", "storage": "disk"},
+    ],
+    ids=str,
+)
+def test_executor_settings_out_of_range(settings) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         StackedExecutor(**settings)
+
+
+def test_a_budget_of_memory_makes_groups(federation, make_model, make_trainer, assert_same) -> None:
+    runs = []
+    for mib in (None, 0.05, 1e-6):
+        trainer = make_trainer(
+            executor=StackedExecutor(max_padding=0.8, max_group_mib=mib), precision="64-true", num_rounds=2
+        )
+        trainer.fit(make_model(), federation, FedAvg())
+        runs.append((trainer.executor.groups, dict(trainer.executor.state().parameters)))
+
+    whole, some, single_clients = (len(groups) for groups, _ in runs)
+    assert whole == 1 < some < single_clients == 5
+    for _, state in runs[1:]:
+        assert_same(state, runs[0][1], tolerance=1e-9)
+
+
+def test_memory_of_a_client_grows_with_its_parameters_and_its_data(graphs, make_model) -> None:
+    def needed(client: int, **net: int) -> int:
+        model = make_model(**net)
+        model.build(graphs[0].num_features, 3)
+        return client_bytes(model.double().train(), single(collator(graphs)([client])))
+
+    small, large = (needed(client) for client in (4, 0))
+    parameters = 5 * 8 * sum(p.numel() for p in GCN(6, 3, hidden_channels=8).parameters())
+    # 30 and 8 nodes; some of what is kept does not depend on their number
+    assert 2.5 < (large - parameters) / (small - parameters) < 30 / 8
+    assert needed(4, hidden_channels=64) > 15 * small
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_clients_per_group": 2}], ids=str)
+def test_clients_on_disk_are_the_same_clients(
+    settings, federation, make_model, make_trainer, assert_same, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(storage, "SMALLEST_FILE_BYTES", 1)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    states = []
+    for where in ({}, {"storage": "disk", "storage_folder": str(folder)}):
+        trainer = make_trainer(
+            executor=StackedExecutor(max_padding=0.8, **settings, **where),
+            participation=Participation(num_clients=4, straggler_probability=0.5),
+            callbacks=[FederatedCheckpoint()],
+            num_rounds=4,
+        )
+        trainer.fit(make_model(), federation, FedPer(num_epochs=3))
+        last, best = (checkpoint.read(trainer.run_dir / f"checkpoints/{name}.ckpt") for name in ("last", "best"))
+        states.append([{name: state[name] for name in ("clients", "strategy", "history")} for state in (last, best)])
+
+    assert_same(states[1], states[0])
+    mapped = Path("/proc/self/maps")
+    if mapped.exists():  # there are such files, and none has a name any more
+        assert f"{folder}/clients-" in mapped.read_text()
+    assert not list(folder.iterdir())
+
+
+def test_a_full_disk_is_named(monkeypatch, tmp_path) -> None:
+    def full(*args: int) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(storage.os, "posix_fallocate", full, raising=False)
+    with pytest.raises(ValueError, match=r"4 MiB of the clients' state do not fit into '.*: choose another storage_f"):
+        storage.on_disk(str(tmp_path))((1024, 1024), torch.float32, CPU)
+
+
+@pytest.mark.parametrize("nets", [1, 2])
+@both_executors
+def test_clients_are_freed_with_their_trainer(executor, nets, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(executor=executor())
+    model = make_model()
+    model.net_factories = model.net_factories * nets
+    trainer.fit(model, federation, Local())
+    held = weakref.ref(trainer), weakref.ref(trainer.executor)
+    gc.disable()  # nothing may have to wait for the collector of cycles
+    try:
+        del trainer
+        assert [reference() for reference in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("participation", [{}, {"num_clients": 4}], ids=str)
+def test_clients_of_many_ages_step_in_the_order_of_their_ages(
+    participation, federation, make_model, make_trainer, assert_same, monkeypatch
+) -> None:
+    draws = Participation(straggler_probability=0.5, **participation)
+    states = []
+    for most in (stack.MANY_BLOCKS, 0):
+        monkeypatch.setattr(stack, "MANY_BLOCKS", most)
+        trainer = make_trainer(
+            executor=StackedExecutor(max_padding=0.8), precision="64-true", participation=draws, num_rounds=5
+        )
+        trainer.fit(make_model(), federation, FedPer(num_epochs=4))
+        states.append(trainer.state_dict()["clients"])
+
+    assert len(set(states[0]["signals"]["optimizer/step/head.bias"].tolist())) > 2
+    assert_same(states[1], states[0], tolerance=1e-9)
+
+
+def test_keys_of_many_clients_are_those_of_each() -> None:
+    clients, steps = torch.tensor([0, 3, 2**40]), torch.arange(4)
+    for seed in (0, 7, -3, 2**63 + 5, 2**64 - 1):
+        keys = derive_keys(seed, "träin", 12, clients, steps[:, None])
+        assert keys.tolist() == [[derive_key(seed, "träin", 12, c, s) for c in clients.tolist()] for s in range(4)]
 
 
 @pytest.mark.parametrize(

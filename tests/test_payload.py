@@ -44,6 +44,41 @@ def test_rows_follow_the_clients_asked_for() -> None:
         sent.rows([2])
 
 
+def test_rows_of_what_all_clients_share_are_not_copied() -> None:
+    model = torch.arange(3.0)
+    sent = Payload(clients=(2, 5, 7), parameters={"w": model.expand(3, 3)})
+
+    picked = sent.rows([7, 2]).parameters["w"]
+
+    assert picked.shape == (2, 3)
+    assert picked.untyped_storage().data_ptr() == model.untyped_storage().data_ptr()
+
+
+def test_a_single_part_out_of_order_is_put_in_order() -> None:
+    joined = concatenate([payload(5, 1)])
+    assert joined.clients == (1, 5)
+    assert joined.parameters["b"].tolist() == [-1, -5]
+
+
+def test_parts_are_collected_as_they_come() -> None:
+    shapes = []
+
+    def allocate(shape, dtype, device):
+        shapes.append(tuple(shape))
+        return torch.zeros(*shape, dtype=dtype, device=device)
+
+    parts = [payload(8, 3, moments=torch.tensor([8.0, 3.0])), payload(5, moments=torch.tensor([5.0]))]
+    whole = Payload.collect(iter(parts), (3, 4, 5, 8), allocate)
+
+    assert shapes == [(4, 2, 3), (4,), (4,), (4,)]
+    assert whole.clients == (3, 5, 8)  # client 4 failed
+    assert whole.parameters["b"].tolist() == [-3, -5, -8]
+    assert whole.signals["moments"].tolist() == [3, 5, 8]
+    assert whole.num_examples.tolist() == [30, 50, 80]
+    assert Payload.collect([parts[1]], (5,), allocate) is parts[1]
+    assert Payload.collect([], (5,), allocate).clients == ()
+
+
 def test_concatenation_sorts_clients_and_matches_by_name() -> None:
     left = payload(3, 8, moments=torch.tensor([3.0, 8.0]))
     right = payload(1, 5, moments=torch.tensor([1.0, 5.0]))

@@ -191,12 +191,12 @@ def gather_with(monkeypatch):
         def all_gather(everyone, padded) -> None:
             name = names.pop(0)
             everyone[0].copy_(padded)
-            theirs = processes._named(other).get(name)
+            theirs = other.named().get(name)
             everyone[1].zero_()
             if theirs is not None:
                 everyone[1][: len(theirs)] = theirs
 
-        names = list(processes._named(mine) | processes._named(other))
+        names = list(mine.named() | other.named())
         fake = types.SimpleNamespace(all_gather_object=all_gather_object, all_gather=all_gather)
         monkeypatch.setattr(torch, "distributed", fake)
         return processes.gather(types.SimpleNamespace(world_size=2, device=torch.device("cpu")), mine)

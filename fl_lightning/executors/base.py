@@ -12,6 +12,7 @@ from torch.optim import LBFGS, Optimizer
 from fl_lightning.batch import Batch, Collator
 from fl_lightning.client import ClientModule, Parameters
 from fl_lightning.executors.keys import derive_keys
+from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.payload import Payload, from_wire, to_wire
 from fl_lightning.stage import Evaluation, Stage
 
@@ -47,10 +48,12 @@ class Executor(ABC):
     Attributes:
         num_flat: Length of the rows of parameters that travel flat.
         report: Called with the number of clients that have just finished a stage.
+        allocate: Makes tensors as large as the state of all clients, where that lies.
     """
 
     def __init__(self) -> None:
         self.report: Callable[[int], None] = lambda num_clients: None
+        self.allocate: Allocate = in_memory
 
     def setup(
         self, fabric: Fabric, client: ClientModule, collator: Collator, clients: Sequence[int], *, seed: int

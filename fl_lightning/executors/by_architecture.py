@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
 
 from lightning.fabric import Fabric
@@ -26,6 +27,7 @@ class ByArchitecture(Executor):
     def __init__(self, executor: Executor) -> None:
         super().__init__()
         self.executor = executor
+        self.allocate = executor.allocate
 
     def setup(
         self, fabric: Fabric, client: ClientModule, collator: Collator, clients: Sequence[int], *, seed: int
@@ -34,6 +36,7 @@ class ByArchitecture(Executor):
         self.clients = tuple(clients)
         self.collator = collator
         self.parts: dict[str, Executor] = {}
+        whole = weakref.proxy(self)  # parts that held the whole would be freed late
         variants = client.variants()
         for kind, variant in enumerate(variants):
             own = [member for member in clients if member % len(variants) == kind]
@@ -42,7 +45,7 @@ class ByArchitecture(Executor):
             part = copy.deepcopy(self.executor)
             part.setup(fabric, variant, collator, own, seed=seed)
             part.num_flat = max(other.num_parameters for other in variants)
-            part.report = lambda num_clients: self.report(num_clients)
+            part.report = lambda num_clients: whole.report(num_clients)
             self.parts[f"net{kind}/"] = part
 
     def _allocate(self) -> None:

@@ -15,6 +15,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 
 from fl_lightning.client import ClientModule
 from fl_lightning.executors.base import check_optimizer
+from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.payload import Payload
 
 #: Optimisers that treat every number of a tensor on its own.
@@ -30,15 +31,21 @@ MANY_BLOCKS = 32
 class ClientStack:
     """Stacked parameters of C clients with their optimiser state.
 
+    Args:
+        client: Whose copies they are.
+        parameters: By name, (C, *shape).
+        allocate: Makes the storage of the optimiser state.
+
     Attributes:
         parameters: By name, (C, *shape); the storage.
         slots: Optimiser state by parameter and slot, (C, *shape), or (C,) for step counts and the like.
         started: By parameter, which clients have optimiser state, boolean (C,).
     """
 
-    def __init__(self, client: ClientModule, parameters: dict[str, Tensor]) -> None:
+    def __init__(self, client: ClientModule, parameters: dict[str, Tensor], allocate: Allocate = in_memory) -> None:
         self.client = client
         self.parameters = parameters
+        self.allocate = allocate
         self.slots: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
         self.started = {name: torch.zeros(len(t), dtype=torch.bool) for name, t in parameters.items()}
         self._crews: dict[tuple[int, ...], Crew] = {}
@@ -104,9 +111,16 @@ class ClientStack:
                 device
             )
             for slot, value in slots.items():
-                signals[f"optimizer/{slot}/{name}"] = value.to(device)[rows]
-        parameters = {name: tensor[rows] for name, tensor in self.parameters.items()}
+                signals[f"optimizer/{slot}/{name}"] = self._pick(value.to(device), rows)
+        parameters = {name: self._pick(tensor, rows) for name, tensor in self.parameters.items()}
         return Payload(clients=tuple(clients), parameters=parameters, signals=signals)
+
+    def _pick(self, tensor: Tensor, rows: slice | Tensor) -> Tensor:
+        """Some rows; where they are copied, as many as all of them may be, the copy lies where the stack does."""
+        if isinstance(rows, slice):
+            return tensor[rows]
+        picked = self.allocate((len(rows), *tensor.shape[1:]), tensor.dtype, tensor.device)
+        return torch.index_select(tensor, 0, rows, out=picked)
 
     def load_state(self, state: Payload, positions: Sequence[int]) -> None:
         """Restore what :meth:`state` returned."""
@@ -123,9 +137,11 @@ class ClientStack:
     def slot(self, name: str, slot: str, like: Tensor) -> Tensor:
         """Storage of a slot, made when it is first needed; ``like`` holds some clients' rows of it."""
         if slot not in self.slots[name]:
-            device = torch.device("cpu") if slot in COUNTS else like.device
-            count = len(self.parameters[name])
-            self.slots[name][slot] = torch.zeros(count, *like.shape[1:], dtype=like.dtype, device=device)
+            shape = (len(self.parameters[name]), *like.shape[1:])
+            if slot in COUNTS:
+                self.slots[name][slot] = torch.zeros(shape, dtype=like.dtype)
+            else:
+                self.slots[name][slot] = self.allocate(shape, like.dtype, like.device)
         return self.slots[name][slot]
 
 
@@ -141,7 +157,7 @@ class Crew:
     """
 
     def __init__(self, stack: ClientStack, positions: Sequence[int], num_steps: Sequence[int]) -> None:
-        self.stack = stack
+        self.client = stack.client
         self.positions = list(positions)
         first = next(iter(stack.parameters.values()))
         self.rows = rows_of(positions, first.device)
@@ -158,18 +174,18 @@ class Crew:
         self.optimizer: Optimizer = check_optimizer(
             stack.client.build_optimizer((name, member) for name, members in self.members.items() for member in members)
         )
-        self._recall()
+        self._recall(stack)
 
-    def _recall(self) -> None:
+    def _recall(self, stack: ClientStack) -> None:
         """Give the optimiser the state that its clients have."""
         group = self.optimizer.param_groups[0]
         on_device = group.get("fused") or group.get("capturable")
         for name, members in self.members.items():
             for block, member in zip(self.blocks, members, strict=True):
-                if not self.stack.started[name][self.positions[block.start]]:
+                if not stack.started[name][self.positions[block.start]]:
                     continue
                 self.optimizer.state[member] = state = {}
-                for slot, storage in self.stack.slots[name].items():
+                for slot, storage in stack.slots[name].items():
                     if slot in COUNTS:
                         scalar = storage[self.positions[block.start]].clone()
                         state[slot] = scalar.to(member.device) if on_device else scalar
@@ -191,7 +207,7 @@ class Crew:
         for members in self.members.values():
             for member in members:
                 member.grad = None
-        if type(self.stack.client).constrain is not ClientModule.constrain:
+        if type(self.client).constrain is not ClientModule.constrain:
             self._constrain([block for block, steps in zip(self.blocks, active, strict=True) if steps])
 
     @torch.no_grad()
@@ -199,14 +215,13 @@ class Crew:
         """Put the parameters of some blocks of clients back where they may be."""
         device = next(iter(self.parameters.values())).device
         rows = torch.cat([torch.arange(block.start, block.stop, device=device) for block in blocks])
-        constrain = torch.vmap(self.stack.client.constrain)
+        constrain = torch.vmap(self.client.constrain)
         for name, tensor in constrain({n: t[rows] for n, t in self.parameters.items()}).items():
             self.parameters[name][rows] = tensor
 
     @torch.no_grad()
-    def store(self) -> None:
+    def store(self, stack: ClientStack) -> None:
         """Write everything back that is not in the stack already."""
-        stack = self.stack
         if not isinstance(self.rows, slice):
             stack.load(self.parameters, self.positions)
         for name, members in self.members.items():

@@ -4,15 +4,19 @@ The losses are summed, so each client's gradient is its own. Clients that do not
 untouched, exactly as if alone (``executors/stack.py``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.batch import Batch, Collator
+from fl_lightning.batch import Batch, Collator, single
 from fl_lightning.client import ClientModule, Parameters
 from fl_lightning.executors.base import Executor, Outcome, Work, check_optimizer
+from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.stack import ClientStack, rows_of
+from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.payload import Payload, concatenate, finite_rows
 from fl_lightning.stage import Evaluation, Stage
 
@@ -29,23 +33,52 @@ class StackedExecutor(Executor):
 
     Args:
         max_padding: Largest share of padding nodes in a group, in [0, 1).
-        max_clients_per_group: Bounds the memory of one group's activations; None for no bound.
+        max_clients_per_group: Largest number of clients in a group; None for no bound.
+        max_group_mib: Memory in MiB that the training of a group may take beside the data and the state of all clients;
+            None for no bound. How many clients that is, is estimated from a forward pass of the largest one.
+        storage: Where parameters, optimiser state and answers of all clients lie: in ``memory``, or on ``disk``, from
+            where the system maps those of a group into memory. The results are the same.
+        storage_folder: Folder of the files for ``disk``; None for the system's for temporary files.
+
+    Raises:
+        ValueError: A value is out of its range, or a folder is given for nothing.
     """
 
-    def __init__(self, *, max_padding: float = 0.3, max_clients_per_group: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_padding: float = 0.3,
+        max_clients_per_group: int | None = None,
+        max_group_mib: float | None = None,
+        storage: Literal["memory", "disk"] = "memory",
+        storage_folder: str | None = None,
+    ) -> None:
         if not 0 <= max_padding < 1:
             raise ValueError(f"max_padding must be in [0, 1), got {max_padding}")
         if max_clients_per_group is not None and max_clients_per_group < 1:
             raise ValueError(f"max_clients_per_group must be at least 1, got {max_clients_per_group}")
+        if max_group_mib is not None and max_group_mib <= 0:
+            raise ValueError(f"max_group_mib must be positive, got {max_group_mib}")
+        if storage_folder is not None and (storage != "disk" or not Path(storage_folder).is_dir()):
+            raise ValueError(
+                f"storage_folder is {storage_folder!r}: give an existing folder, and storage 'disk' for it"
+            )
         super().__init__()
         self.max_padding = max_padding
         self.max_clients_per_group = max_clients_per_group
+        self.max_group_mib = max_group_mib
+        self.storage = storage
+        self.allocate = on_disk(storage_folder) if storage == "disk" else in_memory
 
     def _allocate(self) -> None:
         if type(self.client).training_step is not ClientModule.training_step:
             raise ValueError(
                 f"{type(self.client).__name__} overrides training_step, which the stacked executor does not call: "
                 "override objective or loss, or set trainer.executor to SequentialExecutor"
+            )
+        if self.storage == "disk" and self.fabric.device.type != "cpu":
+            raise ValueError(
+                f"storage 'disk' is for clients on a CPU, but they are on {self.fabric.device}: use 'memory'"
             )
         self.client.to(self.fabric.device)
         plain = all(getattr(type(self.client), name) is getattr(ClientModule, name) for name in _STACKABLE)
@@ -55,34 +88,57 @@ class StackedExecutor(Executor):
         # the clients of a group stand side by side in the stack
         self.position = {client: position for position, client in enumerate(c for group in self.groups for c in group)}
         self.group_of = {client: group for group in self.groups for client in group}
-        count = len(self.clients)
-        start = {n: p.detach().expand(count, *p.shape).clone() for n, p in self.client.net.named_parameters()}
-        self.stack = ClientStack(self.client, start)
+        start = {
+            name: self.allocate((len(self.clients), *parameter.shape), parameter.dtype, parameter.device).copy_(
+                parameter.detach()
+            )
+            for name, parameter in self.client.net.named_parameters()
+        }
+        self.stack = ClientStack(self.client, start, self.allocate)
         self._batches: dict[tuple[int, ...], Batch] = {}
         self._part: tuple[tuple[int, ...], Batch] | None = None
 
     def _group(self) -> list[tuple[int, ...]]:
-        """Cut the clients, largest first, wherever the padding or the number of clients would exceed its bound."""
+        """Cut the clients, largest first, wherever padding, number or memory would exceed its bound."""
         groups: list[list[int]] = []
+        limits: dict[int, int] = {}  # by the size of a group's largest client
         for client in sorted(self.clients, key=lambda c: (-self.collator.size(c), c)):
             size = self.collator.size(client)
-            fits = groups and size >= (1 - self.max_padding) * self.collator.size(groups[-1][0])
-            if not fits or len(groups[-1]) == self.max_clients_per_group:
+            largest = self.collator.size(groups[-1][0]) if groups else 0
+            if not groups or size < (1 - self.max_padding) * largest or len(groups[-1]) == limits[largest]:
                 groups.append([])
+                if size not in limits:
+                    limits[size] = self._limit(client)
             groups[-1].append(client)
         # those that take as many steps are neighbours, for they step together
         return [tuple(sorted(group, key=lambda c: (self.collator.steps_per_epoch(c), c))) for group in groups]
 
+    def _limit(self, largest: int) -> int:
+        """How many clients of the size of the given one may be in a group."""
+        limit = self.max_clients_per_group or len(self.clients)
+        if self.max_group_mib is None:
+            return limit
+        batch = single(self.collator([largest]))
+        step = next(batch.draws(torch.zeros(1, dtype=torch.int64, device=self.fabric.device)))
+        with self.fabric.autocast():
+            needed = client_bytes(self.client.train(), step)
+        self.client.eval()
+        return max(1, min(limit, int(self.max_group_mib * 2**20 / needed)))
+
     def run(self, work: Work) -> Outcome:
         """Run the stage, one group of clients after another, all clients of a group at once."""
-        uploads: list[Payload] = []
         failures: dict[int, str] = {}
-        for members in self._split(work.num_epochs):
-            upload, failed = self._run_group(members, work)
-            uploads.append(upload)
-            self.report(len(members))
-            failures.update(dict.fromkeys(failed, "its parameters or its answer are not finite after local training"))
-        return Outcome(upload=concatenate(uploads), failures=failures)
+
+        def uploads() -> Iterator[Payload]:
+            for members in self._split(work.num_epochs):
+                upload, failed = self._run_group(members, work)
+                self.report(len(members))
+                why = "its parameters or its answer are not finite after local training"
+                failures.update(dict.fromkeys(failed, why))
+                yield upload
+
+        clients = [client for client in self.clients if client in work.num_epochs]
+        return Outcome(upload=Payload.collect(uploads(), clients, self.allocate), failures=failures)
 
     def _in_step(self, stack: ClientStack, clients: tuple[int, ...], num_epochs: Mapping[int, int]) -> tuple[int, ...]:
         """The clients in an order in which many can step together."""
@@ -155,7 +211,7 @@ class StackedExecutor(Executor):
                 loss_C = compute(leaves, drawn.tensors(), anchor)
             gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
             crew.step(dict(zip(trained, gradients, strict=True)), step)
-        crew.store()
+        crew.store(stack)
         client.eval()
         return crew.parameters
 

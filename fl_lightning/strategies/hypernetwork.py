@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.payload import Payload, flatten, unflatten
+from fl_lightning.payload import Payload, finite_rows, flatten, unflatten
 from fl_lightning.randomness import derive_key
 from fl_lightning.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.base import Federation, Strategy, select_names, server_dtype
@@ -102,7 +102,7 @@ class Hypernetwork(Strategy):
         self.generator.train()
         with self.randomness("server", self.num_steps):
             self._generated = tuple(clients), self.generate(clients)
-        if not self._generated[1].isfinite().all():
+        if not finite_rows([self._generated[1].detach()]).all():
             raise FloatingPointError(
                 f"after {self.num_steps} server steps {type(self).__name__} generates numbers that are not finite: the "
                 "learning rate of the server's optimiser is too high"
@@ -120,7 +120,8 @@ class Hypernetwork(Strategy):
         The target stays that of the first step, so that further steps come nearer to it and do not pass it.
         """
         sent_to, generated_CP = self._generated
-        rows = torch.tensor([sent_to.index(client) for client in upload.clients], device=generated_CP.device)
+        row = {client: row for row, client in enumerate(sent_to)}
+        rows = torch.tensor([row[client] for client in upload.clients], device=generated_CP.device)
         update_CP = flatten({name: upload.parameters[name] for name in self.shapes}).to(generated_CP)
         self.update_norm = float(update_CP.norm(dim=1).mean())
         whole = len(rows) == len(generated_CP)

@@ -1,0 +1,36 @@
+"""How much memory a client takes while it is trained together with others."""
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batch import Batch
+from fl_lightning.client import ClientModule
+
+#: Tensors of the parameters' size that training holds: parameters, gradients, two moments and the answer.
+PARAMETER_COPIES = 5
+#: The backward pass holds gradients of activations beside the activations, and both have temporaries.
+ACTIVATION_COPIES = 2
+
+
+def client_bytes(client: ClientModule, batch: Batch) -> int:
+    """An estimate of the memory of one client's step, from what one forward pass keeps for the backward pass.
+
+    Args:
+        client: In training mode.
+        batch: One client's, without the client dimension; of a mini-batch, where it draws them.
+    """
+    parameters = client.parameter_dict()
+    given = {tensor.untyped_storage().data_ptr() for tensor in (*parameters.values(), *batch.tensors().values())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in given:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = client.objective(parameters, batch, {})
+    del loss
+    num_parameter_bytes = sum(parameter.nbytes for parameter in parameters.values())
+    return PARAMETER_COPIES * num_parameter_bytes + ACTIVATION_COPIES * sum(kept.values())
