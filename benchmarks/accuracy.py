@@ -183,7 +183,11 @@ STUDIES = {
                 overrides=client_lr({"pFedHN": 0.1, "FedAvg": 0.3, "FedAvg-finetune": 0.3, "Local": 0.3}),
             ),
             "METRLA": Case(
-                arguments=(), metric="mse", paper="1.0 / 67.3 / 112.4 / 20.0", paper_new="1.0 / 64.5 / 109.7 / 19.7"
+                arguments=(),
+                metric="mse",
+                paper="1.0 / 67.3 / 112.4 / 20.0",
+                paper_new="1.0 / 64.5 / 109.7 / 19.7",
+                overrides=client_lr({"FedAvg-finetune": 0.03, "Local": 0.03}),
             ),
         },
         strategies={
