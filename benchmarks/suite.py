@@ -437,6 +437,11 @@ PARTS: dict[str, Callable[[Machine], Iterator[Figure]]] = {
 }
 
 
+def number(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def table(result: dict[str, Any]) -> str:
     """The figures as markdown."""
     lines = [
@@ -457,8 +462,8 @@ def table(result: dict[str, Any]) -> str:
         for row in part["figures"]:
             bounds = ("", "")
             if row["limit"] is not None:
-                bounds = (f"{row['limit']:.3g} {row['unit']}", f"{row['limit'] / row['value']:.0%}")
-            lines.append(f"| {row['case']} | {row['value']:,.3g} {row['unit']} | {bounds[0]} | {bounds[1]} |")
+                bounds = (f"{number(row['limit'])} {row['unit']}", f"{row['limit'] / row['value']:.0%}")
+            lines.append(f"| {row['case']} | {number(row['value'])} {row['unit']} | {bounds[0]} | {bounds[1]} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Clients spread over the processes of a Fabric, and their payloads brought together again."""
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,16 +74,17 @@ def gather(fabric: Fabric, payload: Payload) -> Payload:
         for name, kind in described.items():
             if template.setdefault(name, kind) != kind:
                 raise ValueError(f"processes sent {name[2:]!r} in different forms: {template[name]} and {kind}")
-    gathered = {
-        name: _all_gather(fabric, payload, name, (longest, *shape), dtype) for name, (shape, dtype) in template.items()
-    }
+    rows: list[dict[str, Tensor]] = [{} for _ in shapes]
+    for dtype in sorted({dtype for _, dtype in template.values()}, key=str):
+        alike = {name: shape for name, (shape, own) in template.items() if own == dtype}
+        for rank, tensors in enumerate(_all_gather(fabric, payload, alike, longest, dtype)):
+            rows[rank] |= {name: tensor[: len(shapes[rank][0])] for name, tensor in tensors.items()}
     for rank, (clients, _) in enumerate(shapes):
-        rows = {name: tensors[rank][: len(clients)] for name, tensors in gathered.items()}
         parts[rank] = Payload(
             clients=clients,
-            parameters={name[2:]: tensor for name, tensor in rows.items() if name.startswith("p/")},
-            signals={name[2:]: tensor for name, tensor in rows.items() if name.startswith("s/")},
-            num_examples=rows.get("num_examples"),
+            parameters={name[2:]: tensor for name, tensor in rows[rank].items() if name.startswith("p/")},
+            signals={name[2:]: tensor for name, tensor in rows[rank].items() if name.startswith("s/")},
+            num_examples=rows[rank].get("num_examples"),
         )
     return concatenate(parts)
 
@@ -102,12 +103,19 @@ def _describe(payload: Payload) -> tuple[tuple[int, ...], dict[str, tuple[torch.
 
 
 def _all_gather(
-    fabric: Fabric, payload: Payload, name: str, shape: tuple[int, ...], dtype: torch.dtype
-) -> list[Tensor]:
-    padded = torch.zeros(shape, dtype=dtype, device=fabric.device)
-    own = payload.named().get(name)
-    if own is not None:
-        padded[: len(payload.clients)] = own
-    everyone = [torch.empty_like(padded) for _ in range(fabric.world_size)]
-    torch.distributed.all_gather(everyone, padded)
-    return everyone
+    fabric: Fabric, payload: Payload, shapes: Mapping[str, torch.Size], num_rows: int, dtype: torch.dtype
+) -> list[dict[str, Tensor]]:
+    """Tensors of one type from every process, by rank and name, in one message: messages cost more than their bytes."""
+    packed = torch.zeros(num_rows, sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=fabric.device)
+
+    def unpack(matrix: Tensor) -> dict[str, Tensor]:
+        columns = torch.split(matrix, [shape.numel() for shape in shapes.values()], dim=1)
+        return {name: part.view(-1, *shape) for (name, shape), part in zip(shapes.items(), columns, strict=True)}
+
+    own = payload.named()
+    for name, tensor in unpack(packed).items():
+        if name in own:
+            tensor[: len(payload.clients)] = own[name]
+    everyone = [torch.empty_like(packed) for _ in range(fabric.world_size)]
+    torch.distributed.all_gather(everyone, packed)
+    return [unpack(matrix) for matrix in everyone]

@@ -17,6 +17,7 @@ from fl_lightning import (
     Stage,
     strategies,
 )
+from fl_lightning.executors import storage
 from fl_lightning.strategies import Strategy
 from fl_lightning.topology import Complete
 
@@ -181,9 +182,13 @@ def test_permuting_clients_permutes_results(
 
 
 @pytest.mark.parametrize("participation", [{}, BUSY], ids=["everyone", "busy"])
-def test_sequential_equals_stacked(kind, participation, federation, make_model, make_trainer, assert_same) -> None:
+def test_sequential_equals_stacked(
+    kind, participation, federation, make_model, make_trainer, assert_same, monkeypatch
+) -> None:
+    monkeypatch.setattr(storage, "SMALLEST_FILE_BYTES", 1)
+    small_groups = StackedExecutor(max_clients_per_group=2, max_group_mib=0.2, storage="disk")
     states = []
-    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.8), StackedExecutor(max_clients_per_group=2)):
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.8), small_groups):
         trainer = make_trainer(
             executor=executor, precision="64-true", participation=Participation(**participation), num_rounds=4, seed=1
         )

@@ -188,15 +188,18 @@ def gather_with(monkeypatch):
         def all_gather_object(items, item) -> None:
             items[:] = [item, processes._describe(other)]
 
-        def all_gather(everyone, padded) -> None:
-            name = names.pop(0)
-            everyone[0].copy_(padded)
-            theirs = other.named().get(name)
+        def all_gather(everyone, packed) -> None:
+            everyone[0].copy_(packed)
             everyone[1].zero_()
-            if theirs is not None:
-                everyone[1][: len(theirs)] = theirs
+            start = 0
+            for name, tensor in (mine.named() | other.named()).items():
+                if tensor.dtype != packed.dtype:
+                    continue
+                stop = start + tensor[:1].numel()
+                if name in other.named():
+                    everyone[1][: len(other.clients), start:stop] = other.named()[name].reshape(len(other.clients), -1)
+                start = stop
 
-        names = list(mine.named() | other.named())
         fake = types.SimpleNamespace(all_gather_object=all_gather_object, all_gather=all_gather)
         monkeypatch.setattr(torch, "distributed", fake)
         return processes.gather(types.SimpleNamespace(world_size=2, device=torch.device("cpu")), mine)

@@ -178,7 +178,7 @@ class StackedExecutor(Executor):
             lost = [positions[row] for row in failed]
             stack.load({name: tensor[failed] for name, tensor in anchor.items()}, lost)
             stack.forget(lost)
-            upload = upload.rows([client for row, client in enumerate(clients) if row not in failed])
+            upload = upload.rows([client for client, fine in zip(clients, finite.tolist(), strict=True) if fine])
         return upload, [clients[row] for row in failed]
 
     def _train(
