@@ -18,15 +18,17 @@ class FederatedCheckpoint(Callback):
     """Writes ``last.ckpt``, ``best.ckpt`` and ``round=000010.ckpt`` (after 10 rounds) into ``checkpoints/`` of the run.
 
     A state can be hundreds of megabytes and a round take milliseconds, so files are written only when ``every_seconds``
-    have passed, every ``every_n_rounds``, after the last round and when a signal ends the run. The state of the best
-    round is held in memory until then, and written before ``last.ckpt``: a killed run that goes on from there repeats
-    the rounds in between and finds every better one again.
+    have passed, every ``every_n_rounds``, after the last round and when a signal ends the run; and where writing takes
+    long, ``every_seconds`` stretch so that it takes a fortieth of the time at most. The state of the best round is held
+    in memory until then, and written before ``last.ckpt``: a killed run that goes on from there repeats the rounds in
+    between and finds every better one again.
 
     It has no state of its own, so that a checkpoint does not depend on when others were written.
 
     Args:
         every_n_rounds: Rounds between the files that are named for their round; None for none.
-        every_seconds: Seconds between writes of ``last.ckpt`` and ``best.ckpt``; 0 for after every round.
+        every_seconds: Least seconds between writes of ``last.ckpt`` and ``best.ckpt``; 0 for after every round, whatever
+            that takes.
         keep: How many of the files named for their round stay; None for all.
         save_last: Write ``last.ckpt``.
         save_best: Write ``best.ckpt``, of the round that validation chooses.
@@ -57,7 +59,7 @@ class FederatedCheckpoint(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         """Start the clock."""
-        self._last_write = time.monotonic()
+        self._last_write, self._pause = time.monotonic(), self.every_seconds
         self._snapshot: dict[str, Any] | None = None
         self._snapshot_is_pending = False
         best = trainer.run_dir / "checkpoints" / "best.ckpt"
@@ -81,17 +83,20 @@ class FederatedCheckpoint(Callback):
             self._snapshot = state if due else _copy(state, self._snapshot, trainer.executor.allocate)
             self._snapshot_is_pending = True
         if due:
+            start = time.monotonic()
             if trainer.fabric.is_global_zero:
                 self._write(trainer, state, periodic=periodic)
             trainer.fabric.barrier()
             self._last_write = time.monotonic()
+            if self.every_seconds:
+                self._pause = max(self.every_seconds, _PATIENCE * (self._last_write - start))
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         """Free the memory."""
         self._snapshot = None
 
     def _time_is_up(self, trainer: FederatedTrainer) -> bool:
-        time_is_up = time.monotonic() - self._last_write >= self.every_seconds
+        time_is_up = time.monotonic() - self._last_write >= self._pause
         return bool(trainer.fabric.broadcast(time_is_up)) if trainer.fabric.world_size > 1 else time_is_up
 
     def _write(self, trainer: FederatedTrainer, state: dict[str, Any], *, periodic: bool) -> None:
@@ -117,6 +122,9 @@ class FederatedCheckpoint(Callback):
         for number in past[: -self.keep] if self.keep is not None else []:
             found[number].unlink()
 
+
+#: Times as long as a write took does the next one that only time asks for wait.
+_PATIENCE = 40
 
 _FILE_NAME = re.compile(r"round=(\d+)\.ckpt")
 

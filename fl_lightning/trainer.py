@@ -5,7 +5,6 @@ there is no server process to lose. Read :meth:`FederatedTrainer._run_round` for
 """
 
 import functools
-import importlib.metadata
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from torch import Tensor
 
-from fl_lightning import checkpoint
+from fl_lightning import checkpoint, run_state
 from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.client import ClientModule
@@ -160,7 +159,7 @@ class FederatedTrainer:
         resume = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
         self._setup(model, datamodule, algorithm, run_dir=run_folder_of(resume) if resume else None)
         if resume is not None:
-            self._load(resume)
+            run_state.restore(self, resume)
         self._start_loggers()
         self.trace = RoundTrace(self.run_dir / f"trace{self.fabric.global_rank or ''}.json") if profile else None
         self.started = True
@@ -428,6 +427,7 @@ class FederatedTrainer:
         for logger in self.loggers:
             if isinstance(logger, RoundCSVLogger):
                 logger.restart(self.history)
+            getattr(logger, "experiment", None)  # made when it is first asked for, which takes longer than a round
 
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:
@@ -435,40 +435,9 @@ class FederatedTrainer:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def identity(self) -> dict[str, str]:
-        """What a checkpoint must share with the run that loads it."""
-        shapes = "; ".join(
-            ", ".join(f"{name} {tuple(p.shape)}" for name, p in net.items()) for net in self.architectures
-        )
-        return {
-            "data (partition hash)": self.datamodule.partition_hash,
-            "strategy": type(self.algorithm).__name__,
-            "model": shapes,
-            "training clients": str(self.training_clients),
-            "seed": str(self.seed),
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """The complete state between two rounds; collective: every process must call it."""
-        clients = gather(self.fabric, self.executor.state())
-        return {
-            "format_version": checkpoint.FORMAT_VERSION,
-            "round": self.round_idx,
-            "strategy": self.algorithm.state_dict(),
-            "clients": {
-                "clients": list(clients.clients),
-                "parameters": dict(clients.parameters),
-                "signals": dict(clients.signals),
-            },
-            "callbacks": {key: callback.state_dict() for key, callback in self._keyed_callbacks().items()},
-            "random": checkpoint.random_state(),
-            "history": [dict(row) for row in self.history],
-            "selection": self.selection.state_dict(),
-            "wandb_id": next((str(id_) for logger in self.loggers if (id_ := wandb_id(logger))), None),
-            "config": self.config,
-            "identity": self.identity(),
-            "versions": _versions(),
-        }
+        return run_state.capture(self)
 
     def save_checkpoint(self, path: Path) -> None:
         """Write the complete state; collective: every process must call it."""
@@ -477,41 +446,13 @@ class FederatedTrainer:
             checkpoint.write(path, state)
         self.fabric.barrier()
 
-    def _load(self, path: Path) -> None:
-        state = checkpoint.read(path)
-        checkpoint.check_identity(path, state["identity"], self.identity())
-        clients = state["clients"]
-        self.algorithm.load_state_dict(state["strategy"])
-        self.executor.load_state(
-            Payload(clients=tuple(clients["clients"]), parameters=clients["parameters"], signals=clients["signals"])
-        )
-        for key, callback in self._keyed_callbacks().items():
-            if key in state["callbacks"]:
-                callback.load_state_dict(state["callbacks"][key])
-        checkpoint.restore_random_state(state["random"])
-        self.round_idx = state["round"]
-        self.history = state["history"]
-        self.selection.load_state_dict(state["selection"])
-        for logger in self.logger if isinstance(self.logger, list) else [self.logger]:
-            if state["wandb_id"] and hasattr(logger, "continue_run"):
-                logger.continue_run(state["wandb_id"])
-
-    def _keyed_callbacks(self) -> dict[str, Callback]:
-        """Callbacks by class name; the second of a class is ``Name 2``."""
-        keyed: dict[str, Callback] = {}
-        for callback in self.callbacks:
-            name = type(callback).__qualname__
-            same = sum(type(other) is type(callback) for other in keyed.values())
-            keyed[f"{name} {same + 1}" if same else name] = callback
-        return keyed
-
     def _restore(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str
     ) -> None:
         path = find_checkpoint(self.root, ckpt_path, required=True)
         assert path is not None
         self._setup(model, datamodule, algorithm, run_dir=run_folder_of(path))
-        self._load(path)
+        run_state.restore(self, path)
 
     def _evaluate_checkpoint(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str, split: str
@@ -524,14 +465,3 @@ class FederatedTrainer:
         metrics = {name: value for name, value in metrics.items() if split in name}
         self._call("on_evaluation_end", metrics)
         return metrics
-
-
-def wandb_id(logger: Logger) -> str | None:
-    """The run id of a W&B logger, None for others."""
-    return str(logger.version) if hasattr(logger, "continue_run") and logger.version else None
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    packages = ("fl-lightning", "lightning", "torch", "torch-geometric")
-    return {name: importlib.metadata.version(name) for name in packages}

@@ -70,6 +70,7 @@ def train(
     signal_in_round: tuple[int, str] | None = None,
     ckpt_path: str | None = None,
     devices: int = 1,
+    num_nodes: int = 1,
 ) -> FederatedTrainer:
     """Run a federation in ``root``, with a checkpoint after every round."""
     data = FederatedDataModule(
@@ -88,7 +89,8 @@ def train(
         participation=Participation(**(participation or {})),
         accelerator="cpu",
         devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
+        num_nodes=num_nodes,
+        strategy="ddp" if devices * num_nodes > 1 else "auto",
         precision=precision,
         callbacks=callbacks,
         logger=False,

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import types
@@ -150,6 +151,43 @@ def test_two_processes_hand_over_to_one(tmp_path, one_process, two_processes, as
 
     federation_process.train(str(tmp_path), ckpt_path="last", **RUNS["sequential"][0])
 
+    assert_same(saved(tmp_path), saved(one_process / "sequential"))
+
+
+def slurm(rank: int) -> dict[str, str]:
+    """What ``srun`` tells the process on one of two machines."""
+    told = {"NTASKS": 2, "NTASKS_PER_NODE": 1, "JOB_ID": 15_432, "PROCID": rank, "LOCALID": 0, "NODEID": rank}
+    names = {"SLURM_JOB_NAME": "federation", "SLURM_NODELIST": "127.0.0.1"}
+    return {f"SLURM_{name}": str(value) for name, value in told.items()} | names
+
+
+def free_port() -> str:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return str(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "SLURM"])
+def test_two_machines_equal_one(launcher, tmp_path, one_process, assert_same) -> None:
+    run = {"root": str(tmp_path), "num_nodes": 2, **RUNS["sequential"][0]}
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    machines = []
+    for rank in range(2):
+        command, told = [SCRIPT, json.dumps([run])], {}
+        if launcher == "torchrun":
+            settings = {"nnodes": 2, "node-rank": rank, "nproc-per-node": 1, "master-addr": "127.0.0.1"}
+            options = [f"--{name}={value}" for name, value in (settings | {"master-port": port}).items()]
+            command = ["-m", "torch.distributed.run", *options, *command]
+        else:
+            told = slurm(rank) | {"MASTER_PORT": port}
+        told |= {"OMP_NUM_THREADS": "1"}
+        machines.append(
+            subprocess.Popen([sys.executable, *command], env=environment | told, stderr=subprocess.PIPE, text=True)
+        )
+    for machine in machines:
+        _, said = machine.communicate(timeout=240)
+        assert machine.returncode == 0, said
     assert_same(saved(tmp_path), saved(one_process / "sequential"))
 
 

@@ -125,13 +125,13 @@ class Hypernetwork(Strategy):
         update_CP = flatten({name: upload.parameters[name] for name in self.shapes}).to(generated_CP)
         self.update_norm = float(update_CP.norm(dim=1).mean())
         whole = len(rows) == len(generated_CP)
-        target_CP = generated_CP.detach() + update_CP if whole else generated_CP.detach()[rows] + update_CP
+        start_CP = generated_CP.detach() if whole else generated_CP.detach()[rows]
         for step in range(self.num_server_steps):
             if step:
                 with self.randomness("server", self.num_steps):
                     generated_CP = self.generate(sent_to)
             current_CP = generated_CP if whole else generated_CP.index_select(0, rows)
-            gradient_CP = current_CP.detach() - target_CP
+            gradient_CP = (current_CP.detach() - start_CP).sub_(update_CP) if step else -update_CP
             if self.mean_distance:
                 gradient_CP /= len(rows)
             extra = self.extra_losses()

@@ -60,6 +60,31 @@ def test_the_newest_periodic_files_are_kept(make_trainer: Any, make_model: Any, 
     assert watch.names == [[], names[:1], names[:1], names[:2], names[:2], names[1:], names[1:]]
 
 
+def test_files_that_take_long_are_written_less_often(
+    make_trainer: Any, make_model: Any, federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(Callback):
+        def __init__(self) -> None:
+            self.now = 0.0
+            self.writes = 0
+            self.writes_by_round: list[int] = []
+
+        def on_round_start(self, trainer: Any) -> None:
+            self.now += 10.0
+            self.writes_by_round.append(self.writes)
+
+        def write(self, path: Path, content: Any) -> None:
+            self.now += 0.5
+            self.writes += 1
+
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", lambda: clock.now)
+    monkeypatch.setattr(checkpoint, "write", clock.write)
+    callback = FederatedCheckpoint(every_seconds=10, save_best=False)  # then 40 times 0.5 s
+    make_trainer(num_rounds=7, callbacks=[clock, callback]).fit(make_model(), federation, FedAvg())
+    assert [*clock.writes_by_round, clock.writes] == [0, 1, 1, 2, 2, 3, 3, 4]
+
+
 @pytest.mark.parametrize(
     "best_rounds",
     [(0, 0, 0, 0), (0, 0, 2, 2), (0, 1, 2, 2), (0, 1, 1, 3)],
