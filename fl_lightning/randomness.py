@@ -7,7 +7,9 @@ The mixing functions are SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudo
 for keys and one multiply-xorshift round on 32-bit words for the elements.
 """
 
+import functools
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,16 +60,21 @@ def _mix(word: Tensor) -> Tensor:
     return word.bitwise_xor_((word >> 15).bitwise_and_(0x1FFFF))
 
 
-def _words(key: Tensor, count: int, salt: int) -> Tensor:
-    """Hash (key, 0..count-1) to int32 words of shape (*key.shape, count).
+@functools.lru_cache(maxsize=256)
+def _indices(counts: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """The mixed indices 0..count-1 of each (count, salt), one after the other; int32."""
+    return torch.cat([_mix(torch.arange(n, device=device, dtype=torch.int32) ^ salt) for n, salt in counts])
+
+
+def _words(key: Tensor, *counts: tuple[int, int]) -> Sequence[Tensor]:
+    """Hash (key, 0..count-1) to int32 words of shape (*key.shape, count), for each (count, salt).
 
     The index is mixed before it meets the key: plain sums would give neighbouring keys the same words, shifted.
     """
-    index = _mix(torch.arange(count, device=key.device, dtype=torch.int32) ^ salt)
     low = (key & 0x7FFFFFFF).to(torch.int32)
     high = ((key >> 31) & 0x7FFFFFFF).to(torch.int32)
-    word = _mix(low[..., None] ^ index)
-    return _mix(word ^ high[..., None])
+    word = _mix(low[..., None] ^ _indices(counts, key.device))
+    return _mix(word ^ high[..., None]).split([count for count, _ in counts], dim=-1)
 
 
 def keep_mask(key: Tensor, num_rows: int, num_columns: int, drop_probability: float) -> Tensor:
@@ -90,8 +97,7 @@ def keep_mask(key: Tensor, num_rows: int, num_columns: int, drop_probability: fl
 def random_bytes(key: Tensor, num_rows: int, num_columns: int) -> Tensor:
     """Uniform bytes of shape (*key.shape, num_rows, num_columns); see :func:`keep_mask`."""
     num_words = -(-num_columns // 4)
-    row = _words(key, num_rows, 0x51ED270B)
-    column = _words(key, num_words, 0x2545F491)
+    row, column = _words(key, (num_rows, 0x51ED270B), (num_words, 0x2545F491))
     word = _mix(row[..., :, None] + column[..., None, :])
     return word.view(torch.uint8)[..., :num_columns]
 
@@ -109,7 +115,8 @@ def random_order(key: Tensor, mask: Tensor, count: int) -> tuple[Tensor, Tensor]
     """
     num_elements = mask.shape[-1]
     index = torch.arange(num_elements, device=key.device)
-    ticket = (_words(key, num_elements, 0x3C6EF372).long() << 31) + index  # unique, so that no draw hangs on a tie
+    (word,) = _words(key, (num_elements, 0x3C6EF372))
+    ticket = (word.long() << 31) + index  # unique, so that no draw hangs on a tie
     last = torch.iinfo(torch.int64).max
     drawn = ticket.masked_fill(~mask, last).topk(count, dim=-1, largest=False, sorted=True)
     return drawn.indices, drawn.values < last
