@@ -27,8 +27,8 @@ class FederatedCheckpoint(Callback):
 
     Args:
         every_n_rounds: Rounds between the files that are named for their round; None for none.
-        every_seconds: Least seconds between writes of ``last.ckpt`` and ``best.ckpt``; 0 for after every round, whatever
-            that takes.
+        every_seconds: Least seconds between writes of ``last.ckpt`` and ``best.ckpt``; 0 for after every round,
+            whatever that takes.
         keep: How many of the files named for their round stay; None for all.
         save_last: Write ``last.ckpt``.
         save_best: Write ``best.ckpt``, of the round that validation chooses.

@@ -74,7 +74,7 @@ def _words(key: Tensor, *counts: tuple[int, int]) -> Sequence[Tensor]:
     low = (key & 0x7FFFFFFF).to(torch.int32)
     high = ((key >> 31) & 0x7FFFFFFF).to(torch.int32)
     word = _mix(low[..., None] ^ _indices(counts, key.device))
-    return _mix(word ^ high[..., None]).split([count for count, _ in counts], dim=-1)
+    return torch.split(_mix(word ^ high[..., None]), [count for count, _ in counts], dim=-1)
 
 
 def keep_mask(key: Tensor, num_rows: int, num_columns: int, drop_probability: float) -> Tensor:
