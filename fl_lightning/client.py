@@ -42,19 +42,29 @@ class ClientModule(LightningModule):
         net: Builds the net from (number of features, number of outputs); it maps a batch to a ``NetOutput``. Several
             nets are given to the clients in turn: client c has the net c modulo their number.
         optimizer: Builds the client's optimiser from its parameters.
+        gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
+
+    Raises:
+        ValueError: A value is out of its range.
     """
 
     #: The validation metric that chooses the reported round.
     monitor: ClassVar[str] = "val/acc"
 
     def __init__(
-        self, net: list[NetFactory] | NetFactory = GCN, optimizer: OptimizerFactory = default_optimizer
+        self,
+        net: list[NetFactory] | NetFactory = GCN,
+        optimizer: OptimizerFactory = default_optimizer,
+        gradient_clip_val: float | None = None,
     ) -> None:
         super().__init__()
         self.net_factories = net if isinstance(net, list) else [net]
         if not self.net_factories:
             raise ValueError("model.net is an empty list: give at least one net")
+        if gradient_clip_val is not None and gradient_clip_val <= 0:
+            raise ValueError(f"model.gradient_clip_val must be positive, or null for none, got {gradient_clip_val}")
         self.optimizer_factory = optimizer
+        self.gradient_clip_val = gradient_clip_val
         self.net: nn.Module
         self.penalty: Penalty | None = None
         self.anchor: Parameters = {}
@@ -156,6 +166,17 @@ class ClientModule(LightningModule):
         Override it for settings that differ by parameter name; each tensor must be treated on its own.
         """
         return self.optimizer_factory([parameter for _, parameter in named_parameters])
+
+    def clip(self, gradients: Mapping[str, Tensor | None]) -> Mapping[str, Tensor | None]:
+        """Scale each client's gradient down to ``gradient_clip_val``, (C, *shape) by name; None stays None."""
+        if self.gradient_clip_val is None:
+            return gradients
+        parts = [
+            gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients.values() if gradient is not None
+        ]
+        norm_C = torch.stack(parts).norm(dim=0)
+        factor_C = (self.gradient_clip_val / (norm_C + 1e-6)).clamp(max=1.0)
+        return {name: g if g is None else g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
 
     def constrain(self, parameters: Parameters) -> Parameters:
         """Values that replace parameters after every optimiser step, by name: a projection onto what is allowed.

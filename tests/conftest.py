@@ -84,11 +84,15 @@ def make_model() -> Callable[..., ClientModule]:
     """Builds a client module with a net of width 8 (of the class's own kind, a GCN for most) that learns fast."""
 
     def build(
-        kind: type[ClientModule] = ClientModule, optimizer: Callable[..., Any] | None = None, **net: Any
+        kind: type[ClientModule] = ClientModule,
+        optimizer: Callable[..., Any] | None = None,
+        gradient_clip_val: float | None = None,
+        **net: Any,
     ) -> ClientModule:
         optimizer = optimizer or functools.partial(Adam, lr=0.05, weight_decay=5e-4)
         net_class = inspect.signature(kind).parameters["net"].default
-        return kind(functools.partial(net_class, **{"hidden_channels": 8, **net}), optimizer)
+        net_factory = functools.partial(net_class, **{"hidden_channels": 8, **net})
+        return kind(net_factory, optimizer, gradient_clip_val=gradient_clip_val)
 
     return build
 

@@ -21,6 +21,7 @@ from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.keys import derive_keys
 from fl_lightning.graph_batch import GraphCollator
 from fl_lightning.models import GCN
+from fl_lightning.payload import flatten
 from fl_lightning.randomness import derive_key
 from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN, Local
 
@@ -397,6 +398,34 @@ def test_any_elementwise_optimizer_gives_the_same_in_both_executors(
         states.append(dict(whole.executor.state().parameters))
 
     assert_same(states[1], states[0], tolerance=1e-9)
+
+
+def test_each_client_clips_its_own_gradient(federation, make_model, make_trainer, assert_same) -> None:
+    optimizer = functools.partial(SGD, lr=0.5)
+
+    def moved(executor, gradient_clip_val: float | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        trainer = make_trainer(executor=executor(), precision="64-true", num_rounds=1)
+        model = make_model(optimizer=optimizer, gradient_clip_val=gradient_clip_val)
+        trainer.fit(model, federation, Local(num_epochs=1))
+        end = dict(trainer.executor.state().parameters)
+        return flatten({n: end[n] - trainer.initial_parameters[n] for n in end}).norm(dim=1), end
+
+    free_C, unclipped = moved(StackedExecutor, None)
+    bound = float(free_C.median())
+    clipped_C, stacked = moved(StackedExecutor, bound / 0.5)
+    assert_same(clipped_C, free_C.clamp(max=bound), tolerance=1e-5)  # 1e-6 is added to the norm
+    assert_same(moved(SequentialExecutor, bound / 0.5)[1], stacked, tolerance=1e-12)
+    assert_same(moved(StackedExecutor, 1e6)[1], unclipped)
+
+
+def test_frozen_parameters_have_no_gradient_to_clip(federation, make_model) -> None:
+    model = make_model(gradient_clip_val=1.0)
+    gradients = model.clip({"frozen": None, "scalar": torch.tensor([3.0, 0.3]), "vector": torch.tensor([[4.0], [0.4]])})
+    assert gradients["frozen"] is None
+    torch.testing.assert_close(gradients["scalar"], torch.tensor([0.6, 0.3]))
+    torch.testing.assert_close(gradients["vector"], torch.tensor([[0.8], [0.4]]))
+    with pytest.raises(ValueError, match=r"model\.gradient_clip_val must be positive"):
+        make_model(gradient_clip_val=0.0)
 
 
 @both_executors

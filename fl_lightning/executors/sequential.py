@@ -95,6 +95,8 @@ class SequentialExecutor(Executor):
                 loss.backward()  # type: ignore[no-untyped-call]
                 for parameter in untrained:
                     parameter.grad = None
+                if module.gradient_clip_val is not None:
+                    torch.nn.utils.clip_grad_norm_(module.net.parameters(), module.gradient_clip_val)
                 optimizer.step()
                 with torch.no_grad():
                     _load(module, module.constrain(module.parameter_dict()))

@@ -210,7 +210,7 @@ class StackedExecutor(Executor):
             with self.fabric.autocast():
                 loss_C = compute(leaves, drawn.tensors(), anchor)
             gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
-            crew.step(dict(zip(trained, gradients, strict=True)), step)
+            crew.step(client.clip(dict(zip(trained, gradients, strict=True))), step)
         crew.store(stack)
         client.eval()
         return crew.parameters

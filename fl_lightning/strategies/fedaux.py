@@ -39,6 +39,7 @@ class FedAuxClient(ClientModule):
         projection_lr_multiplier: The APV's learning rate as a multiple of the optimiser's.
         projection_weight_decay: The APV's weight decay; None for the optimiser's.
         unit_norm_projection: Scale the APV to length one after every step, as in Theorem 3.1.
+        gradient_clip_val: As in :class:`ClientModule`.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class FedAuxClient(ClientModule):
         projection_lr_multiplier: float = 30.0,
         projection_weight_decay: float | None = 0.0,
         unit_norm_projection: bool = False,
+        gradient_clip_val: float | None = None,
     ) -> None:
-        super().__init__(net, optimizer)
+        super().__init__(net, optimizer, gradient_clip_val)
         if projection_lr_multiplier <= 0:
             raise ValueError(f"model.projection_lr_multiplier must be positive, got {projection_lr_multiplier}")
         self.projection_lr_multiplier = projection_lr_multiplier

@@ -139,10 +139,16 @@ class FedPubClient(ClientModule):
     Args:
         net: Builds the net from (number of features, number of classes).
         optimizer: Builds the client's optimiser from its parameters.
+        gradient_clip_val: As in :class:`ClientModule`.
     """
 
-    def __init__(self, net: NetFactory = MaskedGCN, optimizer: OptimizerFactory = default_optimizer) -> None:
-        super().__init__(net, optimizer)
+    def __init__(
+        self,
+        net: NetFactory = MaskedGCN,
+        optimizer: OptimizerFactory = default_optimizer,
+        gradient_clip_val: float | None = None,
+    ) -> None:
+        super().__init__(net, optimizer, gradient_clip_val)
 
 
 class FedPub(SimilarityMixing):
