@@ -9,9 +9,7 @@ from fnmatch import fnmatch
 
 import numpy as np
 import torch
-from lightning.fabric.loggers.logger import Logger
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
@@ -30,6 +28,8 @@ from fl_lightning.stage import Signal, Stage
 from fl_lightning.strategies.fedpub import FunctionalEmbedding, proxy_graph
 from fl_lightning.strategies.fedsheafhn import graph_embedding
 from fl_lightning.trainer import FederatedTrainer
+
+from .pictures import publish
 
 Matrix = NDArray[np.float64]
 #: Name of the matrix that no server could compute, and others are compared with.
@@ -294,24 +294,9 @@ class SimilarityLogger(Callback):
         names = [trainer.client_names[client] for client in trainer.training_clients]
         title = f"{type(trainer.algorithm).__name__}, round {trainer.round_idx}"
         figure = draw_matrices(matrices, names, title=title, captions=captions, community_C=self.community_C)
-        folder = trainer.run_dir / "similarity"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"round_{trainer.round_idx:04d}"
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()  # type: ignore[no-untyped-call]
-        figure.savefig(path.with_suffix(".png"))
+        path = trainer.run_dir / "similarity" / f"round_{trainer.round_idx:04d}.png"
+        publish(trainer, figure, path, "similarity", trainer.round_idx)
         about: dict[str, NDArray[np.generic]] = {"clients": np.array(names)}
         if self.community_C is not None:
             about["communities"] = self.community_C
         np.savez(path.with_suffix(".npz"), **about, **matrices)  # type: ignore[arg-type]
-        picture = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
-        for logger in trainer.loggers:
-            _log_picture(logger, picture, trainer.round_idx)
-
-
-def _log_picture(logger: Logger, picture: NDArray[np.uint8], round_idx: int) -> None:
-    """Hand the picture to a logger of W&B's or TensorBoard's kind; others take none."""
-    if hasattr(logger, "log_image"):
-        logger.log_image("similarity", [picture], step=round_idx)
-    elif hasattr(logger, "experiment") and hasattr(logger.experiment, "add_image"):
-        logger.experiment.add_image("similarity", picture, round_idx, dataformats="HWC")

@@ -5,15 +5,12 @@ Legend of shape suffixes: C training clients.
 
 import csv
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import numpy as np
-from lightning.fabric.loggers.logger import Logger
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import ListedColormap, Normalize
@@ -26,6 +23,8 @@ from torch import Tensor
 from fl_lightning.callback import Callback
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import FederatedTrainer
+
+from .pictures import publish
 
 Matrix = NDArray[np.float64]
 _INK, _FAINT, _EDGE, _EMPTY = "#22272e", "#6b7280", "#9ca3af", "#eef0f3"
@@ -225,7 +224,7 @@ class TopologyLogger(Callback):
         examples = [trainer.datamodule.clients[client].num_examples for client in clients]
         title = f"{type(trainer.algorithm).__name__}, round {round_idx}"
         figure = draw_topology(found, [trainer.client_names[client] for client in clients], examples, title=title)
-        _publish(trainer, figure, trainer.run_dir / "topology.png", "topology", round_idx)
+        publish(trainer, figure, trainer.run_dir / "topology.png", "topology", round_idx)
 
     def _draw_norms(self, trainer: FederatedTrainer, round_idx: int) -> None:
         self._last_round = round_idx
@@ -236,7 +235,7 @@ class TopologyLogger(Callback):
         names = [trainer.client_names[client] for client in trainer.training_clients]
         path = trainer.run_dir / "map_norms" / f"round_{round_idx:04d}.png"
         title = f"Restriction maps of {type(trainer.algorithm).__name__}, round {round_idx}"
-        _publish(trainer, draw_norms(found, names, title=title), path, "map_norms", round_idx)
+        publish(trainer, draw_norms(found, names, title=title), path, "map_norms", round_idx)
         with path.with_suffix(".csv").open("w", newline="") as file:
             csv.writer(file).writerows(
                 [["client", *names], *([name, *row] for name, row in zip(names, found.tolist(), strict=True))]
@@ -246,21 +245,3 @@ class TopologyLogger(Callback):
 def _numpy(matrix: Tensor) -> Matrix:
     found: Matrix = matrix.detach().double().cpu().numpy()
     return found
-
-
-def _publish(trainer: FederatedTrainer, figure: Figure, path: Path, name: str, round_idx: int) -> None:
-    """Write a picture, and hand it to the loggers of W&B's or TensorBoard's kind; others take none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    figure.savefig(path)
-    picture = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
-    for logger in trainer.loggers:
-        _log_picture(logger, name, picture, round_idx)
-
-
-def _log_picture(logger: Logger, name: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-    if hasattr(logger, "log_image"):
-        logger.log_image(name, [picture], step=round_idx)
-    elif hasattr(logger, "experiment") and hasattr(logger.experiment, "add_image"):
-        logger.experiment.add_image(name, picture, round_idx, dataformats="HWC")

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from jsonargparse import DefaultHelpFormatter
+from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
@@ -62,7 +63,10 @@ def _plain(message: str) -> str:
     """What the parser says, without its lists of types and parsed objects, and with the names that would do."""
     if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
         return _unknown_class(unknown[1], message)
-    causes = re.findall(r"^ *- (?!Expected a <class|.*implicit class_path)(.+)$", message, flags=re.MULTILINE)
+    if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
+        return _unknown_setting(unknown[1])
+    causes = re.findall(r"^  - (?!Expected a <class|Not a valid subclass)(.+)$", message, flags=re.MULTILINE)
+    causes = causes or re.findall(r"^ +- (?!Expected a <class|.*implicit class_path)(.+)$", message, flags=re.MULTILINE)
     if "Does not validate against any of the Union" in message and causes:
         key = re.match(r'Parser key "([^"]+)"', message)
         return f"{key[1]}: {causes[-1]}" if key else causes[-1]
@@ -71,19 +75,31 @@ def _plain(message: str) -> str:
 
 def _unknown_class(name: str, message: str) -> str:
     key = re.match(r'Parser key "([^"]+)"', message)
-    known = {
-        cls.__name__: cls
-        for base in (Strategy, Aggregation, Source, Partitioner, Splitter, Callback, Executor, ClientModule)
-        for cls in _subclasses(base)
-    }
+    known = _known_classes()
     family = [base for base in known.values() if f"'{base.__module__}.{base.__qualname__}'" in message]
     names = sorted(
-        n for n, cls in known.items() if not inspect.isabstract(cls) and (not family or issubclass(cls, family[0]))
+        n
+        for n, cls in known.items()
+        if not inspect.isabstract(cls) and cls not in family and (not family or issubclass(cls, family[0]))
     )
     near = difflib.get_close_matches(name, names, n=1)
     where = f"{key[1]}: " if key else ""
     advice = f"did you mean {near[0]}?" if near else f"give a class path, or one of {', '.join(names)}"
     return f"{where}there is no class {name!r}: {advice}"
+
+
+def _unknown_setting(name: str) -> str:
+    settings = {setting for cls in _known_classes().values() for setting in inspect.signature(cls).parameters}
+    near = difflib.get_close_matches(name, sorted(settings), n=1)
+    advice = f"did you mean {near[0]}? " if near else ""
+    return f"there is no setting {name!r}: {advice}--print_config shows those there are"
+
+
+def _known_classes() -> dict[str, type]:
+    """What settings can name, and the bases, by bare name."""
+    bases = (Strategy, Aggregation, Source, Partitioner, Splitter, Callback, Executor, ClientModule, Logger)
+    found = [cls for base in bases for cls in _subclasses(base)]
+    return {cls.__name__: cls for cls in found if cls is Logger or not cls.__module__.startswith("lightning.")}
 
 
 def _subclasses(base: type) -> list[type]:

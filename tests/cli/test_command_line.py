@@ -56,6 +56,12 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trainer.precision=16-mixed"], "trainer.precision must be one of"),
         (["--trainer.callbacks+=EarlyStoping"], "did you mean EarlyStopping?"),
         (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience=0"],
+            "patience must be at least 1, got 0",
+        ),
+        (["--trainer.logger=Wandb"], "trainer.logger: there is no class 'Wandb': did you mean WandbLogger?"),
+        (["--strategy.num_epoch=3"], "there is no setting 'num_epoch': did you mean num_epochs?"),
+        (
             ["--data.partitioner=MetisPartitioner", "--data.partitioner.num_clients=5000"],
             "exceeds the 200 nodes",
         ),

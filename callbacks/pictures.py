@@ -1,0 +1,31 @@
+"""Where a picture goes: a file of the run, and the loggers that take pictures."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fl_lightning.trainer import FederatedTrainer
+
+
+def publish(trainer: FederatedTrainer, figure: Figure, path: Path, name: str, round_idx: int) -> None:
+    """Write a picture, and hand it to the loggers of W&B's or TensorBoard's kind; others take none.
+
+    Args:
+        trainer: Whose loggers.
+        figure: The picture.
+        path: File to write; its folder is created.
+        name: What the loggers call it.
+        round_idx: Their step.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    figure.savefig(path)
+    picture = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+    for logger in trainer.loggers:
+        if hasattr(logger, "log_image"):
+            logger.log_image(name, [picture], step=round_idx)
+        elif hasattr(logger, "experiment") and hasattr(logger.experiment, "add_image"):
+            logger.experiment.add_image(name, picture, round_idx, dataformats="HWC")
