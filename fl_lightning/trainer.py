@@ -20,7 +20,7 @@ from fl_lightning import checkpoint, run_state
 from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.client import ClientModule
-from fl_lightning.data import FederatedDataModule, PartitionTable
+from fl_lightning.data import ClientGraph, FederatedDataModule, PartitionTable
 from fl_lightning.executors import ByArchitecture, Executor, Outcome, StackedExecutor, Work
 from fl_lightning.inspection import inspect_upload
 from fl_lightning.interruption import Interruption
@@ -358,6 +358,11 @@ class FederatedTrainer:
             datamodule.prepare_data()
         datamodule.setup()
         self.datamodule, self.algorithm = datamodule, algorithm
+        if algorithm.needs_graphs and not isinstance(datamodule.clients[0], ClientGraph):
+            raise ValueError(
+                f"{type(algorithm).__name__} is for clients that hold graphs, but these hold examples: choose a source "
+                "of graphs, or another strategy"
+            )
         self.client_names = [client.name for client in datamodule.clients]
         everyone = range(len(self.client_names))
         self.training_clients = self.participation.training_clients(len(everyone), self.seed)

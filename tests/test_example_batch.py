@@ -21,7 +21,7 @@ from fl_lightning.data import ClientExamples, ClientSplit, Examples, ExampleSour
 from fl_lightning.example_batch import PART_NUMBERS, ExampleBatch, ExampleCollator
 from fl_lightning.models.output import NetOutput
 from fl_lightning.payload import Payload
-from fl_lightning.strategies import FedAvg, Local
+from fl_lightning.strategies import FedAux, FedAvg, FedPub, FedSheafHN, Local
 from fl_lightning.topology import Ring
 
 SIZES = (40, 9, 23)
@@ -329,3 +329,9 @@ def test_most_strategies_need_clients_that_are_alike(make_trainer) -> None:
         make_trainer().fit(ClientModule([Affine, Wide]), FederatedDataModule(Clouds()), FedAvg())
     with pytest.raises(ValueError, match=r"model\.net is an empty list"):
         ClientModule([])
+
+
+@pytest.mark.parametrize("kind", [FedAux, FedPub, FedSheafHN])
+def test_some_strategies_need_graphs(kind, make_trainer) -> None:
+    with pytest.raises(ValueError, match=f"{kind.__name__} is for clients that hold graphs, but these hold examples"):
+        make_trainer().fit(ClientModule(Affine), FederatedDataModule(Clouds()), kind())

@@ -1,5 +1,6 @@
 """The hypernetwork family: the server step by hand, and FedSheafHN's parts."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -187,6 +188,7 @@ def test_start_from_clients() -> None:
 
 def test_graph_embedding_is_the_mean_over_real_nodes_of_the_last_convolution(graphs, make_model) -> None:
     model = make_model(dropout=0.9)
+    torch.manual_seed(0)
     model.build(6, 3)
     model.double().eval()
     parameters = dict(model.net.named_parameters())
@@ -340,6 +342,13 @@ def test_without_any_embedding_the_message_points_at_the_failures() -> None:
 def test_settings_that_do_not_fit_the_federation(settings, training, message) -> None:
     with pytest.raises(ValueError, match=message):
         sheafhn(**settings).setup(federation_of(5, training))
+
+
+def test_a_net_without_convolutions_is_refused() -> None:
+    federation = federation_of(5)
+    others = {"layers.0.weight": torch.zeros(2, 3)}
+    with pytest.raises(ValueError, match=r"the last of its net's convolutions.*model.net has layers\.0\.weight"):
+        sheafhn().setup(dataclasses.replace(federation, parameters=others))
 
 
 def test_settings_out_of_range() -> None:

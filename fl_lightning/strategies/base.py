@@ -64,6 +64,8 @@ class Strategy(ABC):
     client_class: ClassVar[type[ClientModule]] = ClientModule
     #: Whether clients may have different nets; their parameters then travel flat.
     takes_architectures: ClassVar[bool] = False
+    #: Whether clients must hold graphs.
+    needs_graphs: ClassVar[bool] = False
 
     def __init__(self, *, num_epochs: int = 3, reset_optimizer: bool = False) -> None:
         if num_epochs < 0:

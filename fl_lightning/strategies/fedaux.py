@@ -100,6 +100,7 @@ class FedAux(SimilarityMixing):
     """
 
     client_class = FedAuxClient
+    needs_graphs = True
     signature = PROJECTION
 
     def __init__(

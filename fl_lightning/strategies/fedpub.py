@@ -168,6 +168,7 @@ class FedPub(SimilarityMixing):
     """
 
     client_class = FedPubClient
+    needs_graphs = True
     signature = "functional_embedding"
 
     def __init__(

@@ -58,6 +58,8 @@ class FedSheafHN(Hypernetwork):
         start_from_clients: Start the hypernetwork's last bias from the mean of the initially trained backbones.
     """
 
+    needs_graphs = True
+
     def __init__(
         self,
         *,
@@ -103,9 +105,13 @@ class FedSheafHN(Hypernetwork):
             )
         if self.embedding == "one_hot" and len(federation.training_clients) < federation.num_clients:
             raise ValueError("strategy.embedding one_hot has no vector for clients held out of training: use graph")
-        width = federation.parameters[[name for name in federation.parameters if name.startswith("convs")][-1]].shape[
-            -1
-        ]
+        convs = [p for name, p in federation.parameters.items() if name.startswith("convs")]
+        if not convs:
+            raise ValueError(
+                "FedSheafHN embeds a client by the last of its net's convolutions, convs.*, but model.net has "
+                f"{', '.join(federation.parameters)}: use fl_lightning.models.GCN, or name them so"
+            )
+        width = convs[-1].shape[-1]
         self.embedding_channels = federation.num_clients if self.embedding == "one_hot" else width
         super().setup(federation)
         shape = (federation.num_clients, self.embedding_channels)
