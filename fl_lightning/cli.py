@@ -59,14 +59,17 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+#: What the parser says of the types that a value is not of, whatever is wrong with it.
+_NO_CAUSE = re.compile(r"Expected a (<class|path)|Not a valid subclass|Does not validate|a class path \(|a dict with")
+
+
 def _plain(message: str) -> str:
     """What the parser says, without its lists of types and parsed objects, and with the names that would do."""
     if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
         return _unknown_setting(unknown[1])
-    causes = re.findall(r"^  - (?!Expected a <class|Not a valid subclass)(.+)$", message, flags=re.MULTILINE)
-    causes = causes or re.findall(r"^ +- (?!Expected a <class|.*implicit class_path)(.+)$", message, flags=re.MULTILINE)
+    causes = [line for line in re.findall(r"^ +- (.+)$", message, flags=re.MULTILINE) if not _NO_CAUSE.match(line)]
     if "Does not validate against any of the Union" in message and causes:
         key = re.match(r'Parser key "([^"]+)"', message)
         return f"{key[1]}: {causes[-1]}" if key else causes[-1]

@@ -113,13 +113,16 @@ class FederatedTrainer:
         self.root = Path(default_root_dir) / run_name
         self.seed = seed
         self.config = ""
-        self.fabric = Fabric(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=num_nodes,
-            strategy=strategy,
-            precision=precision,  # type: ignore[arg-type]
-        )
+        try:
+            self.fabric = Fabric(
+                accelerator=accelerator,
+                devices=devices,
+                num_nodes=num_nodes,
+                strategy=strategy,
+                precision=precision,  # type: ignore[arg-type]
+            )
+        except TypeError as error:
+            raise ValueError(f"trainer.devices is {devices!r}, trainer.accelerator {accelerator!r}: {error}") from error
         self.launched = False
         self.started = False
         self.failures: dict[str, str] = {}

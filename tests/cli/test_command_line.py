@@ -53,10 +53,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--strategy.num_neighbors=5"], "num_neighbors is 5, but each of the 5 training clients has 4 others"),
         (["--trainer.participation=Participation", "--trainer.participation.fraction=2"], "must be in (0, 1], got 2.0"),
         (["--trainer.participation=Participation", "--trainer.participation.num_clients=9"], "only 5 clients train"),
+        (["--trainer.devices=some"], "trainer.devices is 'some'"),
         (["--trainer.precision=16-mixed"], "trainer.precision must be one of"),
         (["--trainer.callbacks+=EarlyStoping"], "did you mean EarlyStopping?"),
         (
-            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience=0"],
+            ["--trainer.callbacks+=fl_lightning.callbacks.EarlyStopping", "--trainer.callbacks.patience=0"],
             "patience must be at least 1, got 0",
         ),
         (["--trainer.logger=Wandb"], "trainer.logger: there is no class 'Wandb': did you mean WandbLogger?"),
