@@ -180,14 +180,19 @@ STUDIES = {
                 metric="mse",
                 paper="2.6 / 2.7 / 2.6 / 2.6",
                 paper_new="2.8 / 3.0 / 2.8 / 2.8",
-                overrides=client_lr({"pFedHN": 0.1, "FedAvg": 0.3, "FedAvg-finetune": 0.3, "Local": 0.3}),
+                overrides={
+                    "pFedHN": (
+                        "--model.init_args.optimizer.init_args.lr=0.1",
+                        "--strategy.server_optimizer.init_args.lr=0.0003",
+                    )
+                },
             ),
             "METRLA": Case(
                 arguments=(),
                 metric="mse",
                 paper="1.0 / 67.3 / 112.4 / 20.0",
                 paper_new="1.0 / 64.5 / 109.7 / 19.7",
-                overrides=client_lr({"FedAvg-finetune": 0.03, "Local": 0.03}),
+                overrides=client_lr({"FedAvg-finetune": 0.1, "Local": 0.1}),
             ),
         },
         strategies={

@@ -72,6 +72,7 @@ class FederatedCheckpoint(Callback):
 
     def on_checkpoint_point(self, trainer: FederatedTrainer) -> None:
         """Keep the state if the round was the best, and write what is due; every process decides alike."""
+        start = time.monotonic()
         periodic = self.every_n_rounds is not None and trainer.round_idx % self.every_n_rounds == 0
         is_over = trainer.should_stop or trainer.round_idx >= trainer.num_rounds
         due = periodic or is_over or self._time_is_up(trainer)
@@ -83,7 +84,6 @@ class FederatedCheckpoint(Callback):
             self._snapshot = state if due else _copy(state, self._snapshot, trainer.executor.allocate)
             self._snapshot_is_pending = True
         if due:
-            start = time.monotonic()
             if trainer.fabric.is_global_zero:
                 self._write(trainer, state, periodic=periodic)
             trainer.fabric.barrier()

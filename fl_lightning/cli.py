@@ -92,10 +92,15 @@ def _unknown_class(name: str, message: str) -> str:
 
 
 def _unknown_setting(name: str) -> str:
-    settings = {setting for cls in _known_classes().values() for setting in inspect.signature(cls).parameters}
-    near = difflib.get_close_matches(name, sorted(settings), n=1)
+    owners: dict[str, list[str]] = {}
+    for owner, cls in _known_classes().items():
+        for setting in inspect.signature(cls).parameters:
+            owners.setdefault(setting, []).append(owner)
+    near = difflib.get_close_matches(name, sorted(owners), n=1)
     advice = f"did you mean {near[0]}? " if near else ""
-    return f"there is no setting {name!r}: {advice}--print_config shows those there are"
+    if name in owners:
+        advice = f"it is one of {', '.join(sorted(owners[name]))}; "
+    return f"there is no setting {name!r} here: {advice}--print_config shows those there are"
 
 
 def _known_classes() -> dict[str, type]:

@@ -171,7 +171,10 @@ class ClientModule(LightningModule):
         return self.optimizer_factory([parameter for _, parameter in named_parameters])
 
     def clip(self, gradients: Mapping[str, Tensor | None]) -> Mapping[str, Tensor | None]:
-        """Scale each client's gradient down to ``gradient_clip_val``, (C, *shape) by name; None stays None."""
+        """Scale each client's gradient down to ``gradient_clip_val``, (C, *shape) by name; None stays None.
+
+        Override it for another rule; both executors call it before every step of the optimiser.
+        """
         if self.gradient_clip_val is None:
             return gradients
         parts = [

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from fl_lightning import checkpoint, run_state
@@ -121,7 +122,7 @@ class FederatedTrainer:
                 strategy=strategy,
                 precision=precision,  # type: ignore[arg-type]
             )
-        except TypeError as error:
+        except (TypeError, ModuleNotFoundError, MisconfigurationException) as error:
             raise ValueError(f"trainer.devices is {devices!r}, trainer.accelerator {accelerator!r}: {error}") from error
         self.launched = False
         self.started = False

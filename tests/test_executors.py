@@ -418,6 +418,28 @@ def test_each_client_clips_its_own_gradient(federation, make_model, make_trainer
     assert_same(moved(StackedExecutor, 1e6)[1], unclipped)
 
 
+def test_both_executors_clip_as_a_client_says(federation, make_model, make_trainer, assert_same) -> None:
+    class Heads(ClientModule):
+        """Trains the head alone, by clamped gradients."""
+
+        def build_optimizer(self, named_parameters):
+            return super().build_optimizer((n, p) for n, p in named_parameters if n.startswith("head"))
+
+        def clip(self, gradients):
+            return {name: g if g is None else g.clamp(-0.01, 0.01) for name, g in gradients.items()}
+
+    def trained(executor, **settings) -> dict[str, torch.Tensor]:
+        trainer = make_trainer(executor=executor(), precision="64-true", num_rounds=2)
+        trainer.fit(make_model(optimizer=functools.partial(SGD, lr=0.5), **settings), federation, Local(num_epochs=2))
+        return dict(trainer.executor.state().parameters)
+
+    class Bounded(Heads):
+        clip = ClientModule.clip
+
+    for settings in ({"kind": Heads}, {"kind": Bounded, "gradient_clip_val": 0.05}):
+        assert_same(trained(SequentialExecutor, **settings), trained(StackedExecutor, **settings), tolerance=1e-12)
+
+
 def test_frozen_parameters_have_no_gradient_to_clip(federation, make_model) -> None:
     model = make_model(gradient_clip_val=1.0)
     gradients = model.clip({"frozen": None, "scalar": torch.tensor([3.0, 0.3]), "vector": torch.tensor([[4.0], [0.4]])})

@@ -185,9 +185,13 @@ def test_two_machines_equal_one(launcher, tmp_path, one_process, assert_same) ->
         machines.append(
             subprocess.Popen([sys.executable, *command], env=environment | told, stderr=subprocess.PIPE, text=True)
         )
-    for machine in machines:
-        _, said = machine.communicate(timeout=240)
-        assert machine.returncode == 0, said
+    try:
+        for machine in machines:
+            _, said = machine.communicate(timeout=240)
+            assert machine.returncode == 0, said
+    finally:
+        for machine in machines:
+            machine.kill()
     assert_same(saved(tmp_path), saved(one_process / "sequential"))
 
 

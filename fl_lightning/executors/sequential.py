@@ -89,14 +89,13 @@ class SequentialExecutor(Executor):
         for _ in range(num_epochs):
             module.on_train_epoch_start()
             for batch_idx, drawn in enumerate(itertools.islice(draws, num_steps)):
-                optimizer.zero_grad()
+                module.zero_grad()
                 with self.fabric.autocast():
                     loss = module.training_step(drawn, batch_idx)
                 loss.backward()  # type: ignore[no-untyped-call]
                 for parameter in untrained:
                     parameter.grad = None
-                if module.gradient_clip_val is not None:
-                    torch.nn.utils.clip_grad_norm_(module.net.parameters(), module.gradient_clip_val)
+                _clip(module)
                 optimizer.step()
                 with torch.no_grad():
                     _load(module, module.constrain(module.parameter_dict()))
@@ -182,6 +181,15 @@ def _misfits(answers: Mapping[int, Payload]) -> dict[int, str]:
         for client, own in shapes.items()
         if own != usual[0][0]
     }
+
+
+def _clip(module: ClientModule) -> None:
+    own = module.parameter_dict()
+    gradients = {name: None if p.grad is None else p.grad[None] for name, p in own.items()}
+    clipped = module.clip(gradients)
+    if clipped is not gradients:
+        for name, gradient in clipped.items():
+            own[name].grad = None if gradient is None else gradient[0]
 
 
 def _load(module: ClientModule, tensors: Mapping[str, Tensor]) -> None:

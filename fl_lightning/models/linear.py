@@ -31,10 +31,11 @@ class _Product(Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors  # under autocast they may be of other types than the product
-        grad_x = (grad @ weight.to(grad.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
-        return grad_x, (grad.mT @ x.to(grad.dtype)).to(weight.dtype)
+        of_x, of_weight = ctx.needs_input_grad
+        grad_x = (grad @ weight.to(grad.dtype)).to(x.dtype) if of_x else None
+        return grad_x, (grad.mT @ x.to(grad.dtype)).to(weight.dtype) if of_weight else None
 
 
 def fold_clients(batch_size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:

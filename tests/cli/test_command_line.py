@@ -61,7 +61,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "patience must be at least 1, got 0",
         ),
         (["--trainer.logger=Wandb"], "trainer.logger: there is no class 'Wandb': did you mean WandbLogger?"),
-        (["--strategy.num_epoch=3"], "there is no setting 'num_epoch': did you mean num_epochs?"),
+        (["--strategy.num_epoch=3"], "there is no setting 'num_epoch' here: did you mean num_epochs?"),
+        (["--strategy.patience=3"], "there is no setting 'patience' here: it is one of EarlyStopping"),
         (
             ["--data.partitioner=MetisPartitioner", "--data.partitioner.num_clients=5000"],
             "exceeds the 200 nodes",
