@@ -126,14 +126,15 @@ class Hypernetwork(Strategy):
         self.update_norm = float(update_CP.norm(dim=1).mean())
         whole = len(rows) == len(generated_CP)
         start_CP = generated_CP.detach() if whole else generated_CP.detach()[rows]
+        first_gradient_CP = update_CP.neg_()
         for step in range(self.num_server_steps):
             if step:
                 with self.randomness("server", self.num_steps):
                     generated_CP = self.generate(sent_to)
             current_CP = generated_CP if whole else generated_CP.index_select(0, rows)
-            gradient_CP = (current_CP.detach() - start_CP).sub_(update_CP) if step else -update_CP
+            gradient_CP = (current_CP.detach() - start_CP).add_(first_gradient_CP) if step else first_gradient_CP
             if self.mean_distance:
-                gradient_CP /= len(rows)
+                gradient_CP = gradient_CP / len(rows)
             extra = self.extra_losses()
             self.optimizer.zero_grad()
             torch.autograd.backward([current_CP, *extra], [gradient_CP, *(None for _ in extra)])
