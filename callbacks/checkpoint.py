@@ -123,7 +123,7 @@ class FederatedCheckpoint(Callback):
             found[number].unlink()
 
 
-#: Times as long as a write took does the next one that only time asks for wait.
+#: Writes that only time asks for are at least so many times as far apart as the last one took.
 _PATIENCE = 40
 
 _FILE_NAME = re.compile(r"round=(\d+)\.ckpt")

@@ -175,11 +175,9 @@ class ClientModule(LightningModule):
 
         Override it for another rule; both executors call it before every step of the optimiser.
         """
-        if self.gradient_clip_val is None:
+        if self.gradient_clip_val is None or all(g is None for g in gradients.values()):
             return gradients
-        parts = [
-            gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients.values() if gradient is not None
-        ]
+        parts = [g.reshape(len(g), -1).norm(dim=1) for g in gradients.values() if g is not None]
         norm_C = torch.stack(parts).norm(dim=0)
         factor_C = (self.gradient_clip_val / (norm_C + 1e-6)).clamp(max=1.0)
         return {name: g if g is None else g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}

@@ -444,6 +444,7 @@ def test_frozen_parameters_have_no_gradient_to_clip(federation, make_model) -> N
     model = make_model(gradient_clip_val=1.0)
     gradients = model.clip({"frozen": None, "scalar": torch.tensor([3.0, 0.3]), "vector": torch.tensor([[4.0], [0.4]])})
     assert gradients["frozen"] is None
+    assert model.clip({"frozen": None}) == {"frozen": None}
     torch.testing.assert_close(gradients["scalar"], torch.tensor([0.6, 0.3]))
     torch.testing.assert_close(gradients["vector"], torch.tensor([[0.8], [0.4]]))
     with pytest.raises(ValueError, match=r"model\.gradient_clip_val must be positive"):
