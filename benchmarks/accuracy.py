@@ -12,17 +12,19 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from fl_lightning.cli import FederatedCLI
 
 ROOT = Path(__file__).parent.parent
 REPORTED = ("val/", "test/", "gen/test/", "trained/test/", "new/test/", "new/trained/test/", "best_round")
 Results = dict[str, dict[str, dict[str, dict[str, float]]]]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +240,14 @@ def command(study: Study, case: str, strategy: str, seed: int) -> list[str]:
 
 
 def run(arguments: list[str]) -> dict[str, float]:
-    """Train once, in a process of its own, which gives all its memory back; return the chosen round's figures."""
+    """Train once, in a process of its own; return the chosen round's figures."""
+    return in_process(_train, arguments)
+
+
+def in_process(function: Callable[[list[str]], Found], arguments: list[str]) -> Found:
+    """What a function returns in a process of its own, which gives all its memory back."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_train, arguments).result()
+        return pool.submit(function, arguments).result()
 
 
 def _train(arguments: list[str]) -> dict[str, float]:
@@ -277,12 +284,12 @@ def table(study: Study, results: Results) -> str:
     return "\n".join(lines)
 
 
-def write_table(name: str, results: Results) -> None:
-    """Rewrite the study's table in the README."""
+def write_table(name: str, text: str) -> None:
+    """Rewrite the README's table between the two markers of a name."""
     readme = ROOT / "README.md"
     before, _, rest = readme.read_text().partition(f"<!-- {name} -->")
     _, _, after = rest.partition(f"<!-- /{name} -->")
-    readme.write_text(f"{before}<!-- {name} -->\n{table(STUDIES[name], results)}\n<!-- /{name} -->{after}")
+    readme.write_text(f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->{after}")
 
 
 def main() -> None:
@@ -307,7 +314,7 @@ def main() -> None:
                 results.setdefault(case, {}).setdefault(strategy, {})[str(seed)] = entry
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(json.dumps(results, indent=1) + "\n")
-    write_table(options.study, results)
+    write_table(options.study, table(study, results))
 
 
 if __name__ == "__main__":

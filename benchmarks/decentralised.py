@@ -13,15 +13,15 @@ import json
 import resource
 import statistics
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from accuracy import in_process, write_table
 from matplotlib.figure import Figure
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+from fl_lightning.cli import FederatedCLI
+
+RESULTS = Path(__file__).parent / "results"
 _LOCAL = ("--strategy=Local", "--strategy.num_epochs=1")
 _SHEAF = ("--strategy=SheafFMTL", "--strategy.num_epochs=1", "--strategy.map_step_size=0.001")
 _RANDOM_GRAPH = ("--strategy.topology=ErdosRenyi", "--strategy.topology.edge_probability={p}")
@@ -85,8 +85,6 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
 
 def run(arguments: list[str]) -> dict[str, Any]:
     """Train once, without checkpoints and logs."""
-    from fl_lightning.cli import FederatedCLI
-
     with tempfile.TemporaryDirectory() as folder:
         cli = FederatedCLI([*arguments, f"--trainer.default_root_dir={folder}", "--trainer.logger=false"])
         trainer: Any = cli.trainer
@@ -163,18 +161,14 @@ def main() -> None:
             for seed in options.seeds:
                 own = (f"--data.seed={seed}", f"--seed_everything={seed}")
                 arguments = ["fit", *common, *strategies[name], *own]
-                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                    found = pool.submit(run, arguments).result()
+                found = in_process(run, arguments)
                 results = json.loads(path.read_text()) if path.exists() else {}  # another process may write to it
                 entry = {"command": " ".join(["fl-train", *arguments]), **found}
                 results.setdefault(case, {}).setdefault(name, {})[str(seed)] = entry
                 path.write_text(json.dumps(results, indent=1) + "\n")
     results = json.loads(path.read_text())
     draw(results)
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition("<!-- decentralised -->")
-    _, _, after = rest.partition("<!-- /decentralised -->")
-    readme.write_text(f"{before}<!-- decentralised -->\n{table(results)}\n<!-- /decentralised -->{after}")
+    write_table("decentralised", table(results))
 
 
 if __name__ == "__main__":

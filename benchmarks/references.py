@@ -53,36 +53,35 @@ def mean_error(clients: Sequence[ClientExamples], coefficients: Sequence[Tensor 
     return statistics.mean(error(client, one, split) for client, one in zip(clients, coefficients, strict=True))
 
 
+def one_for_all(clients: Sequence[ClientExamples]) -> Tensor:
+    """The coefficients fitted to all of them, with the penalty that is best on their validation."""
+    candidates = [fit(clients, penalty) for penalty in PENALTIES]
+    return min(candidates, key=lambda common: mean_error(clients, [common] * len(clients), "val"))
+
+
+def one_each(clients: Sequence[ClientExamples]) -> list[Tensor]:
+    """The coefficients fitted to each of them, with the penalty, one for all, that is best on their validation."""
+    candidates = [[fit([client], penalty) for client in clients] for penalty in PENALTIES]
+    return min(candidates, key=lambda fitted: mean_error(clients, fitted, "val"))
+
+
 def references(data: FederatedDataModule, seed: int) -> dict[str, dict[str, float]]:
     """Test errors by predictor, of training and of new clients."""
     everyone = [client for client in data.clients if isinstance(client, ClientExamples)]
     chosen = Participation(held_out_fraction=0.2).training_clients(len(everyone), seed)
     training = [everyone[client] for client in chosen]
     groups = {"": training, "new/": [client for index, client in enumerate(everyone) if index not in chosen]}
-
-    def best(clients: Sequence[ClientExamples], *, shared: bool) -> list[Tensor | None]:
-        """The coefficients of each client with the penalty that is best on the validation of the fitted clients."""
-        found = []
-        for penalty in PENALTIES:
-            common = fit(training, penalty) if shared else None
-            fitted: list[Tensor | None] = [fit([client], penalty) if common is None else common for client in clients]
-            judges, models = (training, [common] * len(training)) if shared else (clients, fitted)
-            found.append((mean_error(judges, models, "val"), fitted))
-        return min(found, key=lambda pair: pair[0])[1]
-
-    return {
-        "the last reading": {
-            f"{group}test/mse": mean_error(clients, [None] * len(clients), "test") for group, clients in groups.items()
-        },
-        "linear, one for all": {
-            f"{group}test/mse": mean_error(clients, best(clients, shared=True), "test")
-            for group, clients in groups.items()
-        },
-        "linear, one each": {
-            f"{group}test/mse": mean_error(clients, best(clients, shared=False), "test")
-            for group, clients in groups.items()
-        },
-    }
+    common = one_for_all(training)
+    found: dict[str, dict[str, float]] = {}
+    for group, clients in groups.items():
+        predictors: dict[str, Sequence[Tensor | None]] = {
+            "the last reading": [None] * len(clients),
+            "linear, one for all": [common] * len(clients),
+            "linear, one each": one_each(clients),
+        }
+        for name, coefficients in predictors.items():
+            found.setdefault(name, {})[f"{group}test/mse"] = mean_error(clients, coefficients, "test")
+    return found
 
 
 def data_of(config: str, seed: int) -> FederatedDataModule:

@@ -283,7 +283,7 @@ def mixing_part(machine: Machine) -> Iterator[Figure]:
     for num_clients, num_parameters in ((20, 200_000), (1000, 20_000)):
         for num_rows in (1, num_clients):
             mixing, parameters = torch.rand(num_rows, num_clients), torch.randn(num_clients, num_parameters)
-            seconds = fastest(lambda mixing=mixing, parameters=parameters: mixing @ parameters)  # type: ignore[misc]
+            seconds = fastest(lambda mixing=mixing, parameters=parameters: mixing @ parameters)
             limit = machine.seconds(
                 flops=2 * num_rows * parameters.numel() if num_rows > 1 else 0,
                 num_bytes=parameters.nbytes + num_rows * num_parameters * FLOAT_BYTES,

@@ -9,7 +9,7 @@ import torch.distributed
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.payload import Payload, concatenate
+from fl_lightning.payload import Payload, concatenate, unflatten
 
 
 def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
@@ -107,15 +107,10 @@ def _all_gather(
 ) -> list[dict[str, Tensor]]:
     """Tensors of one type from every process, by rank and name, in one message: messages cost more than their bytes."""
     packed = torch.zeros(num_rows, sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=fabric.device)
-
-    def unpack(matrix: Tensor) -> dict[str, Tensor]:
-        columns = torch.split(matrix, [shape.numel() for shape in shapes.values()], dim=1)
-        return {name: part.view(-1, *shape) for (name, shape), part in zip(shapes.items(), columns, strict=True)}
-
     own = payload.named()
-    for name, tensor in unpack(packed).items():
+    for name, tensor in unflatten(packed, shapes).items():
         if name in own:
             tensor[: len(payload.clients)] = own[name]
     everyone = [torch.empty_like(packed) for _ in range(fabric.world_size)]
     torch.distributed.all_gather(everyone, packed)
-    return [unpack(matrix) for matrix in everyone]
+    return [unflatten(matrix, shapes) for matrix in everyone]
