@@ -4,13 +4,16 @@ Under ``torch.vmap`` over clients, :func:`block_matmul` stacks its dense operand
 one kernel for the message passing of a whole federation.
 """
 
-import inspect
 import warnings
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
+
+from fl_lightning.autograd import quick
 
 
 class BlockSparse:
@@ -53,6 +56,28 @@ class BlockSparse:
         matrix = self.matrix.to(device, dtype)
         transposed = matrix if self.transposed is self.matrix else self.transposed.to(device, dtype)
         return BlockSparse(matrix, transposed, self.num_blocks)
+
+    @cached_property
+    def common(self) -> Tensor:
+        """All blocks one below the other (C·N x M), for the products with one matrix that all clients have."""
+        width = self.matrix.shape[1] // self.num_blocks
+        size = (self.matrix.shape[0], width)
+        parts = (self.matrix.crow_indices(), self.matrix.col_indices() % width, self.matrix.values())
+        return torch.sparse_csr_tensor(*parts, size, check_invariants=False)
+
+    def multiply(self, x: Tensor, *, transpose: bool = False) -> Tensor:
+        """What :func:`block_matmul` returns, without a gradient and not under ``vmap``."""
+        matrix = self.transposed if transpose else self.matrix
+        dtype, leading, width = x.dtype, x.shape[:-2], x.shape[-1]
+        x = x.detach().to(matrix.dtype)  # detached, or the kernel would prepare for a backward pass of its own
+        if x.dim() > 2 and self.num_blocks == 1:  # one matrix for all clients: their columns side by side
+            columns = x.movedim(0, 1).flatten(1)
+            return _csr_matmul(matrix, columns).view(-1, *leading, width).movedim(0, 1).to(dtype)
+        if x.dim() > 2 and x.stride(0) == 0 and not transpose:
+            product = _csr_matmul(self.common, x[0])
+        else:
+            product = _csr_matmul(matrix, x.flatten(0, -2))
+        return product.view(*leading, -1, width).to(dtype)
 
     def select(self, blocks: Tensor, num_rows: int, num_columns: int | None = None) -> "BlockSparse":
         """The blocks of some clients in the given order, cut to the first rows and columns (None: all columns).
@@ -110,12 +135,11 @@ def _csr_matmul(matrix: Tensor, x: Tensor) -> Tensor:
     return torch.addmm(product, matrix, x, beta=0, out=product)
 
 
-class _BlockMatmul(torch.autograd.Function):
+@quick
+class _BlockMatmul(Function):
     @staticmethod
     def forward(x: Tensor, operator: BlockSparse, transpose: bool) -> Tensor:
-        matrix = operator.transposed if transpose else operator.matrix
-        # detached, or the kernel would prepare for a backward pass of its own
-        return _csr_matmul(matrix, x.detach().to(matrix.dtype)).to(x.dtype)
+        return operator.multiply(x, transpose=transpose)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -123,33 +147,22 @@ class _BlockMatmul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _BlockMatmul.apply(grad, ctx.operator, not ctx.transpose), None, None  # type: ignore[no-untyped-call]
+        return block_matmul(ctx.operator, grad, transpose=not ctx.transpose), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, operator: BlockSparse, transpose: bool) -> tuple[Any, int]:
-        x = x.movedim(in_dims[0], 0)
-        num_clients, num_rows, width = x.shape
-        if operator.num_blocks == 1:  # one matrix for all clients (a server's proxy graph): their columns side by side
-            columns = x.movedim(0, 1).reshape(num_rows, -1)
-            product = _BlockMatmul.apply(columns, operator, transpose)  # type: ignore[no-untyped-call]
-            return product.view(-1, num_clients, width), 1
-        product = _BlockMatmul.apply(x.reshape(-1, width), operator, transpose)  # type: ignore[no-untyped-call]
-        return product.view(num_clients, -1, width), 0
+        return block_matmul(operator, x.movedim(in_dims[0], 0), transpose=transpose), 0
 
 
-# apply() binds its arguments to the signature, which it would otherwise work out in every call
-_BlockMatmul.forward.__signature__ = inspect.signature(_BlockMatmul.forward)  # type: ignore[attr-defined]
-
-
-def block_matmul(operator: BlockSparse, x: Tensor) -> Tensor:
-    """Multiply each client's sparse block with its dense matrix.
+def block_matmul(operator: BlockSparse, x: Tensor, *, transpose: bool = False) -> Tensor:
+    """Multiply each client's sparse block (or its transpose) with its dense matrix.
 
     Shapes:
         x: (M, D), or (C, M, D), also where it is seen as (M, D) under ``vmap``; the operator's ``num_blocks`` must be
-            C, or, under ``vmap``, 1 for one matrix that all clients share.
+            C, or 1 for one matrix that all clients share.
 
     Returns:
         (N, D), likewise.
     """
-    product: Tensor = _BlockMatmul.apply(x.flatten(0, -2), operator, False)  # type: ignore[no-untyped-call]
-    return product.view(*x.shape[:-2], -1, x.shape[-1])
+    product: Tensor = _BlockMatmul.apply(x, operator, transpose)  # type: ignore[no-untyped-call]
+    return product

@@ -226,12 +226,12 @@ def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[
     Returns:
         By ``train/name``, ``val/name``, ``test/name``.
     """
-    masks = {"train": batch.train_mask, "val": batch.val_mask, "test": batch.test_mask}
-    counts = {split: mask_N.sum(dim=-1) for split, mask_N in masks.items()}
+    splits = ("train", "val", "test")
+    mask_SN = torch.stack([batch.train_mask, batch.val_mask, batch.test_mask])
+    counts = mask_SN.sum(dim=-1).unbind()
+    totals = {name: (value_N * mask_SN).sum(dim=-1).unbind() for name, value_N in values.items()}
     return {
-        f"{split}/{name}": ((value_N * mask_N).sum(dim=-1), counts[split])
-        for split, mask_N in masks.items()
-        for name, value_N in values.items()
+        f"{split}/{name}": (totals[name][place], counts[place]) for place, split in enumerate(splits) for name in values
     }
 
 

@@ -41,22 +41,27 @@ class OverClients(Metric):
         return over_clients(totals, higher_is_better=self.larger_wins)
 
 
-def over_clients(totals_C2: Tensor, *, higher_is_better: bool = True) -> dict[str, Tensor]:
-    """What :class:`OverClients` computes, as a function.
+def over_clients(totals_C2: Tensor, *, higher_is_better: bool | Tensor = True) -> dict[str, Tensor]:
+    """What :class:`OverClients` computes, as a function; of many metrics at once with a leading dimension.
 
     Args:
-        totals_C2: Numerator and number of examples of each client.
-        higher_is_better: Whether the worst client is the one with the smallest value.
+        totals_C2: Numerator and number of examples of each client, (C, 2), or (metrics, C, 2).
+        higher_is_better: Whether the worst client is the one with the smallest value; one for each metric.
     """
-    totals_C2 = totals_C2[totals_C2[:, 1] > 0].double()
-    values_C = totals_C2[:, 0] / totals_C2[:, 1]
-    if not len(values_C):
-        return dict.fromkeys(("mean", "std", "worst", "weighted"), torch.tensor(torch.nan))
+    # one more client without examples: there may be no other
+    total_C, count_C = torch.nn.functional.pad(totals_C2.double(), (0, 0, 0, 1)).unbind(dim=-1)
+    has_C = count_C > 0
+    num_clients = has_C.sum(dim=-1)
+    value_C = torch.where(has_C, total_C / count_C, 0.0)
+    mean = value_C.sum(dim=-1) / num_clients
+    deviation_C = torch.where(has_C, value_C - mean[..., None], 0.0)
+    sign = torch.as_tensor(higher_is_better, device=mean.device) * 2.0 - 1
+    worst = torch.where(has_C, value_C * sign[..., None], torch.inf).amin(dim=-1) * sign
     return {
-        "mean": values_C.mean(),
-        "std": values_C.std(correction=0),
-        "worst": values_C.min() if higher_is_better else values_C.max(),
-        "weighted": totals_C2[:, 0].sum() / totals_C2[:, 1].sum(),
+        "mean": mean,
+        "std": (deviation_C.square().sum(dim=-1) / num_clients).sqrt(),
+        "worst": torch.where(num_clients > 0, worst, torch.nan),
+        "weighted": torch.where(has_C, total_C, 0.0).sum(dim=-1) / torch.where(has_C, count_C, 0.0).sum(dim=-1),
     }
 
 
@@ -77,11 +82,13 @@ def summarise(scores: Payload, prefix: str = "") -> dict[str, float]:
         For a metric ``val/acc``: its mean over clients under ``val/acc``, and ``val/acc_std``, ``val/acc_worst``,
         ``val/acc_weighted``; each name behind ``prefix``.
     """
-    figures = {}
-    for name, totals_C2 in scores.signals.items():
-        for kind, value in over_clients(totals_C2.cpu(), higher_is_better=not less_is_better(name)).items():
-            figures[f"{prefix}{name}" if kind == "mean" else f"{prefix}{name}_{kind}"] = float(value)
-    return figures
+    if not scores.signals:
+        return {}
+    names = [f"{prefix}{name}" for name in scores.signals]
+    larger_wins = torch.tensor([not less_is_better(name) for name in names])
+    found = over_clients(torch.stack(list(scores.signals.values())).cpu(), higher_is_better=larger_wins)
+    figures = {"" if kind == "mean" else f"_{kind}": values.tolist() for kind, values in found.items()}
+    return {f"{name}{kind}": values[place] for place, name in enumerate(names) for kind, values in figures.items()}
 
 
 def client_values(scores: Payload, name: str, clients: Sequence[int] | None = None) -> Tensor:

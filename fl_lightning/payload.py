@@ -153,7 +153,7 @@ def to_wire(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
 def finite_rows(tensors: Iterable[Tensor]) -> Tensor:
     """Whether all numbers of each client are finite, (C,); at least one tensor, each (C, *shape)."""
     sums = [tensor.reshape(len(tensor), -1).sum(dim=1) for tensor in tensors]
-    return torch.stack([sum_C.isfinite() for sum_C in sums]).all(dim=0)
+    return torch.stack(sums).isfinite().all(dim=0)
 
 
 def unflatten(matrix_CP: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -14,16 +14,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
-_MASK_64 = (1 << 64) - 1
-_MASK_63 = (1 << 63) - 1
+from fl_lightning.autograd import quick
+
+MASK_64 = (1 << 64) - 1
+MASK_63 = (1 << 63) - 1
+
+#: The constants of the element hash, as tensors: as numbers they would be made into such in every pass.
+_15, _12, _MASK_17, _MASK_20, _FACTOR_1, _FACTOR_2 = torch.tensor(
+    [15, 12, 0x1FFFF, 0xFFFFF, 0x2C1B3C6D, 0x297A2D39], dtype=torch.int32
+)
 
 
-def _splitmix64(state: int) -> int:
-    state = (state + 0x9E3779B97F4A7C15) & _MASK_64
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
+def splitmix64(state: Any) -> Any:
+    """One step of the generator on an integer of 64 bits, or on an array of type uint64."""
+    state = (state + 0x9E3779B97F4A7C15) & MASK_64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK_64
     return state ^ (state >> 31)
+
+
+def part_number(part: int | str) -> int:
+    """A part of a key's path as 64 bits."""
+    return (zlib.crc32(part.encode()) if isinstance(part, str) else part) & MASK_64
 
 
 def derive_key(*parts: int | str) -> int:
@@ -43,9 +57,8 @@ def derive_key(*parts: int | str) -> int:
     """
     state = 0
     for part in parts:
-        number = zlib.crc32(part.encode()) if isinstance(part, str) else part
-        state = _splitmix64(state ^ (number & _MASK_64))
-    return state & _MASK_63
+        state = splitmix64(state ^ part_number(part))
+    return state & MASK_63
 
 
 def generator(*parts: int | str) -> torch.Generator:
@@ -55,9 +68,9 @@ def generator(*parts: int | str) -> torch.Generator:
 
 def _mix(word: Tensor) -> Tensor:
     """One multiply-xorshift round over int32 words, in place (arithmetic shifts are masked to be logical)."""
-    word.bitwise_xor_((word >> 15).bitwise_and_(0x1FFFF)).mul_(0x2C1B3C6D)
-    word.bitwise_xor_((word >> 12).bitwise_and_(0xFFFFF)).mul_(0x297A2D39)
-    return word.bitwise_xor_((word >> 15).bitwise_and_(0x1FFFF))
+    word.bitwise_xor_((word >> _15).bitwise_and_(_MASK_17)).mul_(_FACTOR_1)
+    word.bitwise_xor_((word >> _12).bitwise_and_(_MASK_20)).mul_(_FACTOR_2)
+    return word.bitwise_xor_((word >> _15).bitwise_and_(_MASK_17))
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,7 +93,8 @@ def _words(key: Tensor, *counts: tuple[int, int]) -> Sequence[Tensor]:
 def keep_mask(key: Tensor, num_rows: int, num_columns: int, drop_probability: float) -> Tensor:
     """Draw which elements a dropout layer keeps, one random byte an element.
 
-    The drop probability is rounded to a multiple of 1/256 (0.5 is exact; see :func:`kept_fraction`).
+    The drop probability is rounded to a multiple of 1/256 (0.5 is exact; see :func:`kept_fraction`),
+    and is 1/256 to 255/256 unless it is 0.
 
     Args:
         key: int64 keys, shape (*batch).
@@ -123,7 +137,7 @@ def random_order(key: Tensor, mask: Tensor, count: int) -> tuple[Tensor, Tensor]
 
 
 def _threshold(drop_probability: float) -> int:
-    return round(drop_probability * 256)
+    return min(max(round(drop_probability * 256), 1), 255) if drop_probability else 0
 
 
 def kept_fraction(drop_probability: float) -> float:
@@ -136,14 +150,17 @@ def kept_fraction(drop_probability: float) -> float:
     return 1.0 - _threshold(drop_probability) / 256
 
 
-class _Multiplier(torch.autograd.Function):
-    """0 where an element is dropped and 1 / (kept fraction) elsewhere; one draw for all clients under ``vmap``."""
+@quick
+class _Multipliers(Function):
+    """Under ``vmap`` one draw for all clients."""
 
     @staticmethod
-    def forward(key: Tensor, shape: tuple[int, int], probability: float, dtype: torch.dtype) -> Tensor:
-        # clamp(byte - (threshold - 1), 0, 1) is byte >= threshold, without the slow passes over booleans
-        multiplier = random_bytes(key, *shape).to(dtype)
-        return multiplier.sub_(_threshold(probability) - 1).clamp_(0, 1).mul_(1 / kept_fraction(probability))
+    def forward(key: Tensor, count: int, shape: tuple[int, int], probability: float, dtype: torch.dtype) -> Tensor:
+        keys = key + torch.arange(count, device=key.device).view(-1, *[1] * key.dim())
+        threshold = _threshold(probability)
+        # clamp(byte, threshold - 1, threshold) tells byte >= threshold without the slow passes over booleans
+        kept = random_bytes(keys, *shape).clamp_(threshold - 1, threshold).sub_(threshold - 1)
+        return kept.to(dtype).mul_(1 / kept_fraction(probability))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -151,7 +168,24 @@ class _Multiplier(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], key: Tensor, *args: Any) -> tuple[Tensor, int]:
-        return _Multiplier.apply(key.movedim(in_dims[0], 0), *args), 0  # type: ignore[no-untyped-call]
+        return _Multipliers.apply(key.movedim(in_dims[0], 0), *args), 1  # type: ignore[no-untyped-call]
+
+
+def dropout_multipliers(key: Tensor, count: int, like: Tensor, probability: float) -> Tensor:
+    """What dropout multiplies with: 0 where an element is dropped and 1 / (kept fraction) elsewhere.
+
+    Args:
+        key: int64 key, scalar (one per client under ``torch.vmap``), or (C,).
+        count: Number of draws; they are those of the keys ``key``, ``key + 1``, ...
+        like: Values to be multiplied, (N, F), or (C, N, F).
+        probability: Drop probability in [0, 1), rounded to a multiple of 1/256.
+
+    Returns:
+        Multipliers (count, N, F) or (count, C, N, F), of the type of ``like``.
+    """
+    shape = (like.shape[-2], like.shape[-1])
+    drawn: Tensor = _Multipliers.apply(key, count, shape, probability, like.dtype)  # type: ignore[no-untyped-call]
+    return drawn
 
 
 def dropout(x: Tensor, key: Tensor, probability: float) -> Tensor:
@@ -165,7 +199,4 @@ def dropout(x: Tensor, key: Tensor, probability: float) -> Tensor:
     Returns:
         Tensor of x's shape.
     """
-    if probability == 0.0:
-        return x
-    shape = (x.shape[-2], x.shape[-1])
-    return x * _Multiplier.apply(key, shape, probability, x.dtype)  # type: ignore[no-untyped-call, no-any-return]
+    return x if probability == 0.0 else x * dropout_multipliers(key, 1, x, probability)[0]

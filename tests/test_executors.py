@@ -21,8 +21,9 @@ from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.keys import derive_keys
 from fl_lightning.graph_batch import GraphCollator
 from fl_lightning.models import GCN
+from fl_lightning.models.gcn import convolve
 from fl_lightning.payload import flatten
-from fl_lightning.randomness import derive_key
+from fl_lightning.randomness import derive_key, dropout
 from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN, Local
 
 CPU = torch.device("cpu")
@@ -74,6 +75,70 @@ def test_gradients_of_the_block_product(operator) -> None:
     assert torch.autograd.gradgradcheck(
         lambda x: block_matmul(operator, x).sin(), stacked.detach().flatten(0, 1)[:15].requires_grad_()
     )
+
+
+def test_one_matrix_for_all_blocks_is_a_loop_too(operator) -> None:
+    x = torch.randn(5, 2, dtype=torch.float64)
+    product = operator.multiply(x.expand(3, 5, 2))
+    torch.testing.assert_close(product, operator.dense @ x, rtol=1e-13, atol=1e-14)
+    assert torch.equal(product, operator.multiply(x.repeat(3, 1, 1)))
+
+
+def test_one_block_for_all_clients_has_the_gradient_of_its_product() -> None:
+    dense = torch.randn(4, 5, dtype=torch.float64) * torch.eye(4, 5)
+    shared = BlockSparse.from_coordinates(dense.nonzero().T, dense[dense != 0], (4, 5), 1)
+    x = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    for product in (block_matmul(shared, x), torch.vmap(lambda x: block_matmul(shared, x))(x)):
+        torch.testing.assert_close(product, dense @ x, rtol=1e-13, atol=1e-14)
+        (gradient,) = torch.autograd.grad(product.square().sum(), x)
+        torch.testing.assert_close(gradient, 2 * dense.T @ (dense @ x), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["stack", "vmap"])
+@pytest.mark.parametrize("features", ["dense", "propagated", "sparse"])
+def test_first_and_second_gradients_of_a_convolution(features, mapped, graphs) -> None:
+    if features == "sparse":
+        wide = [torch.cat([g.x_NF * (g.x_NF > 1), torch.zeros(g.num_nodes, 30)], dim=1) for g in graphs]
+        graphs = [with_features(graph, x_NF) for graph, x_NF in zip(graphs, wide, strict=True)]
+    batch = collator(graphs)(range(5))
+    num_features = graphs[0].num_features
+    x = torch.randn(5, batch.y.shape[1], num_features, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, num_features, 2, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+
+    def run(*inputs):
+        def one(inputs, tensors):
+            given = inputs if features == "dense" else (None, *inputs)
+            return convolve(*given, batch.replace(tensors)).sin()
+
+        return (torch.vmap(one) if mapped else one)(inputs, batch.tensors())
+
+    inputs = (x, weight, bias) if features == "dense" else (weight, bias)
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 0.5])
+def test_training_drops_what_dropout_drops_in_every_layer(probability, graphs) -> None:
+    batch = collator(graphs)(range(5)).replace({"key": torch.arange(5) * 1_000_003 + 17})
+    net = GCN(graphs[0].num_features, 3, hidden_channels=6, num_layers=3, dropout=probability).double().train()
+    shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
+    parameters = {name: torch.randn(5, *shape, dtype=torch.float64) for name, shape in shapes.items()}
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in parameters.items()}
+    output = torch.func.functional_call(net, leaves, (batch,))
+
+    plain = {name: tensor.clone().requires_grad_() for name, tensor in parameters.items()}
+    h = None
+    for layer in range(3):
+        embedding = convolve(h, plain[f"convs.{layer}.weight"], plain[f"convs.{layer}.bias"], batch)
+        h = dropout(embedding.relu(), batch.key + layer, probability)
+    logits = h @ plain["head.weight"].mT + plain["head.bias"][:, None]
+
+    torch.testing.assert_close(output.logits, logits, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(output.embedding, embedding, rtol=1e-12, atol=1e-12)
+    found = torch.autograd.grad(output.logits.square().sum(), list(leaves.values()))
+    expected = torch.autograd.grad(logits.square().sum(), list(plain.values()))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_chosen_blocks_are_cut_out_of_both_matrices(operator) -> None:

@@ -125,6 +125,13 @@ def test_dropout_scales_and_its_gradient_is_the_scaled_mask(probability) -> None
     assert torch.autograd.gradcheck(lambda x: dropout(x, key, probability), x)
 
 
+@pytest.mark.parametrize(("probability", "kept"), [(0.0005, 255 / 256), (0.9995, 1 / 256)])
+def test_probabilities_near_the_bounds_drop_some_and_keep_some(probability, kept) -> None:
+    assert kept_fraction(probability) == kept
+    out = dropout(torch.ones(300, 64), key_of(3), probability)
+    assert out.unique().tolist() == pytest.approx([0, 1 / kept])
+
+
 def test_dropout_of_nothing_is_the_input() -> None:
     x = torch.randn(3, 4)
     assert dropout(x, key_of(0), 0.0) is x

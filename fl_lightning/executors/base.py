@@ -147,6 +147,8 @@ class Executor(ABC):
         """Numerators and denominators (..., 2) of every metric, summed over the parts of a batch."""
         with torch.no_grad(), self.fabric.autocast():
             parts = [compute(parameters, part) for part in batch.parts()]
+        if len(parts) == 1:
+            return parts[0]
         return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
 
 

@@ -224,17 +224,18 @@ class Crew:
         """Write everything back that is not in the stack already."""
         if not isinstance(self.rows, slice):
             stack.load(self.parameters, self.positions)
+        places = [rows_of(self.positions[block], torch.device("cpu")) for block in self.blocks]
         for name, members in self.members.items():
-            for block, member in zip(self.blocks, members, strict=True):
+            for place, member in zip(places, members, strict=True):
                 state = {slot: v for slot, v in self.optimizer.state.get(member, {}).items() if isinstance(v, Tensor)}
                 if state:
-                    stack.started[name][self.positions[block]] = True
+                    stack.started[name][place] = True
                 for slot, value in state.items():
                     if slot in COUNTS:
-                        stack.slot(name, slot, value[None])[self.positions[block]] = value.cpu()
+                        stack.slot(name, slot, value[None])[place] = value.cpu()
                         continue
                     storage = stack.slot(name, slot, value if self.together else value[None])
-                    rows = rows_of(self.positions[block], storage.device)
+                    rows = place if isinstance(place, slice) else place.to(storage.device)
                     if isinstance(rows, slice) and self.together:
                         here = storage[rows]
                         if here.data_ptr() != value.data_ptr():

@@ -33,8 +33,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_lightning.autograd import fold_clients
 from fl_lightning.example_batch import ExampleBatch
-from fl_lightning.models.linear import Linear, check_dropout, check_widths, fold_clients
+from fl_lightning.models.linear import Linear, check_dropout, check_widths
 from fl_lightning.models.output import NetOutput
 from fl_lightning.randomness import dropout
 

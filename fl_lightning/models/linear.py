@@ -1,10 +1,12 @@
-"""What the nets on examples share: a linear layer and a rule for ``vmap`` on stacks of clients, checks of settings."""
+"""What the nets share: a linear layer for stacks of clients, and checks of settings."""
 
-from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+
+from fl_lightning.autograd import lead_with_clients, quick
 
 
 class Linear(nn.Linear):
@@ -12,53 +14,50 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
-        alike = input.shape[:-2] == self.weight.shape[:-2] and input.dim() > 1
-        product: Tensor = _Product.apply(input, self.weight) if alike else input @ self.weight.mT  # type: ignore[no-untyped-call]
-        return product + self.bias.unsqueeze(-2)
+        if input.shape[:-2] != self.weight.shape[:-2] or input.dim() == 1:
+            return input @ self.weight.mT + self.bias.unsqueeze(-2)
+        mapped: Tensor = _Affine.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return mapped
 
 
-class _Product(Function):
-    """x W^T whose gradient in W is a product of W's shape: for few outputs, the transposed takes four times as long."""
+def add_bias(product: Tensor, bias: Tensor) -> Tensor:
+    """Add a bias (..., D) to a product (..., N, D) that nothing else uses: in place, if their types are the same."""
+    bias = bias.unsqueeze(-2)
+    return product.add_(bias) if product.dtype == bias.dtype else product + bias
 
-    generate_vmap_rule = True
+
+def product_dtype(result: Tensor) -> torch.dtype:
+    """The type that matrix products now have, given that of their result with a bias."""
+    device = result.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else result.dtype
+
+
+@quick
+class _Affine(Function):
+    """x W^T + b whose gradient in W is a product of W's shape: for few outputs, the transposed takes four times."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> Tensor:
-        return x @ weight.mT
+    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return add_bias(x @ weight.mT, bias)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        x, weight, bias = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.dtype, ctx.bias_dtype = product_dtype(output), bias.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors  # under autocast they may be of other types than the product
-        of_x, of_weight = ctx.needs_input_grad
-        grad_x = (grad @ weight.to(grad.dtype)).to(x.dtype) if of_x else None
-        return grad_x, (grad.mT @ x.to(grad.dtype)).to(weight.dtype) if of_weight else None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, _ = ctx.needs_input_grad
+        of_product = grad.to(ctx.dtype)  # of another type than x and the weight under autocast
+        grad_x = (of_product @ weight.to(ctx.dtype)).to(x.dtype) if of_x else None
+        grad_weight = (of_product.mT @ x.to(ctx.dtype)).to(weight.dtype) if of_weight else None
+        return grad_x, grad_weight, grad.sum(dim=-2).to(ctx.bias_dtype)
 
-
-def fold_clients(batch_size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Make the dimension that ``vmap`` maps over part of each tensor's leading client dimension.
-
-    For the ``vmap`` method of an autograd function on stacks, which then is called on the larger stack.
-
-    Args:
-        batch_size: Size of the mapped dimension.
-        in_dims: Where each tensor has it; None where all share one.
-        tensors: Each with a client dimension first, not counting the mapped one.
-
-    Example:
-        >>> import torch
-        >>> shared, own = torch.zeros(2, 7), torch.zeros(2, 7, 3)
-        >>> [tuple(tensor.shape) for tensor in fold_clients(3, [None, 2], [shared, own])]
-        [(6, 7), (6, 7)]
-    """
-    mapped = [
-        tensor.expand(batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip(tensors, in_dims, strict=True)
-    ]
-    return [tensor.flatten(0, 1) for tensor in mapped]
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
+        return _Affine.apply(*lead_with_clients(info.batch_size, in_dims, tensors)), 0  # type: ignore[no-untyped-call]
 
 
 def check_widths(**widths: int) -> None:
