@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fl_lightning.models.wide_linear import wide_linear
+
 
 class GeneratorHead(nn.Module):
     """Base of the heads: holds the vector that all clients start near.
@@ -73,7 +75,7 @@ class FullHead(GeneratorHead):
 
     def forward(self, x_CD: Tensor) -> Tensor:
         """Return the generated parameters, one row per client."""
-        return functional.linear(x_CD, self.weight_PD, self.start_P)
+        return wide_linear(x_CD, self.weight_PD, self.start_P)
 
 
 class FactoredHead(GeneratorHead):
@@ -98,7 +100,7 @@ class FactoredHead(GeneratorHead):
 
     def forward(self, x_CD: Tensor) -> Tensor:
         """Return the generated parameters, one row per client."""
-        return functional.linear(self.coefficients(x_CD), self.directions_PR, self.start_P)
+        return wide_linear(self.coefficients(x_CD), self.directions_PR, self.start_P)
 
 
 class ChunkedHead(GeneratorHead):

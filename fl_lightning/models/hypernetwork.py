@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.models.wide_linear import WideLinear
+
 
 class QueryKeyAttention(nn.Module):
     """softmax((X A_Q)(X A_K)^T) X A_V of eq. (10), with no division by the square root of D, as printed.
@@ -104,7 +106,7 @@ class AttentionHypernetwork(nn.Module):
         for width in [in_channels] + [hidden_channels] * (num_hidden_layers - 1):
             hidden += [nn.Linear(width, hidden_channels), nn.ReLU(), nn.Dropout(dropout)]
         self.hidden = nn.Sequential(*hidden)
-        self.output = nn.Linear(hidden_channels, num_outputs)
+        self.output = WideLinear(hidden_channels, num_outputs)
         with torch.no_grad():
             self.output.weight.mul_(output_scale)
 
