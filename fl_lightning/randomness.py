@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fl_lightning.autograd import quick
-
 MASK_64 = (1 << 64) - 1
 MASK_63 = (1 << 63) - 1
 
@@ -150,7 +148,6 @@ def kept_fraction(drop_probability: float) -> float:
     return 1.0 - _threshold(drop_probability) / 256
 
 
-@quick
 class _Multipliers(Function):
     """Under ``vmap`` one draw for all clients."""
 
@@ -168,14 +165,14 @@ class _Multipliers(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], key: Tensor, *args: Any) -> tuple[Tensor, int]:
-        return _Multipliers.apply(key.movedim(in_dims[0], 0), *args), 1  # type: ignore[no-untyped-call]
+        return _Multipliers.forward(key.movedim(in_dims[0], 0), *args), 1
 
 
 def dropout_multipliers(key: Tensor, count: int, like: Tensor, probability: float) -> Tensor:
     """What dropout multiplies with: 0 where an element is dropped and 1 / (kept fraction) elsewhere.
 
     Args:
-        key: int64 key, scalar (one per client under ``torch.vmap``), or (C,).
+        key: int64 key, scalar (one per client under ``torch.vmap``), or (C,) of a stack.
         count: Number of draws; they are those of the keys ``key``, ``key + 1``, ...
         like: Values to be multiplied, (N, F), or (C, N, F).
         probability: Drop probability in [0, 1), rounded to a multiple of 1/256.
@@ -183,8 +180,8 @@ def dropout_multipliers(key: Tensor, count: int, like: Tensor, probability: floa
     Returns:
         Multipliers (count, N, F) or (count, C, N, F), of the type of ``like``.
     """
-    shape = (like.shape[-2], like.shape[-1])
-    drawn: Tensor = _Multipliers.apply(key, count, shape, probability, like.dtype)  # type: ignore[no-untyped-call]
+    draw = _Multipliers.forward if key.dim() else _Multipliers.apply
+    drawn: Tensor = draw(key, count, (like.shape[-2], like.shape[-1]), probability, like.dtype)
     return drawn
 
 

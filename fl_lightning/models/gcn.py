@@ -5,23 +5,23 @@ H' = Â H W + b with Â = D^(-1/2) (A + I) D^(-1/2).
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
-from fl_lightning.autograd import lead_with_clients, quick
 from fl_lightning.block_sparse import BlockSparse, block_matmul
 from fl_lightning.graph_batch import GraphBatch
-from fl_lightning.models.linear import Linear, add_bias, product_dtype
+from fl_lightning.models.linear import Linear, add_bias
 from fl_lightning.models.output import NetOutput
 from fl_lightning.randomness import dropout, dropout_multipliers, kept_fraction
 
 
 def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: GraphBatch) -> Tensor:
-    """Â x W + b, of the batch's own features where ``x_NF`` is None.
+    """Â x W + b, of the batch's own features where ``x_NF`` is None; on a stack all with a leading client dimension.
 
     The features never change: dense ones are kept already propagated, sparse ones are multiplied as such.
     """
@@ -30,70 +30,62 @@ def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: Grap
     if x_NF is None:
         x_NF, features = batch.propagated_x, batch.sparse_x
         adjacency = adjacency if features is not None else None
-    convolved: Tensor = _Convolution.apply(x_NF, weight_FD, bias_D, features, adjacency)  # type: ignore[no-untyped-call]
-    return convolved
+    if weight_FD.dim() > 2:
+        convolved: Tensor = _Convolution.apply(x_NF, weight_FD, bias_D, features, adjacency)  # type: ignore[no-untyped-call]
+        return convolved
+    product = x_NF @ weight_FD if features is None else block_matmul(features, weight_FD)  # type: ignore[operator]
+    return (product if adjacency is None else block_matmul(adjacency, product)) + bias_D
 
 
-@quick
 class _Convolution(Function):
-    """Â x W + b with x dense, or sparse (then ``features``, and x is None); None for Â is the identity."""
+    """:func:`convolve` on a stack, with fewer passes: x is dense, or None and ``features`` sparse; None for Â is I."""
 
     @staticmethod
     def forward(
-        x: Tensor | None, weight: Tensor, bias: Tensor, features: BlockSparse | None, adjacency: BlockSparse | None
+        ctx: Any,
+        x: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        features: BlockSparse | None,
+        adjacency: BlockSparse | None,
     ) -> Tensor:
         product = x @ weight if features is None else features.multiply(weight)  # type: ignore[operator]
+        ctx.save_for_backward(x, weight)
+        ctx.features, ctx.adjacency, ctx.dtype, ctx.bias_dtype = features, adjacency, product.dtype, bias.dtype
         return add_bias(product if adjacency is None else adjacency.multiply(product), bias)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, bias, ctx.features, ctx.adjacency = inputs
-        ctx.save_for_backward(*([weight] if x is None else [weight, x]))
-        ctx.dtype, ctx.bias_dtype = product_dtype(output), bias.dtype
-
-    @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        multiply = block_matmul if torch.is_grad_enabled() else BlockSparse.multiply  # for gradients of gradients
-        weight, *dense = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         of_x, of_weight = ctx.needs_input_grad[:2]
-        of_product = grad if ctx.adjacency is None else multiply(ctx.adjacency, grad, transpose=True)
+        of_product = grad if ctx.adjacency is None else ctx.adjacency.multiply(grad, transpose=True)
+        of_product = of_product.to(ctx.dtype)  # of another type than x and the weight under autocast
         grad_x = grad_weight = None
-        if ctx.features is not None:
-            grad_weight = multiply(ctx.features, of_product, transpose=True).to(weight.dtype)
-        else:
-            [x], of_product = dense, of_product.to(ctx.dtype)  # of another type than x and the weight under autocast
-            grad_x = (of_product @ weight.mT.to(ctx.dtype)).to(x.dtype) if of_x else None
-            grad_weight = (x.mT.to(ctx.dtype) @ of_product).to(weight.dtype) if of_weight else None
+        if of_x:
+            grad_x = (of_product @ weight.mT.to(ctx.dtype)).to(x.dtype)
+        if of_weight and ctx.features is not None:
+            grad_weight = ctx.features.multiply(of_product, transpose=True).to(weight.dtype)
+        elif of_weight:
+            grad_weight = (x.mT.to(ctx.dtype) @ of_product).to(weight.dtype)
         return grad_x, grad_weight, grad.sum(dim=-2).to(ctx.bias_dtype), None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *operands: Any) -> tuple[Tensor, int]:
-        tensors = lead_with_clients(info.batch_size, in_dims[:3], operands[:3])
-        return _Convolution.apply(*tensors, *operands[3:]), 0  # type: ignore[no-untyped-call]
 
-
-@quick
 class _ReLUDropout(Function):
-    """ReLU and dropout by given multipliers: only the result is kept for the backward."""
+    """ReLU and dropout by given multipliers on a stack: only the result is kept for the backward."""
 
     @staticmethod
-    def forward(x: Tensor, multiplier: Tensor, scale: float) -> Tensor:
-        return x.relu().mul_(multiplier)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def forward(ctx: Any, x: Tensor, multiplier: Tensor, scale: float) -> Tensor:
+        output = x.relu().mul_(multiplier)
         ctx.save_for_backward(output)
-        ctx.scale = inputs[2]
+        ctx.scale = scale
+        return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         [output] = ctx.saved_tensors  # positive where x is and where it is kept
         return torch.ops.aten.threshold_backward(grad, output, 0).mul_(ctx.scale), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, multiplier: Tensor, scale: float) -> tuple[Tensor, int]:
-        tensors = lead_with_clients(info.batch_size, in_dims[:2], (x, multiplier))
-        return _ReLUDropout.apply(*tensors, scale), 0  # type: ignore[no-untyped-call]
 
 
 class GraphConvolution(nn.Module):
@@ -133,21 +125,24 @@ class ConvolutionStack(nn.Module):
     def encode(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
         """Return the last convolution's output, and the same after its ReLU and dropout, each (N, hidden)."""
         h_ND: Tensor | None = None
-        multipliers = None
+        multipliers: Sequence[Tensor] = ()
         for layer, conv in enumerate(self.convs):
             embedding_ND: Tensor = conv(h_ND, batch)
             if not self.training or self.dropout == 0:
                 h_ND = embedding_ND.relu()
                 continue
-            if multipliers is None:  # for all layers at once
-                multipliers = dropout_multipliers(batch.key, len(self.convs), embedding_ND, self.dropout)
-            scale = 1 / kept_fraction(self.dropout)
-            h_ND = _ReLUDropout.apply(embedding_ND, multipliers[layer], scale)  # type: ignore[no-untyped-call]
+            if layer == 0:  # for all layers at once
+                multipliers = dropout_multipliers(batch.key, len(self.convs), embedding_ND, self.dropout).unbind()
+            if embedding_ND.dim() > 2:
+                scale = 1 / kept_fraction(self.dropout)
+                h_ND = _ReLUDropout.apply(embedding_ND, multipliers[layer], scale)  # type: ignore[no-untyped-call]
+            else:
+                h_ND = embedding_ND.relu() * multipliers[layer]
         assert h_ND is not None
         return embedding_ND, h_ND
 
     def drop(self, h_ND: Tensor, batch: GraphBatch, layer: int) -> Tensor:
-        """Dropout in training mode, with a draw of its own for each layer."""
+        """Dropout in training mode, with a draw of its own for each layer; the convolutions have the first ones."""
         return dropout(h_ND, batch.key + layer, self.dropout) if self.training else h_ND
 
 

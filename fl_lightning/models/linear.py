@@ -26,12 +26,6 @@ def add_bias(product: Tensor, bias: Tensor) -> Tensor:
     return product.add_(bias) if product.dtype == bias.dtype else product + bias
 
 
-def product_dtype(result: Tensor) -> torch.dtype:
-    """The type that matrix products now have, given that of their result with a bias."""
-    device = result.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else result.dtype
-
-
 @quick
 class _Affine(Function):
     """x W^T + b whose gradient in W is a product of W's shape: for few outputs, the transposed takes four times."""
@@ -44,7 +38,9 @@ class _Affine(Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
         x, weight, bias = inputs
         ctx.save_for_backward(x, weight)
-        ctx.dtype, ctx.bias_dtype = product_dtype(output), bias.dtype
+        device = output.device.type
+        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else output.dtype
+        ctx.bias_dtype = bias.dtype
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
