@@ -19,15 +19,13 @@ def quick(function: AnyFunction) -> AnyFunction:
     return function
 
 
-def lead_with_clients(
-    batch_size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor | None]
-) -> list[Tensor | None]:
+def lead_with_clients(batch_size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Put the dimension that ``vmap`` maps over first, and give it to the tensors that all clients share.
 
     Args:
         batch_size: Size of the mapped dimension.
         in_dims: Where each tensor has it; None where all share one.
-        tensors: The tensors; None stays None.
+        tensors: The tensors.
 
     Example:
         >>> import torch
@@ -36,7 +34,7 @@ def lead_with_clients(
         [(3, 7), (3, 7)]
     """
     return [
-        None if tensor is None else tensor.expand(batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        tensor.expand(batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
         for tensor, dim in zip(tensors, in_dims, strict=True)
     ]
 
@@ -53,4 +51,4 @@ def fold_clients(batch_size: int, in_dims: Sequence[int | None], tensors: Sequen
         >>> [tuple(tensor.shape) for tensor in fold_clients(3, [None, 2], [shared, own])]
         [(6, 7), (6, 7)]
     """
-    return [tensor.flatten(0, 1) for tensor in lead_with_clients(batch_size, in_dims, tensors) if tensor is not None]
+    return [tensor.flatten(0, 1) for tensor in lead_with_clients(batch_size, in_dims, tensors)]

@@ -71,8 +71,9 @@ class BlockSparse:
         dtype, leading, width = x.dtype, x.shape[:-2], x.shape[-1]
         x = x.detach().to(matrix.dtype)  # detached, or the kernel would prepare for a backward pass of its own
         if x.dim() > 2 and self.num_blocks == 1:  # one matrix for all clients: their columns side by side
-            columns = x.movedim(0, 1).flatten(1)
-            return _csr_matmul(matrix, columns).view(-1, *leading, width).movedim(0, 1).to(dtype)
+            columns = x.flatten(0, -3).movedim(0, 1).flatten(1)
+            product = _csr_matmul(matrix, columns).view(len(matrix), -1, width).movedim(0, 1)
+            return product.reshape(*leading, -1, width).to(dtype)
         if x.dim() > 2 and x.stride(0) == 0 and not transpose:
             product = _csr_matmul(self.common, x[0])
         else:

@@ -21,7 +21,7 @@ MASK_63 = (1 << 63) - 1
 
 #: The constants of the element hash, as tensors: as numbers they would be made into such in every pass.
 _15, _12, _MASK_17, _MASK_20, _FACTOR_1, _FACTOR_2 = torch.tensor(
-    [15, 12, 0x1FFFF, 0xFFFFF, 0x2C1B3C6D, 0x297A2D39], dtype=torch.int32
+    [15, 12, 0x1FFFF, 0xFFFFF, 0x2C1B3C6D, 0x297A2D39], dtype=torch.int32, device="cpu"
 )
 
 
@@ -148,6 +148,12 @@ def kept_fraction(drop_probability: float) -> float:
     return 1.0 - _threshold(drop_probability) / 256
 
 
+@functools.cache
+def dropout_scale(drop_probability: float, dtype: torch.dtype) -> float:
+    """What a dropout layer multiplies the kept elements with: 1 / (kept fraction), as exact as the type is."""
+    return float(torch.tensor(1 / kept_fraction(drop_probability), device="cpu", dtype=torch.float64).to(dtype))
+
+
 class _Multipliers(Function):
     """Under ``vmap`` one draw for all clients."""
 
@@ -157,7 +163,7 @@ class _Multipliers(Function):
         threshold = _threshold(probability)
         # clamp(byte, threshold - 1, threshold) tells byte >= threshold without the slow passes over booleans
         kept = random_bytes(keys, *shape).clamp_(threshold - 1, threshold).sub_(threshold - 1)
-        return kept.to(dtype).mul_(1 / kept_fraction(probability))
+        return kept.to(dtype).mul_(dropout_scale(probability, dtype))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -165,7 +171,7 @@ class _Multipliers(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], key: Tensor, *args: Any) -> tuple[Tensor, int]:
-        return _Multipliers.forward(key.movedim(in_dims[0], 0), *args), 1
+        return _Multipliers.apply(key.movedim(in_dims[0], 0), *args), 1  # type: ignore[no-untyped-call]
 
 
 def dropout_multipliers(key: Tensor, count: int, like: Tensor, probability: float) -> Tensor:
@@ -175,7 +181,7 @@ def dropout_multipliers(key: Tensor, count: int, like: Tensor, probability: floa
         key: int64 key, scalar (one per client under ``torch.vmap``), or (C,) of a stack.
         count: Number of draws; they are those of the keys ``key``, ``key + 1``, ...
         like: Values to be multiplied, (N, F), or (C, N, F).
-        probability: Drop probability in [0, 1), rounded to a multiple of 1/256.
+        probability: Drop probability in (0, 1), rounded as :func:`keep_mask` does.
 
     Returns:
         Multipliers (count, N, F) or (count, C, N, F), of the type of ``like``.
@@ -191,7 +197,7 @@ def dropout(x: Tensor, key: Tensor, probability: float) -> Tensor:
     Args:
         x: Values, shape (..., N, F).
         key: int64 key, scalar (one per client under ``torch.vmap``).
-        probability: Drop probability in [0, 1), rounded to a multiple of 1/256; the scaling uses the rounded value.
+        probability: Drop probability in [0, 1), rounded as :func:`keep_mask` does; the scaling uses the rounded value.
 
     Returns:
         Tensor of x's shape.

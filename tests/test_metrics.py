@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fl_lightning.metrics import OverClients, client_values, summarise
+from fl_lightning.metrics import OverClients, client_values, over_clients, summarise
 from fl_lightning.payload import Payload
 from fl_lightning.selection import Selection
 
@@ -45,6 +45,25 @@ def test_no_client_with_examples_gives_nan() -> None:
     metric = OverClients()
     metric.update(torch.zeros(3, 2))
     assert all(value.isnan() for value in metric.compute().values())
+
+
+def test_figures_without_clients_and_of_numbers_that_are_not_finite() -> None:
+    assert all(value.isnan() for value in over_clients(torch.zeros(0, 2)).values())
+    totals = torch.tensor([[math.nan, 2.0], [3.0, 4.0], [math.inf, 0.0]])  # the last has no examples
+    assert all(value.isnan() for value in over_clients(totals).values())
+    totals[0, 0] = math.inf
+    found = over_clients(totals, higher_is_better=False)
+    assert [float(found[kind]) for kind in ("mean", "worst", "weighted")] == [math.inf] * 3
+    assert summarise(Payload(clients=())) == {}
+
+
+def test_metrics_of_a_summary_do_not_mix() -> None:
+    signals = {"val/loss": TOTALS, "test/acc": TOTALS.flip(0) * torch.tensor([0.5, 1.0]), "test/mse": TOTALS[[0] * 4]}
+    figures = summarise(Payload(clients=(0, 1, 2, 3), signals=signals))
+    for name, totals in signals.items():
+        alone = over_clients(totals, higher_is_better=name == "test/acc")
+        for kind, value in alone.items():
+            assert figures[name if kind == "mean" else f"{name}_{kind}"] == pytest.approx(float(value))
 
 
 def test_summary_names() -> None:

@@ -13,7 +13,8 @@ def derive_keys(*parts: int | str | Tensor) -> Tensor:
     """The keys of a path of which some parts are tensors, which are broadcast against each other.
 
     Args:
-        parts: For example ``(seed, "train", round_idx, client_C, step_S1)``, at least one tensor, in int64.
+        parts: For example ``(seed, "train", round_idx, client_C, step_S1)``; at least one is a tensor, in int64 and of
+            one or more dimensions.
 
     Returns:
         int64 keys, below 2**63 and not negative, equal to those of ``derive_key`` for each element.

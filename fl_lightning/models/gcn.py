@@ -17,13 +17,15 @@ from fl_lightning.block_sparse import BlockSparse, block_matmul
 from fl_lightning.graph_batch import GraphBatch
 from fl_lightning.models.linear import Linear, add_bias
 from fl_lightning.models.output import NetOutput
-from fl_lightning.randomness import dropout, dropout_multipliers, kept_fraction
+from fl_lightning.randomness import dropout, dropout_multipliers, dropout_scale
 
 
 def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: GraphBatch) -> Tensor:
     """Â x W + b, of the batch's own features where ``x_NF`` is None; on a stack all with a leading client dimension.
 
     The features never change: dense ones are kept already propagated, sparse ones are multiplied as such.
+
+    A stack has a first derivative only, and no rule for another ``vmap``; one client, also under ``vmap``, has all.
     """
     features: BlockSparse | None = None
     adjacency: BlockSparse | None = batch.adjacency
@@ -111,7 +113,7 @@ class ConvolutionStack(nn.Module):
     """Graph convolutions, each followed by ReLU and dropout: the backbone (``convs.*``) of every classifier here.
 
     Args:
-        convs: The convolutions, in order.
+        convs: The convolutions, in order; their outputs are of one width.
         dropout: Drop probability after each convolution, in [0, 1).
     """
 
@@ -134,7 +136,7 @@ class ConvolutionStack(nn.Module):
             if layer == 0:  # for all layers at once
                 multipliers = dropout_multipliers(batch.key, len(self.convs), embedding_ND, self.dropout).unbind()
             if embedding_ND.dim() > 2:
-                scale = 1 / kept_fraction(self.dropout)
+                scale = dropout_scale(self.dropout, embedding_ND.dtype)
                 h_ND = _ReLUDropout.apply(embedding_ND, multipliers[layer], scale)  # type: ignore[no-untyped-call]
             else:
                 h_ND = embedding_ND.relu() * multipliers[layer]

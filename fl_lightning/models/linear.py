@@ -28,7 +28,7 @@ def add_bias(product: Tensor, bias: Tensor) -> Tensor:
 
 @quick
 class _Affine(Function):
-    """x W^T + b whose gradient in W is a product of W's shape: for few outputs, the transposed takes four times."""
+    """x W^T + b whose gradient in W is a product of W's shape: for few outputs, W^T's takes four times as long."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

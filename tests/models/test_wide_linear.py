@@ -21,6 +21,16 @@ def test_blocks_compute_what_a_linear_layer_computes(num_outputs) -> None:
     torch.testing.assert_close(gradients, torch.autograd.grad(reference, expected, upstream), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("shape", [(0, 6), (6,), (2, 3, 6)])
+def test_inputs_that_are_no_rows_are_mapped_as_by_a_linear_layer(shape) -> None:
+    layer, x = WideLinear(6, 2 * BLOCK), torch.randn(shape)
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    free = WideLinear(6, 2 * BLOCK, bias=False)
+    assert torch.equal(free(x), F.linear(x, free.weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
 def test_a_gradient_may_be_one_number_for_all_and_inputs_may_be_fixed() -> None:
     layer = WideLinear(6, 2 * BLOCK + 3)
     x = torch.randn(4, 6)
