@@ -98,7 +98,8 @@ class ClientModule(LightningModule):
 
     def output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net with the given parameters; train or eval mode is the module's."""
-        output: NetOutput = functional_call(self.net, dict(parameters), (batch,))
+        # executors refuse nets with tied weights, and to look for them here takes as long as a layer
+        output: NetOutput = functional_call(self.net, dict(parameters), (batch,), tie_weights=False)
         return output
 
     def objective(
@@ -242,7 +243,8 @@ def _masked_mean(value_N: Tensor, mask_N: Tensor) -> Tensor:
 
 def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Cross entropy of every example, (..., N)."""
-    logits_EK, y_E = logits.flatten(0, -2), y.flatten()
     if logits.shape[-1] < _VECTOR and logits.device.type == "cpu":  # classes first, so that examples fill the vectors
-        return F.cross_entropy(logits_EK.t()[None], y_E[None], reduction="none").view_as(y)
-    return F.cross_entropy(logits_EK, y_E, reduction="none").view_as(y)
+        if logits.dim() == 2:
+            return F.cross_entropy(logits.t()[None], y[None], reduction="none")[0]
+        return F.cross_entropy(logits.mT, y, reduction="none")
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view_as(y)

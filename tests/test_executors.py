@@ -584,6 +584,18 @@ def test_running_statistics_are_refused(executor, federation, make_trainer) -> N
         make_trainer(executor=executor()).fit(ClientModule(Normalised), federation, FedAvg())
 
 
+class Tied(GCN):
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.again = self.head
+
+
+@both_executors
+def test_parameters_of_two_names_are_refused(executor, federation, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"model\.net has again\.bias, again\.weight as second names of parameters"):
+        make_trainer(executor=executor()).fit(ClientModule(Tied), federation, FedAvg())
+
+
 @both_executors
 def test_optimizers_with_closures_are_refused(executor, federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match=r"model\.optimizer: LBFGS needs a closure; choose a first-order"):

@@ -70,7 +70,14 @@ class Executor(ABC):
         Raises:
             ValueError: The net or its optimiser is of a kind that clients cannot be run with.
         """
-        buffers = client.net.state_dict().keys() - dict(client.net.named_parameters()).keys()
+        names = dict(client.net.named_parameters()).keys()
+        twins = dict(client.net.named_parameters(remove_duplicate=False)).keys() - names
+        if twins:
+            raise ValueError(
+                f"model.net has {', '.join(sorted(twins))} as second names of parameters: a client's parameters travel "
+                "once, so keep the shared layer under one name and call it where it is needed"
+            )
+        buffers = client.net.state_dict().keys() - names
         if buffers:
             raise ValueError(
                 f"model.net keeps {', '.join(sorted(buffers))} outside its parameters, which neither checkpoints nor "

@@ -201,7 +201,9 @@ class Crew:
                 continue
             gradient = gradient.contiguous()  # as fused kernels read it
             for block, member, steps in zip(self.blocks, self.members[name], active, strict=True):
-                if steps:
+                if steps and len(self.blocks) == 1 and self.together:
+                    member.grad = gradient
+                elif steps:
                     member.grad = gradient[block] if self.together else gradient[block.start]
         self.optimizer.step()
         for members in self.members.values():

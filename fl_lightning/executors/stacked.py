@@ -204,12 +204,12 @@ class StackedExecutor(Executor):
         compute = loss if self.takes_stacks and stage.penalty is None else torch.vmap(loss)
         num_steps = max(steps, default=0) if trained else 0
         draws = batch.draws(self.keys(round_idx, stage.name, clients, num_steps))
+        leaves = {name: tensor.detach() for name, tensor in crew.parameters.items()}  # the crew steps their memory
+        inputs = [leaves[name].requires_grad_() for name in trained]
         for step, drawn in enumerate(draws):
-            leaves = {name: tensor.detach() for name, tensor in crew.parameters.items()}
-            inputs = [leaves[name].requires_grad_() for name in trained]
             with self.fabric.autocast():
                 loss_C = compute(leaves, drawn.tensors(), anchor)
-            gradients = torch.autograd.grad(loss_C.sum(), inputs, allow_unused=True)
+            gradients = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), allow_unused=True)
             crew.step(client.clip(dict(zip(trained, gradients, strict=True))), step)
         crew.store(stack)
         client.eval()

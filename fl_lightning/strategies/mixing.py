@@ -100,7 +100,10 @@ class Mixing(Strategy):
             return
         for name, tensor in upload.parameters.items():
             mixed = (mixing.to(tensor) @ tensor.reshape(len(tensor), -1)).view(len(mixing), *tensor.shape[1:])
-            self.models[name][rows.to(tensor.device)] = mixed
+            if self.personalised:
+                self.models[name][rows.to(tensor.device)] = mixed
+            else:
+                self.models[name] = mixed
 
     def _aggregate_robustly(self, aggregation: Aggregation, mixing: Tensor, upload: Payload, rows: Tensor) -> None:
         """All parameters of a client as one row, which is how distances and lengths are meant."""
