@@ -119,9 +119,15 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
     ordered, order = clients.sort()
     is_ordered = torch.equal(clients, ordered)
 
+    places = torch.split(order.argsort(), [len(part.clients) for part in parts])
+
     def join(tensors: list[Tensor]) -> Tensor:
-        joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return joined if is_ordered else joined[order.to(joined.device)]
+        if is_ordered:
+            return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        joined = tensors[0].new_empty(len(clients), *tensors[0].shape[1:])
+        for place, tensor in zip(places, tensors, strict=True):
+            joined[place.to(joined.device)] = tensor
+        return joined
 
     examples = [part.num_examples for part in parts if part.num_examples is not None]
     return Payload(

@@ -1,8 +1,11 @@
 """Clients spread over the processes of a Fabric, and their payloads brought together again."""
 
 import atexit
+import hashlib
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed
@@ -10,6 +13,10 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.payload import Payload, concatenate, unflatten
+
+#: What the processes of a Fabric have sent each other, by the digests; the same on all of them.
+_SEEN: WeakKeyDictionary[Fabric, dict[tuple[int, ...], list[bytes]]] = WeakKeyDictionary()
+_NUM_SEEN, _LARGEST_SEEN = 64, 2**20
 
 
 def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
@@ -90,12 +97,29 @@ def gather(fabric: Fabric, payload: Payload) -> Payload:
 
 
 def gather_objects(fabric: Fabric, item: Any) -> list[Any]:
-    """Every process's small object, by rank."""
+    """Every process's small object, by rank.
+
+    They are alike from round to round, so their digests go ahead, which takes a third of the time, and what all
+    processes have seen together before is not sent again.
+    """
     if fabric.world_size == 1:
         return [item]
-    items: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(items, item)
-    return items
+    own = pickle.dumps(item)
+    digest = int.from_bytes(hashlib.blake2b(own, digest_size=8).digest(), "little", signed=True)
+    message = torch.tensor([digest], device=fabric.device)
+    digests = [torch.empty_like(message) for _ in range(fabric.world_size)]
+    torch.distributed.all_gather(digests, message)
+    key = tuple(torch.cat(digests).tolist())
+    seen = _SEEN.setdefault(fabric, {})
+    everyone = seen.get(key)
+    if everyone is None:
+        everyone = [b""] * fabric.world_size
+        torch.distributed.all_gather_object(everyone, own)
+        if len(seen) == _NUM_SEEN:
+            seen.clear()
+        if sum(map(len, everyone)) <= _LARGEST_SEEN:  # predictions, for example, are large and come but once
+            seen[key] = everyone
+    return [pickle.loads(each) for each in everyone]
 
 
 def _describe(payload: Payload) -> tuple[tuple[int, ...], dict[str, tuple[torch.Size, torch.dtype]]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -227,9 +228,6 @@ def gather_with(monkeypatch):
     """Gathers a payload with that of an imagined second process."""
 
     def gather(mine: Payload, other: Payload) -> Payload:
-        def all_gather_object(items, item) -> None:
-            items[:] = [item, processes._describe(other)]
-
         def all_gather(everyone, packed) -> None:
             everyone[0].copy_(packed)
             everyone[1].zero_()
@@ -242,8 +240,8 @@ def gather_with(monkeypatch):
                     everyone[1][: len(other.clients), start:stop] = other.named()[name].reshape(len(other.clients), -1)
                 start = stop
 
-        fake = types.SimpleNamespace(all_gather_object=all_gather_object, all_gather=all_gather)
-        monkeypatch.setattr(torch, "distributed", fake)
+        monkeypatch.setattr(torch, "distributed", types.SimpleNamespace(all_gather=all_gather))
+        monkeypatch.setattr(processes, "gather_objects", lambda fabric, item: [item, processes._describe(other)])
         return processes.gather(types.SimpleNamespace(world_size=2, device=torch.device("cpu")), mine)
 
     return gather
@@ -279,3 +277,47 @@ def test_unlike_shapes_in_two_processes_name_the_tensor(gather_with) -> None:
     mine = Payload(clients=(0,), signals={"embedding": torch.ones(1, 3)})
     with pytest.raises(ValueError, match="processes sent 'embedding' in different forms"):
         gather_with(mine, Payload(clients=(1,), signals={"embedding": torch.ones(1, 4)}))
+
+
+class TwoProcesses:
+    """This process and one that always has the same object to send."""
+
+    world_size = 2
+    device = torch.device("cpu")
+
+    def __init__(self, monkeypatch) -> None:
+        self.sent: list[bytes] = []
+        monkeypatch.setattr(torch, "distributed", self)
+
+    def all_gather(self, everyone, mine) -> None:
+        everyone[0].copy_(mine)
+        everyone[1].fill_(-1)
+
+    def all_gather_object(self, everyone, mine) -> None:
+        self.sent.append(mine)
+        everyone[:] = [mine, pickle.dumps("other")]
+
+
+def test_objects_that_were_exchanged_before_are_not_sent_again(monkeypatch) -> None:
+    fabric = TwoProcesses(monkeypatch)
+    items = [{"clients": (0, 1)}, {"clients": (0, 2)}, {"clients": (0, 1)}, {"clients": (0, 1)}]
+    for item in items:
+        received = processes.gather_objects(fabric, item)
+        assert received == [item, "other"]
+        received[0]["clients"] = None  # nobody else's
+    assert [pickle.loads(sent) for sent in fabric.sent] == items[:2]
+
+    again = TwoProcesses(monkeypatch)  # other processes have not seen it
+    assert processes.gather_objects(again, items[0]) == [items[0], "other"]
+    assert len(again.sent) == 1
+
+
+def test_large_and_old_objects_are_not_kept(monkeypatch) -> None:
+    fabric = TwoProcesses(monkeypatch)
+    large = b"x" * (processes._LARGEST_SEEN + 1)
+    for _ in range(2):
+        assert processes.gather_objects(fabric, large)[0] == large
+    assert len(fabric.sent) == 2
+    for number in range(3 * processes._NUM_SEEN):
+        processes.gather_objects(fabric, number)
+    assert 0 < len(processes._SEEN[fabric]) <= processes._NUM_SEEN
