@@ -118,8 +118,7 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
     clients = torch.tensor([client for part in parts for client in part.clients])
     ordered, order = clients.sort()
     is_ordered = torch.equal(clients, ordered)
-
-    places = torch.split(order.argsort(), [len(part.clients) for part in parts])
+    places = () if is_ordered else torch.split(order.argsort(), [len(part.clients) for part in parts])
 
     def join(tensors: list[Tensor]) -> Tensor:
         if is_ordered:

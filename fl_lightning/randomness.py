@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from fl_lightning.autograd import quick
+
 MASK_64 = (1 << 64) - 1
 MASK_63 = (1 << 63) - 1
 
@@ -154,6 +156,7 @@ def dropout_scale(drop_probability: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(1 / kept_fraction(drop_probability), device="cpu", dtype=torch.float64).to(dtype))
 
 
+@quick
 class _Multipliers(Function):
     """Under ``vmap`` one draw for all clients."""
 
@@ -186,8 +189,8 @@ def dropout_multipliers(key: Tensor, count: int, like: Tensor, probability: floa
     Returns:
         Multipliers (count, N, F) or (count, C, N, F), of the type of ``like``.
     """
-    draw = _Multipliers.forward if key.dim() else _Multipliers.apply
-    drawn: Tensor = draw(key, count, (like.shape[-2], like.shape[-1]), probability, like.dtype)
+    shape = (like.shape[-2], like.shape[-1])
+    drawn: Tensor = _Multipliers.apply(key, count, shape, probability, like.dtype)  # type: ignore[no-untyped-call]
     return drawn
 
 

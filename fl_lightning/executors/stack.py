@@ -153,6 +153,7 @@ class Crew:
             that :meth:`store` writes back.
         rows: Where they stand.
         blocks: Their runs of equal age and number of steps, each one parameter of the optimiser.
+        sizes: Clients of each block.
         num_steps: Steps of each block.
     """
 
@@ -165,6 +166,7 @@ class Crew:
         together = type(stack.client.configure_optimizers()) in ELEMENTWISE
         alone = [slice(row, row + 1) for row in range(len(positions))]
         self.blocks = _runs(stack.ages(positions, num_steps)) if together else alone
+        self.sizes = [block.stop - block.start for block in self.blocks]
         self.num_steps = [num_steps[block.start] for block in self.blocks]
         self.members = {
             name: [nn.Parameter(tensor[block] if together else tensor[block.start]) for block in self.blocks]
@@ -200,11 +202,10 @@ class Crew:
             if gradient is None:  # frozen, or not used by the objective
                 continue
             gradient = gradient.contiguous()  # as fused kernels read it
-            for block, member, steps in zip(self.blocks, self.members[name], active, strict=True):
-                if steps and len(self.blocks) == 1 and self.together:
-                    member.grad = gradient
-                elif steps:
-                    member.grad = gradient[block] if self.together else gradient[block.start]
+            pieces = torch.split(gradient, self.sizes) if self.together else gradient.unbind()
+            for piece, member, steps in zip(pieces, self.members[name], active, strict=True):
+                if steps:
+                    member.grad = piece
         self.optimizer.step()
         for members in self.members.values():
             for member in members:

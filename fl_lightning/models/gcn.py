@@ -73,8 +73,17 @@ class _Convolution(Function):
         return grad_x, grad_weight, grad.sum(dim=-2).to(ctx.bias_dtype), None, None
 
 
+def relu_dropout(x_ND: Tensor, multiplier_ND: Tensor, probability: float) -> Tensor:
+    """ReLU, then dropout by multipliers that were drawn with the given probability; derivatives as :func:`convolve`."""
+    if x_ND.dim() > 2:
+        scale = dropout_scale(probability, x_ND.dtype)
+        dropped: Tensor = _ReLUDropout.apply(x_ND, multiplier_ND, scale)  # type: ignore[no-untyped-call]
+        return dropped
+    return x_ND.relu() * multiplier_ND
+
+
 class _ReLUDropout(Function):
-    """ReLU and dropout by given multipliers on a stack: only the result is kept for the backward."""
+    """:func:`relu_dropout` on a stack: only the result is kept for the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, multiplier: Tensor, scale: float) -> Tensor:
@@ -127,19 +136,13 @@ class ConvolutionStack(nn.Module):
     def encode(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
         """Return the last convolution's output, and the same after its ReLU and dropout, each (N, hidden)."""
         h_ND: Tensor | None = None
+        drops = self.training and self.dropout > 0
         multipliers: Sequence[Tensor] = ()
         for layer, conv in enumerate(self.convs):
             embedding_ND: Tensor = conv(h_ND, batch)
-            if not self.training or self.dropout == 0:
-                h_ND = embedding_ND.relu()
-                continue
-            if layer == 0:  # for all layers at once
+            if drops and layer == 0:  # for all layers at once
                 multipliers = dropout_multipliers(batch.key, len(self.convs), embedding_ND, self.dropout).unbind()
-            if embedding_ND.dim() > 2:
-                scale = dropout_scale(self.dropout, embedding_ND.dtype)
-                h_ND = _ReLUDropout.apply(embedding_ND, multipliers[layer], scale)  # type: ignore[no-untyped-call]
-            else:
-                h_ND = embedding_ND.relu() * multipliers[layer]
+            h_ND = relu_dropout(embedding_ND, multipliers[layer], self.dropout) if drops else embedding_ND.relu()
         assert h_ND is not None
         return embedding_ND, h_ND
 
