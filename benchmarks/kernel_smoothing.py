@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.allocator import keep_freed_memory
-from fl_lightning.models.kernel_smoothing import kernel_smooth, smoothing_series
+from fl_lightning.kernels.kernel_smoothing import kernel_smooth, smoothing_series
+from fl_lightning.run.allocator import keep_freed_memory
 
 BANDWIDTHS = [0.01, 0.05, 0.1, 0.5, 1.0, 10.0]
 SIZES = [250, 2_500, 17_000, 34_000, 170_000]

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.allocator import keep_freed_memory
-from fl_lightning.models.implicit_maps import ImplicitMaps
-from fl_lightning.models.restriction_maps import DenseMaps, RestrictionMaps
-from fl_lightning.topology import ErdosRenyi
+from fl_lightning.relations.topology import ErdosRenyi
+from fl_lightning.run.allocator import keep_freed_memory
+from fl_lightning.strategies.decentralised.implicit_maps import ImplicitMaps
+from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, RestrictionMaps
 
 NUM_CLIENTS = 40
 FRACTION = 0.01

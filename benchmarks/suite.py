@@ -55,14 +55,15 @@ from fl_lightning import (
     SequentialExecutor,
     StackedExecutor,
 )
-from fl_lightning.allocator import keep_freed_memory
+from fl_lightning.batches.graphs import SPARSE_FEATURE_DENSITY, GraphBatch
 from fl_lightning.callbacks import default_callbacks
-from fl_lightning.client import NetFactory
 from fl_lightning.data import ClientGraph, GivenPartitioner, MetisPartitioner, PlanetoidSource, PlantedCommunities
-from fl_lightning.graph_batch import SPARSE_FEATURE_DENSITY, GraphBatch
+from fl_lightning.federation import Federation
 from fl_lightning.models import GCN, NetOutput
-from fl_lightning.payload import Payload
-from fl_lightning.strategies import FedAvg, Federation, FedPer, FedSheafHN, Strategy
+from fl_lightning.round.client import NetFactory
+from fl_lightning.round.payload import Payload
+from fl_lightning.run.allocator import keep_freed_memory
+from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN, Strategy
 
 RESULTS = Path(__file__).parent / "results"
 NUM_EPOCHS = 3

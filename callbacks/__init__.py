@@ -2,13 +2,20 @@
 
 from fl_lightning.callback import Callback
 
-from .attacks import Attack, GaussianAttack, SameValueAttack
-from .backdoor import Backdoor, SimpleTuning
+from .attacks import (
+    Attack,
+    Backdoor,
+    GaussianAttack,
+    LabelFlipping,
+    ModelPoisoning,
+    SameValueAttack,
+    SignFlip,
+    SimpleTuning,
+)
 from .checkpoint import FederatedCheckpoint
 from .client_metrics import PerClientMetrics
 from .early_stopping import EarlyStopping
 from .ledger import CommunicationLedger
-from .poisoning import LabelFlipping, ModelPoisoning, SignFlip
 from .progress import RoundProgressBar
 from .similarity import SimilarityLogger
 from .topology import TopologyLogger

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fl_lightning.callback import Callback
-from fl_lightning.loggers import RoundTable
+from fl_lightning.run.loggers import RoundTable
 from fl_lightning.trainer import FederatedTrainer
 
 

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from fl_lightning.callback import Callback
-from fl_lightning.selection import Selection
+from fl_lightning.round.selection import Selection
 from fl_lightning.trainer import FederatedTrainer
 
 

@@ -3,9 +3,9 @@
 from typing import Any, Protocol, runtime_checkable
 
 from fl_lightning.callback import Callback
-from fl_lightning.loggers import RoundTable
-from fl_lightning.payload import Payload
-from fl_lightning.stage import Stage
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Stage
+from fl_lightning.run.loggers import RoundTable
 from fl_lightning.trainer import FederatedTrainer
 
 

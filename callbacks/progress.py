@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fl_lightning.callback import Callback
-from fl_lightning.metrics import client_values
-from fl_lightning.payload import Payload
-from fl_lightning.stage import Stage
+from fl_lightning.round.metrics import client_values
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Stage
 from fl_lightning.trainer import FederatedTrainer
 
 from .result_table import client_table, evaluation_table, number, result_table, test_metric

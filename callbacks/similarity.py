@@ -20,13 +20,13 @@ from torch import Tensor
 from fl_lightning.callback import Callback
 from fl_lightning.data import ClientGraph
 from fl_lightning.executors import Work
-from fl_lightning.payload import Payload, flatten
-from fl_lightning.processes import gather
-from fl_lightning.randomness import generator
-from fl_lightning.similarity import cosine_similarity
-from fl_lightning.stage import Signal, Stage
-from fl_lightning.strategies.fedpub import FunctionalEmbedding, proxy_graph
-from fl_lightning.strategies.fedsheafhn import graph_embedding
+from fl_lightning.kernels.randomness import generator
+from fl_lightning.relations.similarity import cosine_similarity
+from fl_lightning.round.payload import Payload, flatten
+from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.run.processes import gather
+from fl_lightning.strategies.hypernetwork.fedsheafhn import graph_embedding
+from fl_lightning.strategies.mixing.fedpub import FunctionalEmbedding, proxy_graph
 from fl_lightning.trainer import FederatedTrainer
 
 from .pictures import publish

@@ -1,12 +1,12 @@
 """Personalised federated learning on graphs, trained by PyTorch Lightning and Fabric."""
 
 from fl_lightning.callback import Callback
-from fl_lightning.client import ClientModule, RegressionClient
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.executors import SequentialExecutor, StackedExecutor
-from fl_lightning.participation import Participation
-from fl_lightning.payload import Payload
-from fl_lightning.stage import Evaluation, Stage
+from fl_lightning.round.client import ClientModule, RegressionClient
+from fl_lightning.round.participation import Participation
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import FederatedTrainer
 

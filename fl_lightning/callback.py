@@ -3,8 +3,8 @@
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.payload import Payload
-from fl_lightning.stage import Stage
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Stage
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer

@@ -18,14 +18,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
 import fl_lightning.callbacks
-import fl_lightning.loggers
-from fl_lightning.aggregation import Aggregation
+import fl_lightning.run.loggers
 from fl_lightning.callback import Callback
-from fl_lightning.client import ClientModule
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
-from fl_lightning.interruption import Interruption
+from fl_lightning.round.client import ClientModule
+from fl_lightning.run.interruption import Interruption
 from fl_lightning.strategies import Strategy
+from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.trainer import FederatedTrainer
 
 _DESCRIPTION = """Personalised federated learning on graphs.
@@ -173,7 +173,7 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True, skip={"seed"})
         parser.add_subclass_arguments(Strategy, "strategy", required=True)
         parser.add_lightning_class_args(ClientModule, "model", subclass_mode=True, required=False)
-        parser.set_defaults({"model": {"class_path": "fl_lightning.client.ClientModule"}})
+        parser.set_defaults({"model": {"class_path": "fl_lightning.round.client.ClientModule"}})
         parser.add_lightning_class_args(FederatedDataModule, "data")
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:

@@ -17,25 +17,26 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from fl_lightning import checkpoint, run_state
-from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callback import Callback, check_hooks
-from fl_lightning.client import ClientModule
 from fl_lightning.data import ClientGraph, FederatedDataModule, PartitionTable
 from fl_lightning.executors import ByArchitecture, Executor, Outcome, StackedExecutor, Work
-from fl_lightning.inspection import inspect_upload
-from fl_lightning.interruption import Interruption
-from fl_lightning.loggers import RoundCSVLogger, RoundTensorBoardLogger
-from fl_lightning.metrics import summarise
-from fl_lightning.participation import Participation, epochs_of
-from fl_lightning.payload import Payload
-from fl_lightning.processes import gather, gather_objects, leave_at_exit, shard
-from fl_lightning.profiling import RoundClock, RoundTrace
-from fl_lightning.randomness import derive_key
-from fl_lightning.run_folder import find_checkpoint, new_run_folder, run_folder_of
-from fl_lightning.selection import Selection
-from fl_lightning.stage import Evaluation, Stage
-from fl_lightning.strategies import Federation, Strategy
+from fl_lightning.federation import Federation
+from fl_lightning.kernels.randomness import derive_key
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.inspection import inspect_upload
+from fl_lightning.round.metrics import summarise
+from fl_lightning.round.participation import Participation, epochs_of
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.selection import Selection
+from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.run import checkpoint, state
+from fl_lightning.run.allocator import keep_freed_memory
+from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
+from fl_lightning.run.interruption import Interruption
+from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
+from fl_lightning.run.processes import gather, gather_objects, leave_at_exit, shard
+from fl_lightning.run.profiling import RoundClock, RoundTrace
+from fl_lightning.strategies import Strategy
 
 _DTYPES = {
     "32-true": torch.float32,
@@ -163,7 +164,7 @@ class FederatedTrainer:
         resume = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
         self._setup(model, datamodule, algorithm, run_dir=run_folder_of(resume) if resume else None)
         if resume is not None:
-            run_state.restore(self, resume)
+            state.restore(self, resume)
         self._start_loggers()
         self.trace = RoundTrace(self.run_dir / f"trace{self.fabric.global_rank or ''}.json") if profile else None
         self.started = True
@@ -446,7 +447,7 @@ class FederatedTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """The complete state between two rounds; collective: every process must call it."""
-        return run_state.capture(self)
+        return state.capture(self)
 
     def save_checkpoint(self, path: Path) -> None:
         """Write the complete state; collective: every process must call it."""
@@ -461,7 +462,7 @@ class FederatedTrainer:
         path = find_checkpoint(self.root, ckpt_path, required=True)
         assert path is not None
         self._setup(model, datamodule, algorithm, run_dir=run_folder_of(path))
-        run_state.restore(self, path)
+        state.restore(self, path)
 
     def _evaluate_checkpoint(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str, split: str

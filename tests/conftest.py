@@ -14,9 +14,9 @@ from torch.optim import Adam
 from torch_geometric.data import Data
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
+from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.data import ClientGraph, GlobalSplit, Partitioner, PlantedCommunities
-from fl_lightning.graph_batch import GraphCollator
-from fl_lightning.topology import Ring
+from fl_lightning.relations.topology import Ring
 
 torch.set_num_threads(1)
 

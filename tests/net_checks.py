@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_lightning import ClientModule, Evaluation, FederatedDataModule, SequentialExecutor, StackedExecutor
+from fl_lightning.batches.examples import ExampleBatch
 from fl_lightning.data import Examples, ExampleSource
-from fl_lightning.example_batch import ExampleBatch
 from fl_lightning.models import NetOutput
 from fl_lightning.strategies import FedProx
 

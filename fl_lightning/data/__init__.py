@@ -1,14 +1,9 @@
 """Graphs and their partition into clients, clients with examples, and the data module that puts them together."""
 
-from fl_lightning.data.activity_source import HAR
-from fl_lightning.data.client_examples import ClientExamples
-from fl_lightning.data.client_graph import ClientGraph
-from fl_lightning.data.example_source import Examples, ExampleSource
-from fl_lightning.data.generated import PlantedCommunities, SuperClusterSBM
-from fl_lightning.data.image_sources import CompCars, HeterogeneousCIFAR10, RotatedMNIST
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.data.module import FederatedDataModule
-from fl_lightning.data.ogb_source import OgbSource
-from fl_lightning.data.partition import (
+from fl_lightning.data.partition.partitioners import (
     GivenPartitioner,
     LouvainPartitioner,
     MetisPartitioner,
@@ -16,11 +11,18 @@ from fl_lightning.data.partition import (
     Partitioner,
     RandomPartitioner,
 )
-from fl_lightning.data.partition_table import ClientStatistics, PartitionTable
+from fl_lightning.data.partition.table import ClientStatistics, PartitionTable
 from fl_lightning.data.preparation import Preparation, prepare_graph
-from fl_lightning.data.pyg_source import AmazonSource, CitationFullSource, CoauthorSource, PlanetoidSource, PyGSource
-from fl_lightning.data.series_sources import METRLA, PEMSBAY, TPT48
-from fl_lightning.data.source import FileSource, GraphSource, Source
+from fl_lightning.data.sources.activity import HAR
+from fl_lightning.data.sources.base import FileSource, GraphSource, Source
+from fl_lightning.data.sources.examples import Examples, ExampleSource
+from fl_lightning.data.sources.generated import PlantedCommunities, SuperClusterSBM
+from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, RotatedMNIST
+from fl_lightning.data.sources.ogb import OgbSource
+from fl_lightning.data.sources.pyg import AmazonSource, CitationFullSource, CoauthorSource, PlanetoidSource, PyGSource
+from fl_lightning.data.sources.series import METRLA, PEMSBAY, TPT48
+from fl_lightning.data.sources.synthetic import FL60, GRDAToy
+from fl_lightning.data.sources.tasks import GLEAM, Landmine, School, Vehicle
 from fl_lightning.data.split import (
     ChronologicalSplit,
     ClientSplit,
@@ -30,8 +32,6 @@ from fl_lightning.data.split import (
     ScarceSplit,
     Splitter,
 )
-from fl_lightning.data.synthetic_sources import FL60, GRDAToy
-from fl_lightning.data.task_sources import GLEAM, Landmine, School, Vehicle
 
 __all__ = [
     "FL60",

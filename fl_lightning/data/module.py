@@ -15,21 +15,21 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch_geometric.data import Data
 
-from fl_lightning.batch import Collator
+from fl_lightning.batches.base import Collator
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.examples import ExampleCollator
+from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.data.adjacency import adjacency_matrix
-from fl_lightning.data.client_examples import ClientExamples
-from fl_lightning.data.client_graph import ClientGraph
-from fl_lightning.data.example_source import ExampleSource
-from fl_lightning.data.folders import cache_folder, data_root
-from fl_lightning.data.partition import Partitioner
-from fl_lightning.data.partition_record import FORMAT_VERSION, PartitionRecord, canonical_json, hash_graph
-from fl_lightning.data.partition_table import PartitionTable
+from fl_lightning.data.partition.partitioners import Partitioner
+from fl_lightning.data.partition.record import FORMAT_VERSION, PartitionRecord, canonical_json, hash_graph
+from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import prepare_graph
-from fl_lightning.data.source import GraphSource, Source
+from fl_lightning.data.sources.base import GraphSource, Source
+from fl_lightning.data.sources.examples import ExampleSource
+from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.split import ClientSplit, GlobalSplit, Role, Splitter
-from fl_lightning.example_batch import ExampleCollator
-from fl_lightning.graph_batch import GraphCollator
-from fl_lightning.topology import Topology
+from fl_lightning.relations.topology import Topology
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from fl_lightning.randomness import generator
+from fl_lightning.kernels.randomness import generator
 
 
 class Role(IntEnum):

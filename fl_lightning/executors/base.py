@@ -9,12 +9,12 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from fl_lightning.batch import Batch, Collator
-from fl_lightning.client import ClientModule, Parameters
+from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.executors.keys import derive_keys
 from fl_lightning.executors.storage import Allocate, in_memory
-from fl_lightning.payload import Payload, from_wire, to_wire
-from fl_lightning.stage import Evaluation, Stage
+from fl_lightning.round.client import ClientModule, Parameters
+from fl_lightning.round.payload import Payload, from_wire, to_wire
+from fl_lightning.round.stage import Evaluation, Stage
 
 
 @dataclass(frozen=True, kw_only=True)

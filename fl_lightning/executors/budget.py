@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from fl_lightning.batch import Batch
-from fl_lightning.client import ClientModule
+from fl_lightning.batches.base import Batch
+from fl_lightning.round.client import ClientModule
 
 #: Tensors of the parameters' size that training holds: parameters, gradients, two moments and the answer.
 PARAMETER_COPIES = 5

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.batch import Collator
-from fl_lightning.client import ClientModule
+from fl_lightning.batches.base import Collator
 from fl_lightning.executors.base import Executor, Outcome, Work
-from fl_lightning.payload import Payload, concatenate
-from fl_lightning.stage import Evaluation
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload, concatenate
+from fl_lightning.round.stage import Evaluation
 
 
 class ByArchitecture(Executor):

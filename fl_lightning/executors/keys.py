@@ -1,4 +1,4 @@
-"""Random keys of many clients and steps at once: :func:`fl_lightning.randomness.derive_key` on tensors."""
+"""Random keys of many clients and steps at once: :func:`fl_lightning.kernels.randomness.derive_key` on tensors."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.randomness import MASK_63, part_number, splitmix64
+from fl_lightning.kernels.randomness import MASK_63, part_number, splitmix64
 
 
 def derive_keys(*parts: int | str | Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def derive_keys(*parts: int | str | Tensor) -> Tensor:
         int64 keys, below 2**63 and not negative, equal to those of ``derive_key`` for each element.
 
     Example:
-        >>> from fl_lightning.randomness import derive_key
+        >>> from fl_lightning.kernels.randomness import derive_key
         >>> keys = derive_keys(7, "train", torch.tensor([0, -3]))
         >>> keys.tolist() == [derive_key(7, "train", 0), derive_key(7, "train", -3)]
         True

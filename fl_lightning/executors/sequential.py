@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.batch import Batch, Collator, single
-from fl_lightning.client import ClientModule
+from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.base import (
     Executor,
     Outcome,
@@ -19,8 +18,9 @@ from fl_lightning.executors.base import (
     pack_optimizer_state,
     unpack_optimizer_state,
 )
-from fl_lightning.payload import Payload, concatenate, finite_rows
-from fl_lightning.stage import Evaluation, Stage
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload, concatenate, finite_rows
+from fl_lightning.round.stage import Evaluation, Stage
 
 
 class SequentialExecutor(Executor):

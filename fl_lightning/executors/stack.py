@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 
-from fl_lightning.client import ClientModule
 from fl_lightning.executors.base import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
-from fl_lightning.payload import Payload
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload
 
 #: Optimisers that treat every number of a tensor on its own.
 ELEMENTWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop)

@@ -11,14 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.batch import Batch, Collator, single
-from fl_lightning.client import ClientModule, Parameters
+from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.base import Executor, Outcome, Work, check_optimizer
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
-from fl_lightning.payload import Payload, concatenate, finite_rows
-from fl_lightning.stage import Evaluation, Stage
+from fl_lightning.round.client import ClientModule, Parameters
+from fl_lightning.round.payload import Payload, concatenate, finite_rows
+from fl_lightning.round.stage import Evaluation, Stage
 
 #: The client's functions that compute on a stack as they are, if the net does and none is overridden.
 _STACKABLE = ("objective", "output", "loss", "scores")

@@ -33,11 +33,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_lightning.autograd import fold_clients
-from fl_lightning.example_batch import ExampleBatch
-from fl_lightning.models.linear import Linear, check_dropout, check_widths
+from fl_lightning.batches.examples import ExampleBatch
+from fl_lightning.kernels.autograd import fold_clients
+from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
+from fl_lightning.kernels.randomness import dropout
 from fl_lightning.models.output import NetOutput
-from fl_lightning.randomness import dropout
 
 _SIDE = 2  # of a pool
 _POOL = ([_SIDE, _SIDE], [_SIDE, _SIDE], [0, 0], [1, 1], False)  # size, stride, padding, dilation, no partial pools

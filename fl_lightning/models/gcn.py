@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fl_lightning.block_sparse import BlockSparse, block_matmul
-from fl_lightning.graph_batch import GraphBatch
-from fl_lightning.models.linear import Linear, add_bias
+from fl_lightning.batches.graphs import GraphBatch
+from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
+from fl_lightning.kernels.linear import Linear, add_bias
+from fl_lightning.kernels.randomness import dropout, dropout_multipliers, dropout_scale
 from fl_lightning.models.output import NetOutput
-from fl_lightning.randomness import dropout, dropout_multipliers, dropout_scale
 
 
 def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: GraphBatch) -> Tensor:

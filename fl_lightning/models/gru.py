@@ -24,15 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_lightning.example_batch import ExampleBatch
-from fl_lightning.models.linear import Linear, check_widths
+from fl_lightning.batches.examples import ExampleBatch
+from fl_lightning.kernels.linear import Linear, check_widths
 from fl_lightning.models.output import NetOutput
 
 
 class GRULayer(nn.Module):
     """Gated recurrent units in one layer, with the parameters of ``torch.nn.GRU`` by name, shape and initial values.
 
-    Its tensors may have leading client dimensions, as those of :class:`~fl_lightning.models.linear.Linear`.
+    Its tensors may have leading client dimensions, as those of :class:`~fl_lightning.kernels.linear.Linear`.
 
     Args:
         in_channels: Width of the input of a step.

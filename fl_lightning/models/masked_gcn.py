@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_lightning.graph_batch import GraphBatch
+from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.models.gcn import ConvolutionStack, GraphConvolution, convolve, layer_widths
 from fl_lightning.models.output import NetOutput
 

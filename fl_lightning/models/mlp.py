@@ -10,10 +10,10 @@ import math
 
 from torch import Tensor, nn
 
-from fl_lightning.example_batch import ExampleBatch
-from fl_lightning.models.linear import Linear, check_dropout, check_widths
+from fl_lightning.batches.examples import ExampleBatch
+from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
+from fl_lightning.kernels.randomness import dropout
 from fl_lightning.models.output import NetOutput
-from fl_lightning.randomness import dropout
 
 
 class _VectorNet(nn.Module):

@@ -22,9 +22,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.graph_batch import GraphBatch
+from fl_lightning.batches.graphs import GraphBatch
+from fl_lightning.kernels.kernel_smoothing import kernel_smooth
 from fl_lightning.models.gcn import ConvolutionStack, GraphConvolution, layer_widths
-from fl_lightning.models.kernel_smoothing import kernel_smooth
 from fl_lightning.models.masked_gcn import MaskedGraphConvolution
 from fl_lightning.models.output import NetOutput
 

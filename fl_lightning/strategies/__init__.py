@@ -1,14 +1,15 @@
-"""The algorithms, one file each. A module placed in this folder is found by itself; there is no list to extend."""
+"""The algorithms, one file each, in a folder for each family. A file placed here is found by itself."""
 
 import importlib
 import inspect
 import pkgutil
 
-from fl_lightning.strategies.base import Federation, Strategy
+from fl_lightning.federation import Federation
+from fl_lightning.strategies.base import Strategy
 
 __all__ = ["Federation", "Strategy"]
-for _module in pkgutil.iter_modules(__path__):
-    for _name, _class in vars(importlib.import_module(f"{__name__}.{_module.name}")).items():
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    for _name, _class in vars(importlib.import_module(_module.name)).items():
         if inspect.isclass(_class) and issubclass(_class, Strategy):
             globals()[_name] = _class
             if not inspect.isabstract(_class) and _name not in __all__:

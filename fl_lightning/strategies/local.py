@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fl_lightning.stage import Stage
+from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import Strategy
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fl_lightning import Callback
 from fl_lightning.callbacks import FederatedCheckpoint, PerClientMetrics
-from fl_lightning.metrics import client_values
+from fl_lightning.round.metrics import client_values
 from fl_lightning.strategies import FedPer
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from fl_lightning import Callback, checkpoint
+from fl_lightning import Callback
 from fl_lightning.callbacks import CommunicationLedger, FederatedCheckpoint
+from fl_lightning.run import checkpoint
 from fl_lightning.strategies import FedAvg, FedSheafHN
 
 

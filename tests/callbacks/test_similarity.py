@@ -8,8 +8,8 @@ from fl_lightning import FederatedDataModule, Participation, SequentialExecutor,
 from fl_lightning.callbacks import SimilarityLogger
 from fl_lightning.callbacks.similarity import correlation, draw_matrices, recovery
 from fl_lightning.data import ClientSplit, GivenPartitioner, SuperClusterSBM
-from fl_lightning.loggers import RoundTensorBoardLogger
-from fl_lightning.payload import flatten
+from fl_lightning.round.payload import flatten
+from fl_lightning.run.loggers import RoundTensorBoardLogger
 from fl_lightning.strategies import FedAux, FedAvg, FedPub, FedSheafHN, Local
 
 COMMUNITIES = np.array([0, 1, 0, 2, 1, 2])

@@ -10,9 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fl_lightning import Callback, Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.callbacks import TopologyLogger
 from fl_lightning.callbacks.topology import draw_norms, draw_topology, short_names
-from fl_lightning.loggers import RoundTensorBoardLogger
+from fl_lightning.relations.topology import Complete, ErdosRenyi, Ring, Star
+from fl_lightning.run.loggers import RoundTensorBoardLogger
 from fl_lightning.strategies import DPSGD, DFedU, FedAvg, FedPub, FedSheafHN, Local, SheafFMTL
-from fl_lightning.topology import Complete, ErdosRenyi, Ring, Star
 
 
 class Pictures:

@@ -105,7 +105,7 @@ def test_error_during_training_keeps_its_traceback(monkeypatch: pytest.MonkeyPat
     def broken(*_: object) -> None:
         raise ValueError("a bug in the strategy")
 
-    monkeypatch.setattr("fl_lightning.strategies.fedsheafhn.FedSheafHN.aggregate", broken)
+    monkeypatch.setattr("fl_lightning.strategies.hypernetwork.fedsheafhn.FedSheafHN.aggregate", broken)
     with pytest.raises(ValueError, match="a bug in the strategy"):
         main(["fit", *SMALL])
 

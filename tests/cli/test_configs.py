@@ -18,7 +18,7 @@ from example_files import write_example_files
 from fl_lightning import data
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import Examples, ExampleSource
-from fl_lightning.topology import Ring
+from fl_lightning.relations.topology import Ring
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OVERLAYS = {"wandb"}  # laid over another configuration

@@ -7,8 +7,8 @@ import pytest
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer, SequentialExecutor, StackedExecutor
 from fl_lightning.data import GivenPartitioner, PlantedCommunities
-from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.strategies.local import Local
+from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

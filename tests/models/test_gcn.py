@@ -5,13 +5,13 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv
 
-from fl_lightning.batch import single
-from fl_lightning.block_sparse import BlockSparse, block_matmul
+from fl_lightning.batches.base import single
+from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.data import ClientGraph
-from fl_lightning.graph_batch import GraphCollator
+from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
+from fl_lightning.kernels.randomness import dropout
 from fl_lightning.models import GCN
 from fl_lightning.models.gcn import convolve
-from fl_lightning.randomness import dropout
 
 
 def collator(graphs, dtype=torch.float64) -> GraphCollator:

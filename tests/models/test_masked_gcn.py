@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fl_lightning.batch import single
-from fl_lightning.graph_batch import GraphBatch, GraphCollator
+from fl_lightning.batches.base import single
+from fl_lightning.batches.graphs import GraphBatch, GraphCollator
 from fl_lightning.models import GCN, MaskedGCN
 from fl_lightning.models.masked_gcn import masked
 

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fl_lightning.batch import single
-from fl_lightning.graph_batch import GraphCollator
+from fl_lightning.batches.base import single
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.kernels.kernel_smoothing import kernel_smooth
 from fl_lightning.models import ProjectionGCN
-from fl_lightning.models.kernel_smoothing import kernel_smooth
 from fl_lightning.models.projection_gcn import projection_scores, sequence_windows, sorted_rows
 
 CPU = torch.device("cpu")

@@ -1,0 +1,16 @@
+"""What malicious clients do, and simple tuning, which tries to undo it."""
+
+from .backdoor import Backdoor, SimpleTuning
+from .forgery import Attack, GaussianAttack, SameValueAttack
+from .poisoning import LabelFlipping, ModelPoisoning, SignFlip
+
+__all__ = [
+    "Attack",
+    "Backdoor",
+    "GaussianAttack",
+    "LabelFlipping",
+    "ModelPoisoning",
+    "SameValueAttack",
+    "SignFlip",
+    "SimpleTuning",
+]

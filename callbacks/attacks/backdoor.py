@@ -1,0 +1,269 @@
+"""Backdoors: a picture blended into images makes the model see the attacker's class; and the defence by tuning anew.
+
+Chen, Liu, Li, Lu, Song: "Targeted Backdoor Attacks on Deep Learning Systems Using Data Poisoning", 2017 (Blended), as
+used on federations by Qin, Yao, Chen, Li, Ding, Cheng: "Revisiting Personalized Federated Learning: Robustness Against
+Backdoor Attacks", KDD 2023 (Simple-Tuning), and by Panacea, section V-D and Table V.
+
+Shape legend: N examples of a client; channels, height and width are those of an image.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import matplotlib.image
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_lightning.batches.base import Collator
+from fl_lightning.callback import Callback
+from fl_lightning.data import ClientExamples
+from fl_lightning.kernels.randomness import derive_key, generator
+from fl_lightning.round.metrics import summarise
+from fl_lightning.round.payload import Payload, from_wire
+from fl_lightning.round.stage import Evaluation
+from fl_lightning.run.processes import gather
+from fl_lightning.strategies.base import select_names
+from fl_lightning.trainer import FederatedTrainer
+
+from .forgery import Attack, benign_clients
+from .poisoning import require_classes
+
+
+class Backdoor(Attack):
+    """Malicious clients blend a picture into a part of their training images and give them the target class.
+
+    ``test/asr`` is the attack's success: the share of the benign clients' test images of other classes, with the
+    picture blended in, that their models take for the target class (mean over the clients, as accuracy is; the attack
+    wants it high); ``malicious/test/asr`` is that of the malicious clients' own. Accuracies are on clean images.
+
+    Args:
+        picture: A ``.png`` file, resized to the images, or a ``.npy`` file with numbers in [0, 1] in the shape of an
+            image; None for noise drawn once, which stands for the cartoon of the papers.
+        blend: α of x <- (1 - α) x + α picture, in (0, 1].
+        poisoned_fraction: Share of a malicious client's training images, in (0, 1].
+        target: The class they are given.
+        ratio: Share of the training clients that are malicious, in [0, 1); neither it nor ``clients`` is one client.
+        clients: The indices of the malicious clients, in place of ``ratio``.
+        seed: Of every draw; None takes the run's.
+
+    Raises:
+        ValueError: A value is out of its range, or the picture is none.
+    """
+
+    lone: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        picture: str | None = None,
+        blend: float = 0.2,
+        poisoned_fraction: float = 0.5,
+        target: int = 1,
+        ratio: float | None = None,
+        clients: Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(ratio=ratio, clients=clients, seed=seed)
+        for name, value in {"blend": blend, "poisoned_fraction": poisoned_fraction}.items():
+            if not 0 < value <= 1:
+                raise ValueError(f"Backdoor.{name} must be in (0, 1], got {value}")
+        if picture is not None and Path(picture).suffix not in (".png", ".npy"):
+            raise ValueError(f"Backdoor.picture must be a .png or a .npy file, got {picture}")
+        self.picture = picture
+        self.blend = blend
+        self.poisoned_fraction = poisoned_fraction
+        self.target = target
+        self._collator: Collator | None = None
+
+    def on_clients(self, trainer: FederatedTrainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Poison the malicious clients' training images, and prepare everybody's triggered test images."""
+        changed = list(super().on_clients(trainer, clients))
+        num_classes = trainer.datamodule.num_outputs
+        for client in clients:
+            require_images(client)
+            require_classes(self, client, num_classes)
+        if not 0 <= self.target < num_classes:
+            raise ValueError(f"Backdoor.target must be one of the {num_classes} classes, 0 to {num_classes - 1}")
+        shape = clients[0].x_NX.shape[1:]
+        self.trigger = noise(shape, self.root) if self.picture is None else read_picture(self.picture, shape)
+        self.triggered = [self._triggered(client) for client in clients]
+        self._collator = None
+        for client in self.malicious:
+            changed[client] = self._poisoned(changed[client], generator(self.root, "backdoor", client))
+        return tuple(changed)
+
+    def _stamp(self, x_NX: Tensor) -> Tensor:
+        return (1 - self.blend) * x_NX + self.blend * self.trigger.to(x_NX)
+
+    def _poisoned(self, client: ClientExamples, draw: torch.Generator) -> ClientExamples:
+        """The client with the picture in, and the target class on, some of its training images."""
+        training = client.train_mask_N.nonzero().flatten()
+        number = round(self.poisoned_fraction * len(training))
+        chosen = training[torch.randperm(len(training), generator=draw)[:number]]
+        x_NX, y_N = client.x_NX.clone(), client.y_N.clone()
+        x_NX[chosen] = self._stamp(x_NX[chosen])
+        y_N[chosen] = self.target
+        return dataclasses.replace(client, x_NX=x_NX, y_N=y_N)
+
+    def _triggered(self, client: ClientExamples) -> ClientExamples:
+        """The client's test images of other classes with the picture in them, all labelled with the target class."""
+        x_NX = self._stamp(client.x_NX[client.test_mask_N & (client.y_N != self.target)])
+        nothing_N = torch.zeros(len(x_NX), dtype=torch.bool)
+        return dataclasses.replace(
+            client,
+            x_NX=x_NX,
+            y_N=torch.full((len(x_NX),), self.target),
+            train_mask_N=nothing_N,
+            val_mask_N=nothing_N,
+            test_mask_N=~nothing_N,
+        )
+
+    def success(self, trainer: FederatedTrainer, evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
+        """The attack's success on a model: ``test/asr`` and ``malicious/test/asr`` behind the prefix."""
+        if self._collator is None:
+            device, dtype = trainer.fabric.device, trainer.dtype
+            self._collator = trainer.datamodule.collator(self.triggered, device=device, dtype=dtype)
+        asked = tuple(client for client in trainer.training_clients if self.triggered[client].size)
+        mine = trainer.executor.evaluate(evaluation, asked, trainer.round_idx, collator=self._collator)
+        scores = gather(trainer.fabric, mine)
+        if scores.clients and "test/acc" not in scores.signals:
+            raise ValueError(
+                f"Backdoor needs the clients' test/acc, but they score {', '.join(sorted(scores.signals))}"
+            )
+        malicious, benign = set(self.malicious), set(benign_clients(trainer))
+        figures = {}
+        for name, group in (("test/asr", benign), ("malicious/test/asr", malicious)):
+            members = [client for client in scores.clients if client in group]
+            if members:
+                totals = Payload(clients=tuple(members), signals={"asr": scores.rows(members).signals["test/acc"]})
+                figures[prefix + name] = summarise(totals)["asr"]
+        return figures
+
+    def on_evaluate(self, trainer: FederatedTrainer, metrics: dict[str, float], prefix: str) -> None:
+        """Add the attack's success on the models that are the result."""
+        super().on_evaluate(trainer, metrics, prefix)
+        if not prefix:
+            metrics.update(self.success(trainer, trainer.algorithm.evaluations(trainer.training_clients)[""]))
+
+
+class SimpleTuning(Callback):
+    """After the last round every client draws its classifier anew and trains it, alone, on its own data (on a copy).
+
+    The figures of the tuned models are logged with the last round and are among the run's result: ``tuned/test/acc``
+    (and whatever else clients are scored by), ``tuned/benign/test/acc`` beside an attack, and beside a
+    :class:`Backdoor` ``tuned/test/asr``. The run's own models are left as they are.
+
+    Args:
+        num_epochs: Local epochs of the tuning, with a fresh optimiser.
+        classifier: Shell-style patterns of the parameters that are drawn anew and trained.
+        seed: Of the draw; None takes the run's.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    def __init__(
+        self, *, num_epochs: int = 10, classifier: Sequence[str] = ("head.*",), seed: int | None = None
+    ) -> None:
+        if num_epochs < 1:
+            raise ValueError(f"SimpleTuning.num_epochs must be at least 1, got {num_epochs}")
+        if not classifier:
+            raise ValueError("SimpleTuning.classifier is empty: name the parameters of the classifier")
+        self.num_epochs = num_epochs
+        self.classifier = tuple(classifier)
+        self.seed = seed
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Refuse patterns that match nothing, and clients of which some have another classifier."""
+        if len(trainer.architectures) > 1:
+            raise ValueError("SimpleTuning is for clients of one architecture: give model.net one net, or leave it out")
+        select_names(list(trainer.initial_parameters), self.classifier)
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        """Tune and score, unless the run was interrupted."""
+        if trainer.interruption.received is not None:
+            return
+        evaluation = self._tuning(trainer)
+        mine = trainer.executor.evaluate(evaluation, trainer.training_clients, trainer.round_idx)
+        scores = gather(trainer.fabric, mine)
+        figures = summarise(scores, "tuned/")
+        if any(isinstance(callback, Attack) for callback in trainer.callbacks):
+            figures |= summarise(scores.rows(benign_clients(trainer)), "tuned/benign/")
+        for callback in trainer.callbacks:
+            if isinstance(callback, Backdoor):
+                figures |= callback.success(trainer, evaluation, "tuned/")
+        trainer.selection.result.update(figures)
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, trainer.round_idx - 1)
+
+    def _tuning(self, trainer: FederatedTrainer) -> Evaluation:
+        """The models that are the result, with a new classifier, and some training of it."""
+        clients = trainer.training_clients
+        result = trainer.algorithm.evaluations(clients)[""].payload
+        shapes = {name: parameter.shape for name, parameter in trainer.initial_parameters.items()}
+        parameters = {} if result is None else from_wire(result.parameters, shapes)
+        fresh = self._draw(trainer)
+        for name in select_names(list(shapes), self.classifier):
+            parameters[name] = fresh[name].to(trainer.initial_parameters[name]).expand(len(clients), *shapes[name])
+        payload = Payload(clients=clients, parameters=parameters)
+        return Evaluation(payload=payload, num_epochs=self.num_epochs, trained=self.classifier)
+
+    def _draw(self, trainer: FederatedTrainer) -> dict[str, Tensor]:
+        """Parameters of a net built anew."""
+        client = copy.deepcopy(trainer.executor.client)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(derive_key(trainer.seed if self.seed is None else self.seed, "simple tuning"))
+            client.build(trainer.datamodule.num_features, trainer.datamodule.num_outputs)
+        return {name: parameter.detach() for name, parameter in client.parameter_dict().items()}
+
+
+def require_images(client: Any) -> None:
+    """Refuse clients that hold no images.
+
+    Raises:
+        ValueError: The client's inputs are not (N, channels, height, width).
+    """
+    if not isinstance(client, ClientExamples) or client.x_NX.dim() != 4:
+        held = (
+            "a graph" if not isinstance(client, ClientExamples) else f"examples of shape {tuple(client.x_NX.shape[1:])}"
+        )
+        raise ValueError(
+            f"Backdoor is for images (channels, height, width), but {client.name} has {held}: choose another attack"
+        )
+
+
+def noise(shape: torch.Size, seed: int) -> Tensor:
+    """Uniform noise in [0, 1], the same for all clients."""
+    return torch.rand(shape, generator=generator(seed, "backdoor picture"))
+
+
+def read_picture(path: str, shape: torch.Size) -> Tensor:
+    """Read a picture as an image of the given shape (channels, height, width), in [0, 1].
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: Its numbers are out of range, or a ``.npy`` file has another shape.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"Backdoor.picture: there is no file {path}")
+    if Path(path).suffix == ".npy":
+        image = torch.from_numpy(np.load(path, allow_pickle=False)).float()
+        if image.shape != shape or not 0 <= float(image.min()) <= float(image.max()) <= 1:
+            raise ValueError(
+                f"Backdoor.picture: {path} has shape {tuple(image.shape)} and numbers from {float(image.min()):g} to "
+                f"{float(image.max()):g}; it must have {tuple(shape)}, in [0, 1]"
+            )
+        return image
+    pixels = torch.from_numpy(np.array(matplotlib.image.imread(path), dtype=np.float32))  # in [0, 1]
+    colours = pixels[None, :, :, None] if pixels.dim() == 2 else pixels[None]
+    if colours.shape[-1] in (2, 4):  # what is transparent is white
+        opacity = colours[..., -1:]
+        colours = opacity * colours[..., :-1] + (1 - opacity)
+    if colours.shape[-1] != shape[0]:
+        colours = colours.mean(dim=-1, keepdim=True).expand(*colours.shape[:-1], shape[0])
+    return F.interpolate(colours.movedim(-1, 1), size=tuple(shape[1:]), mode="bilinear", antialias=True)[0]

@@ -1,0 +1,247 @@
+"""Malicious clients: who they are, how everybody else fares, and those that lie about themselves.
+
+An attack changes what the chosen clients hold or send and nothing else; server and benign clients notice nothing.
+Attacks on parameters and labels are in ``poisoning.py``, backdoors in ``backdoor.py``; defences of the server are in
+``fl_lightning.strategies.mixing.aggregation``.
+"""
+
+import dataclasses
+import fnmatch
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callback import Callback
+from fl_lightning.kernels.randomness import generator
+from fl_lightning.round.metrics import summarise
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Stage
+from fl_lightning.trainer import FederatedTrainer
+
+
+class Attack(Callback):
+    """Base of all attacks: chooses the malicious clients, and scores the benign ones by themselves.
+
+    Beside every figure of an evaluation stands that over the benign clients, ``benign/test/acc`` beside ``test/acc``
+    (of several attacks: over those that none of them chose); ``trainer.monitor`` may be ``benign/val/acc``. Every round
+    has ``num_malicious``, all malicious clients of the federation, and ``malicious_clients.json`` in the run's folder
+    names them. Who is malicious depends on the seed alone: attacks of one seed choose the same clients, and a larger
+    ratio adds to them.
+
+    Args:
+        ratio: Share of the training clients that are malicious, in [0, 1), rounded to whole clients; 0 for none.
+        clients: The indices of the malicious clients, in place of ``ratio``.
+        seed: Of every draw; None takes the run's.
+
+    Raises:
+        ValueError: A value is out of its range, or not exactly one of ``ratio`` and ``clients`` is given.
+    """
+
+    #: Whether one client is malicious where neither a ratio nor clients are given.
+    lone: ClassVar[bool] = False
+
+    def __init__(
+        self, *, ratio: float | None = None, clients: Sequence[int] | None = None, seed: int | None = None
+    ) -> None:
+        name = type(self).__name__
+        if ratio is not None and clients is not None:
+            raise ValueError(f"give {name}.ratio or {name}.clients, not both")
+        if ratio is None and clients is None and not self.lone:
+            raise ValueError(f"{name} needs ratio (for example 0.2) or clients (their indices)")
+        if ratio is not None and not 0 <= ratio < 1:
+            raise ValueError(f"{name}.ratio must be in [0, 1), got {ratio}")
+        self.ratio = ratio
+        self.clients = clients
+        self.seed = seed
+        self.malicious: tuple[int, ...] = ()
+        self._of_checkpoint: list[int] | None = None
+
+    def on_clients(self, trainer: FederatedTrainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Choose the malicious clients."""
+        self.root = trainer.seed if self.seed is None else self.seed
+        self.malicious = self._choose(trainer.training_clients)
+        self._of_checkpoint = None
+        return clients
+
+    def _choose(self, training_clients: Sequence[int]) -> tuple[int, ...]:
+        name, count = type(self).__name__, len(training_clients)
+        if self.clients is not None:
+            chosen = sorted(set(self.clients))
+            if strangers := sorted(set(chosen) - set(training_clients)):
+                raise ValueError(
+                    f"{name}.clients: {strangers} are not among the training clients, {list(training_clients)}"
+                )
+        else:
+            number = 1 if self.ratio is None else math.floor(self.ratio * count + 0.5)
+            if self.ratio and not number:
+                raise ValueError(
+                    f"{name}.ratio={self.ratio} of {count} training clients is no client: raise it to at least "
+                    f"{0.5 / count:.3g}, or set it to 0"
+                )
+            order = torch.randperm(count, generator=generator(self.root, "malicious clients")).tolist()
+            chosen = sorted(training_clients[position] for position in order[:number])
+        if len(chosen) == count:
+            raise ValueError(f"{name}: all {count} training clients would be malicious; leave at least one benign")
+        return tuple(chosen)
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Write down who is malicious; a resumed run must have the same."""
+        name = type(self).__name__
+        if self._of_checkpoint is not None and tuple(self._of_checkpoint) != self.malicious:
+            raise ValueError(
+                f"{name}: the malicious clients of the checkpoint are {self._of_checkpoint}, now they would be "
+                f"{list(self.malicious)}: use its ratio, clients and seed"
+            )
+        if trainer.fabric.is_global_zero:
+            record = {
+                f"{number} {type(attack).__name__}": [trainer.client_names[client] for client in attack.malicious]
+                for number, attack in enumerate(_attacks(trainer), start=1)
+            }
+            trainer.run_dir.mkdir(parents=True, exist_ok=True)
+            (trainer.run_dir / "malicious_clients.json").write_text(json.dumps(record, indent=1) + "\n")
+
+    def on_evaluate(self, trainer: FederatedTrainer, metrics: dict[str, float], prefix: str) -> None:
+        """Add the figures over the benign clients; new clients all are."""
+        if prefix:
+            return
+        for kind, scores in trainer.scores.items():
+            if scores.clients == trainer.training_clients:
+                metrics.update(summarise(scores.rows(benign_clients(trainer)), f"benign/{kind}"))
+
+    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        """Tell how many they are."""
+        metrics["num_malicious"] = len(malicious_clients(trainer))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Who is malicious."""
+        return {"clients": list(self.malicious)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember who was malicious."""
+        self._of_checkpoint = list(state["clients"])
+
+
+def _attacks(trainer: FederatedTrainer) -> list[Attack]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, Attack)]
+
+
+def malicious_clients(trainer: FederatedTrainer) -> tuple[int, ...]:
+    """The clients that any of the trainer's attacks has chosen, ascending."""
+    return tuple(sorted({client for attack in _attacks(trainer) for client in attack.malicious}))
+
+
+def benign_clients(trainer: FederatedTrainer) -> tuple[int, ...]:
+    """The training clients that no attack has chosen, ascending."""
+    malicious = set(malicious_clients(trainer))
+    return tuple(client for client in trainer.training_clients if client not in malicious)
+
+
+def all_stages(trainer: FederatedTrainer) -> Iterator[Stage]:
+    """Every stage that a run has, before and in its rounds."""
+    yield from trainer.algorithm.initial_stages()
+    for round_idx in range(trainer.num_rounds):
+        yield from trainer.algorithm.stages(round_idx)
+
+
+def replace_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
+    """A copy of a payload's tensor with other values for some clients."""
+    changed = tensor.clone()
+    changed[torch.tensor(rows, dtype=torch.int64, device=tensor.device)] = values.to(tensor)
+    return changed
+
+
+class SignalAttack(Attack, ABC):
+    """Base of attacks in which malicious clients send invented signals: embeddings, signatures, prototypes.
+
+    A parameter that travels under the name of an invented signal (FedAux's projection vector does, where it is mixed)
+    is the same thing and gets the same values.
+
+    Args:
+        scale: τ, the standard deviation of what is drawn, positive.
+        signals: Shell-style patterns of the signals; None for all.
+        ratio: Share of the training clients that are malicious, in [0, 1).
+        clients: The indices of the malicious clients, in place of ``ratio``.
+        seed: Of every draw; None takes the run's.
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float = 5.0,
+        signals: Sequence[str] | None = None,
+        ratio: float | None = None,
+        clients: Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(ratio=ratio, clients=clients, seed=seed)
+        if not scale > 0:
+            raise ValueError(f"{type(self).__name__}.scale must be positive, got {scale}")
+        self.scale = scale
+        self.signals = ("*",) if signals is None else tuple(signals)
+
+    @abstractmethod
+    def invent(self, shape: torch.Size, draw: torch.Generator) -> Tensor:
+        """A signal of the given shape with standard deviation 1, float64."""
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Refuse strategies that never send such a signal."""
+        super().on_fit_start(trainer)
+        if not self.malicious:
+            return
+        missing, sent = set(self.signals), dict[str, None]()
+        for stage in all_stages(trainer):
+            sent.update(dict.fromkeys(stage.signals))
+            missing = {pattern for pattern in missing if not fnmatch.filter(list(stage.signals), pattern)}
+            if not missing:
+                return
+        parameters = any(stage.upload or stage.flat for stage in all_stages(trainer))
+        found = [*(f"the signal {name!r}" for name in sent), *(["parameters"] if parameters else [])]
+        raise ValueError(
+            f"{type(self).__name__}: {type(trainer.algorithm).__name__} sends no signal that matches "
+            f"{', '.join(map(repr, sorted(missing)))}; it sends {', '.join(found) or 'nothing'}. Choose another "
+            "strategy or other signals, or ModelPoisoning for parameters"
+        )
+
+    def on_upload(self, trainer: FederatedTrainer, stage: Stage, payload: Payload) -> Payload:
+        """Put invented signals in the place of the malicious clients' own."""
+        rows = {client: row for row, client in enumerate(payload.clients) if client in self.malicious}
+        if not rows:
+            return payload
+        signals, parameters = dict(payload.signals), dict(payload.parameters)
+        for name, tensor in payload.signals.items():
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in self.signals):
+                continue
+            key = (self.root, type(self).__name__, trainer.round_idx, stage.name, name)
+            shape = tensor.shape[1:]
+            values = torch.stack([self.scale * self.invent(shape, generator(*key, client)) for client in rows])
+            signals[name] = replace_rows(tensor, list(rows.values()), values)
+            if name in parameters and parameters[name].shape == tensor.shape and not stage.as_update:
+                parameters[name] = replace_rows(parameters[name], list(rows.values()), values)
+        return dataclasses.replace(payload, signals=signals, parameters=parameters)
+
+
+class SameValueAttack(SignalAttack):
+    """Every malicious client sends x = a 1 with one number a ~ N(0, τ²), drawn anew for every upload.
+
+    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. Settings as of :class:`SignalAttack`.
+    """
+
+    def invent(self, shape: torch.Size, draw: torch.Generator) -> Tensor:
+        """One number, everywhere."""
+        return torch.randn((), generator=draw, dtype=torch.float64).expand(shape)
+
+
+class GaussianAttack(SignalAttack):
+    """Every malicious client sends x ~ N(0, τ² I), drawn anew for every upload.
+
+    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. Settings as of :class:`SignalAttack`.
+    """
+
+    def invent(self, shape: torch.Size, draw: torch.Generator) -> Tensor:
+        """Independent numbers."""
+        return torch.randn(shape, generator=draw, dtype=torch.float64)

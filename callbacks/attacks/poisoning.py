@@ -1,0 +1,160 @@
+"""Malicious clients that poison the model: by what they send, or by what they train on."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.executors import Work
+from fl_lightning.kernels.randomness import generator
+from fl_lightning.round.payload import FLAT, Payload
+from fl_lightning.round.stage import Stage
+from fl_lightning.run.processes import gather
+from fl_lightning.trainer import FederatedTrainer
+
+from .forgery import Attack, all_stages, replace_rows
+
+
+class ModelPoisoning(Attack):
+    """Malicious clients send -λ times their update: they train, and push the model back along the way they went.
+
+    Where the strategy takes parameters in place of updates, they send what they had received minus λ times the change.
+    Panacea (section V-D, λ = 0.5), after Fang, Cao, Jia, Gong: "Local Model Poisoning Attacks to Byzantine-Robust
+    Federated Learning", USENIX Security 2020.
+
+    Args:
+        factor: λ, positive.
+        ratio: Share of the training clients that are malicious, in [0, 1).
+        clients: The indices of the malicious clients, in place of ``ratio``.
+        seed: Of the choice of clients; None takes the run's.
+    """
+
+    def __init__(
+        self,
+        *,
+        factor: float = 0.5,
+        ratio: float | None = None,
+        clients: Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(ratio=ratio, clients=clients, seed=seed)
+        if not factor > 0:
+            raise ValueError(f"{type(self).__name__}.factor must be positive, got {factor}")
+        self.factor = factor
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Refuse strategies whose clients never send parameters."""
+        super().on_fit_start(trainer)
+        if self.malicious and not any(stage.upload or stage.flat for stage in all_stages(trainer)):
+            raise ValueError(
+                f"{type(self).__name__}: the clients of {type(trainer.algorithm).__name__} send no parameters, so "
+                "there is nothing to poison: choose another strategy"
+            )
+
+    def on_send(self, trainer: FederatedTrainer, stage: Stage, payload: Payload | None) -> None:
+        """Keep what the malicious clients begin with: what the server sends them, else their own parameters."""
+        wanted = {FLAT} if stage.flat else set(stage.upload)
+        taking_part = trainer.training_clients if payload is None else payload.clients
+        malicious = tuple(client for client in taking_part if client in self.malicious)
+        self._began = Payload(clients=())
+        if wanted and malicious and not stage.as_update:
+            sent = payload is not None and wanted <= payload.parameters.keys()
+            self._began = payload.rows(malicious) if payload and sent else _ask(trainer, stage, payload, malicious)
+
+    def on_upload(self, trainer: FederatedTrainer, stage: Stage, payload: Payload) -> Payload:
+        """Turn the malicious clients' updates around."""
+        able = self.malicious if stage.as_update else self._began.clients
+        clients = [client for client in payload.clients if client in able]
+        if not clients or not payload.parameters:
+            return payload
+        rows = [payload.clients.index(client) for client in clients]
+        began = {} if stage.as_update else self._began.rows(clients).parameters
+        parameters: dict[str, Tensor] = {}
+        for name, tensor in payload.parameters.items():
+            start = began[name].to(tensor) if began else torch.zeros_like(tensor[rows])
+            parameters[name] = replace_rows(tensor, rows, start - self.factor * (tensor[rows] - start))
+        return dataclasses.replace(payload, parameters=parameters)
+
+
+def _ask(trainer: FederatedTrainer, stage: Stage, payload: Payload | None, clients: Sequence[int]) -> Payload:
+    """What some clients, of all processes, would answer in a stage if they did not train."""
+    question = dataclasses.replace(stage, num_epochs=0, signals={}, reset_optimizer=False)
+    work = Work(stage=question, round_idx=trainer.round_idx, num_epochs=dict.fromkeys(clients, 0), payload=payload)
+    executor = trainer.executor
+    report, executor.report = executor.report, lambda num_clients: None
+    answer = executor.run(work).upload
+    executor.report = report
+    return gather(trainer.fabric, answer)
+
+
+class SignFlip(ModelPoisoning):
+    """Malicious clients send the opposite of their update: :class:`ModelPoisoning` with λ = 1.
+
+    Args:
+        ratio: Share of the training clients that are malicious, in [0, 1).
+        clients: The indices of the malicious clients, in place of ``ratio``.
+        seed: Of the choice of clients; None takes the run's.
+    """
+
+    def __init__(
+        self, *, ratio: float | None = None, clients: Sequence[int] | None = None, seed: int | None = None
+    ) -> None:
+        super().__init__(factor=1.0, ratio=ratio, clients=clients, seed=seed)
+
+
+class LabelFlipping(Attack):
+    """Malicious clients train on random labels; their validation and test labels stay true.
+
+    Panacea (section V-A): "the malicious clients randomly flip the labels of their local data samples for training". We
+    read flipping as a change: every training label becomes one of the other classes, each as likely as the next. With
+    two classes that is the opposite label; ``may_keep`` draws from all classes, the true one included.
+
+    Args:
+        may_keep: Draw each label from all classes, so that some stay as they were.
+        ratio: Share of the training clients that are malicious, in [0, 1).
+        clients: The indices of the malicious clients, in place of ``ratio``.
+        seed: Of the choice of clients and of the labels; None takes the run's.
+    """
+
+    def __init__(
+        self,
+        *,
+        may_keep: bool = False,
+        ratio: float | None = None,
+        clients: Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(ratio=ratio, clients=clients, seed=seed)
+        self.may_keep = may_keep
+
+    def on_clients(self, trainer: FederatedTrainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Change the labels of the malicious clients' training examples."""
+        changed = list(super().on_clients(trainer, clients))
+        num_classes = trainer.datamodule.num_outputs
+        for client in self.malicious:
+            require_classes(self, changed[client], num_classes)
+            draw = generator(self.root, "label flipping", client)
+            changed[client] = self._flip(changed[client], num_classes, draw)
+        return tuple(changed)
+
+    def _flip(self, client: Any, num_classes: int, draw: torch.Generator) -> Any:
+        first = 0 if self.may_keep else 1
+        shift_N = torch.randint(first, num_classes, client.y_N.shape, generator=draw)
+        flipped_N = (client.y_N + shift_N) % num_classes
+        return dataclasses.replace(client, y_N=torch.where(client.train_mask_N, flipped_N, client.y_N))
+
+
+def require_classes(attack: Attack, client: Any, num_classes: int) -> None:
+    """Refuse data without classes.
+
+    Raises:
+        ValueError: The client has targets of a regression, or there is one class only.
+    """
+    if client.y_N.is_floating_point() or num_classes < 2:
+        what = "numbers to predict" if client.y_N.is_floating_point() else "a single class"
+        raise ValueError(
+            f"{type(attack).__name__} is for classification, but {client.name} has {what}: use ModelPoisoning, or "
+            "other data"
+        )

@@ -1,0 +1,145 @@
+"""Many clients' graphs padded to one shape, and what a model of one client computes on.
+
+Shape legend: C clients, N nodes (padded to the largest client of the batch), F features.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch, Collator, pad
+from fl_lightning.kernels.block_sparse import BlockSparse
+
+if TYPE_CHECKING:
+    from fl_lightning.data import ClientGraph
+
+#: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
+SPARSE_FEATURE_DENSITY = 0.05
+
+
+class PlainGraph:
+    """One client's graph as PyG layers take it, on the device.
+
+    Attributes:
+        x: Features (N, F).
+        edge_index: Edges (2, E), both directions, without self loops.
+    """
+
+    def __init__(self, graph: "ClientGraph", *, device: torch.device, dtype: torch.dtype) -> None:
+        self._graph, self._device, self._dtype = graph, device, dtype
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Features (N, F)."""
+        return self._graph.x_NF.to(self._device, self._dtype)
+
+    @cached_property
+    def edge_index(self) -> Tensor:
+        """Edges (2, E)."""
+        return self._graph.edge_index_2E.to(self._device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphBatch(Batch):
+    """Graphs as a client's model sees them, trained full-batch. Padding nodes have every mask false and no edges.
+
+    Attributes:
+        propagated_x: Â X (C, N, F) where the features are dense, else None.
+        adjacency: The normalised adjacency Â as an (N, N) operator.
+        sparse_x: The features as an (N, F) operator where they are sparse, else None.
+        plain: The graph for nets of PyG layers, in a batch of one client (under the sequential executor).
+    """
+
+    propagated_x: Tensor | None
+    adjacency: BlockSparse
+    sparse_x: BlockSparse | None
+    plain: PlainGraph | None = None
+
+    def select(self, rows: Tensor) -> "GraphBatch":
+        """The batch of some of its clients in the given order, as if only they had been padded to one shape."""
+        chosen = super().select(rows)
+        num_nodes = chosen.y.shape[1]
+        return dataclasses.replace(
+            chosen,
+            adjacency=self.adjacency.select(rows, num_nodes, num_nodes),
+            sparse_x=None if self.sparse_x is None else self.sparse_x.select(rows, num_nodes),
+            plain=None,
+        )
+
+
+class GraphCollator(Collator):
+    """Turns clients' graphs into batches; normalises and propagates each graph once.
+
+    Args:
+        graphs: Every client of the federation, in client order.
+        device: Where batches live.
+        dtype: Floating point type of features and adjacency.
+    """
+
+    def __init__(self, graphs: Sequence["ClientGraph"], *, device: torch.device, dtype: torch.dtype) -> None:
+        self.graphs = graphs
+        self.device = device
+        self.dtype = dtype
+        self.exact_dtype = torch.promote_types(dtype, torch.float32)  # of what is computed once, on the CPU
+        # no product of sparse bfloat16 matrices on a CPU
+        self.operator_dtype = self.exact_dtype if device.type == "cpu" else dtype
+        nonzeros = sum(int(torch.count_nonzero(graph.x_NF)) for graph in graphs)
+        self.sparse_features = nonzeros < SPARSE_FEATURE_DENSITY * sum(graph.x_NF.numel() for graph in graphs)
+
+    def size(self, client: int) -> int:
+        """Number of nodes of a client."""
+        return self.graphs[client].num_nodes
+
+    def __call__(self, clients: Sequence[int]) -> GraphBatch:
+        """Batch the given clients' graphs, padded to the largest of them."""
+        graphs = [self.graphs[client] for client in clients]
+        real_mask_CN = pad([torch.ones_like(graph.train_mask_N) for graph in graphs], torch.device("cpu"))
+        adjacency = self._adjacency(graphs, real_mask_CN)
+        return GraphBatch(
+            y=pad([graph.y_N for graph in graphs], self.device).clamp_(min=0),
+            real_mask=real_mask_CN.to(self.device),
+            train_mask=pad([graph.train_mask_N for graph in graphs], self.device),
+            val_mask=pad([graph.val_mask_N for graph in graphs], self.device),
+            test_mask=pad([graph.test_mask_N for graph in graphs], self.device),
+            key=torch.zeros(len(graphs), dtype=torch.int64, device=self.device),
+            propagated_x=None if self.sparse_features else self._propagate(graphs, adjacency),
+            adjacency=adjacency.to(self.device, self.operator_dtype),
+            sparse_x=self._features(graphs, real_mask_CN.shape[1]) if self.sparse_features else None,
+            plain=PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
+        )
+
+    def _adjacency(self, graphs: Sequence["ClientGraph"], real_mask_CN: Tensor) -> BlockSparse:
+        """Â = D^(-1/2) (A + I) D^(-1/2) of every client, exact and on the CPU."""
+        num_clients, num_nodes = real_mask_CN.shape
+        edges_2E = _offset([graph.edge_index_2E for graph in graphs], (num_nodes, num_nodes))
+        index_2E = torch.cat([edges_2E, real_mask_CN.flatten().nonzero().t().expand(2, -1)], dim=1)
+        scale = torch.bincount(index_2E[0], minlength=real_mask_CN.numel()).to(self.exact_dtype).rsqrt()
+        return BlockSparse.from_coordinates(
+            index_2E, scale[index_2E[0]] * scale[index_2E[1]], (num_nodes, num_nodes), num_clients, symmetric=True
+        )
+
+    def _propagate(self, graphs: Sequence["ClientGraph"], adjacency: BlockSparse) -> Tensor:
+        """Â X of every client, dense, (C, N, F)."""
+        x_CNF = pad([graph.x_NF.to(self.exact_dtype) for graph in graphs], torch.device("cpu"))
+        return (adjacency.matrix @ x_CNF.flatten(0, 1)).view_as(x_CNF).to(self.device, self.dtype)
+
+    def _features(self, graphs: Sequence["ClientGraph"], num_nodes: int) -> BlockSparse:
+        """X of every client, sparse."""
+        coordinates = [graph.x_NF.nonzero().t() for graph in graphs]
+        values = [graph.x_NF[row, column] for graph, (row, column) in zip(graphs, coordinates, strict=True)]
+        shape = (num_nodes, graphs[0].num_features)
+        return BlockSparse.from_coordinates(
+            _offset(coordinates, shape), torch.cat(values).to(self.operator_dtype), shape, len(graphs)
+        ).to(self.device, self.operator_dtype)
+
+
+def _offset(coordinates: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:
+    """Coordinates within blocks (2, nnz_i) as those within the block-diagonal matrix, one after another."""
+    count = torch.tensor([index.shape[1] for index in coordinates])
+    block = torch.repeat_interleave(count)
+    return torch.cat(list(coordinates), dim=1) + torch.stack([block * shape[0], block * shape[1]])

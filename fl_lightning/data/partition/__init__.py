@@ -1,0 +1,1 @@
+"""How a graph is cut into clients, and what the parts are like."""

@@ -1,0 +1,252 @@
+"""Which nodes of the global graph each client holds.
+
+A partitioner is a pure function of the prepared graph and a seed. ``seed`` of a partitioner fixes the partition while
+the data module's seed, its default, goes on to vary the split: papers draw splits per seed on one partition.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pymetis
+import scipy.sparse as sp
+import torch
+from sknetwork.clustering import Louvain
+from torch import Tensor
+from torch_geometric.data import Data
+
+from fl_lightning.data.adjacency import adjacency_matrix
+from fl_lightning.kernels.randomness import generator
+
+_METIS_DEFAULT_SEED = 4321
+"""What METIS uses when no seed is given; our seed 0 maps to it, so that it gives the partitions of the papers."""
+
+
+class Partitioner(ABC):
+    """Assigns nodes to clients.
+
+    Args:
+        num_clients: Clients.
+        seed: Fixes the partition; None for the seed of the data module.
+    """
+
+    def __init__(self, num_clients: int, seed: int | None = None) -> None:
+        if num_clients < 1:
+            raise ValueError(f"num_clients={num_clients} is not a positive number; give at least 1.")
+        self.num_clients = num_clients
+        self.seed = seed
+
+    def __call__(self, data: Data, seed: int = 0) -> list[Tensor]:
+        """Partition a prepared graph.
+
+        Args:
+            data: The graph; its edges go both ways.
+            seed: Used unless the partitioner has its own.
+
+        Returns:
+            For each client the ascending int64 indices of its nodes.
+
+        Raises:
+            ValueError: If a client would have no node.
+        """
+        if self.num_clients > data.num_nodes:
+            raise ValueError(
+                f"num_clients={self.num_clients} exceeds the {data.num_nodes} nodes of the graph; use fewer clients."
+            )
+        parts = [nodes.sort().values for nodes in self.assign(data, seed if self.seed is None else self.seed)]
+        num_empty = sum(nodes.numel() == 0 for nodes in parts)
+        if num_empty:
+            raise ValueError(
+                f"num_clients={self.num_clients}: {type(self).__name__} left {num_empty} clients without a node; "
+                f"{self.remedy_for_empty_clients}."
+            )
+        return parts
+
+    remedy_for_empty_clients = "use fewer clients"
+
+    @abstractmethod
+    def assign(self, data: Data, seed: int) -> list[Tensor]:
+        """Return the node indices of each client, in any order."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything the partition depends on beside the graph and the module's seed, as JSON-ready values."""
+        return {"partitioner": type(self).__name__, **vars(self)}
+
+
+class MetisPartitioner(Partitioner):
+    """Disjoint clients by METIS (k-way, minimal edge cut).
+
+    Args:
+        num_clients: Clients; within a few per cent of each other in size.
+        seed: Of METIS; None for the seed of the data module. Seed 0 is METIS's own default.
+
+    Source: Karypis and Kumar, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular Graphs", SIAM
+    Journal on Scientific Computing, 1998.
+    """
+
+    def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
+        return _metis_parts(data, self.num_clients, seed)
+
+
+class OverlappingMetisPartitioner(Partitioner):
+    """Overlapping clients: METIS parts, from each of which several clients draw a share of the nodes.
+
+    Args:
+        num_clients: Clients, a multiple of ``draws_per_part``.
+        draws_per_part: Clients that draw from one part.
+        node_fraction: Share of the part's nodes, in (0, 1], that each of them draws without replacement.
+        seed: Of METIS and of the draws; None for the seed of the data module.
+
+    Source: the overlapping setting of FED-PUB (Baek et al., "Personalized Subgraph Federated Learning", ICML 2023).
+    """
+
+    def __init__(
+        self, num_clients: int, draws_per_part: int = 5, node_fraction: float = 0.5, seed: int | None = None
+    ) -> None:
+        super().__init__(num_clients, seed)
+        if draws_per_part < 1 or num_clients % draws_per_part:
+            raise ValueError(
+                f"num_clients={num_clients} is not a multiple of draws_per_part={draws_per_part}; every METIS part "
+                f"serves draws_per_part clients, so use e.g. num_clients={max(draws_per_part, 1) * 6}."
+            )
+        if not 0 < node_fraction <= 1:
+            raise ValueError(f"node_fraction={node_fraction} is not in (0, 1]; the papers use 0.5.")
+        self.draws_per_part = draws_per_part
+        self.node_fraction = node_fraction
+
+    def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
+        draw = generator(seed, "overlapping clients")
+        return [
+            part[torch.randperm(part.numel(), generator=draw)[: int(part.numel() * self.node_fraction)]]
+            for part in _metis_parts(data, self.num_clients // self.draws_per_part, seed)
+            for _ in range(self.draws_per_part)
+        ]
+
+
+class LouvainPartitioner(Partitioner):
+    """Communities by Louvain, each given whole to the client that has the fewest nodes so far, largest first.
+
+    Args:
+        num_clients: Clients; at most the number of communities.
+        resolution: Of the modularity; higher gives more and smaller communities.
+        seed: Of the order in which Louvain visits the nodes; None for the seed of the data module.
+
+    Source: Blondel et al., "Fast Unfolding of Communities in Large Networks", Journal of Statistical Mechanics, 2008.
+    """
+
+    remedy_for_empty_clients = "raise `resolution` for more communities, or use fewer clients"
+
+    def __init__(self, num_clients: int, resolution: float = 1.0, seed: int | None = None) -> None:
+        super().__init__(num_clients, seed)
+        if resolution <= 0:
+            raise ValueError(f"resolution={resolution} is not positive; 1 is the usual modularity.")
+        self.resolution = resolution
+
+    def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
+        louvain = Louvain(resolution=self.resolution, shuffle_nodes=True, random_state=seed)
+        community_N = louvain.fit_predict(_symmetric(data))
+        sizes = np.bincount(community_N)
+        client_of_community = np.empty(len(sizes), dtype=np.int64)
+        load = np.zeros(self.num_clients, dtype=np.int64)
+        for community in np.argsort(-sizes, kind="stable"):
+            client = load.argmin()
+            client_of_community[community] = client
+            load[client] += sizes[community]
+        return _groups(client_of_community[community_N], self.num_clients)
+
+
+class RandomPartitioner(Partitioner):
+    """Equal shares of a random permutation: the IID extreme, which cuts most edges.
+
+    Args:
+        num_clients: Clients; their sizes differ by at most one node.
+        seed: Of the permutation; None for the seed of the data module.
+    """
+
+    def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
+        order = torch.randperm(data.num_nodes, generator=generator(seed, "random partition"))
+        return list(order.tensor_split(self.num_clients))
+
+
+class GivenPartitioner(Partitioner):
+    """Clients that are given: one client for each value of a node attribute, in ascending order of the values.
+
+    Args:
+        attribute: Name of an integer node attribute of the graph, or the path of a ``.npy`` or ``.pt`` file with one
+            integer per node of the *prepared* graph.
+    """
+
+    def __init__(self, attribute: str = "membership") -> None:
+        self.attribute = attribute
+        self.seed = None
+
+    def __call__(self, data: Data, seed: int = 0) -> list[Tensor]:  # noqa: D102
+        return self.assign(data, seed)
+
+    def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
+        client_N = self._read(data)
+        if client_N.dim() != 1 or client_N.numel() != data.num_nodes or client_N.is_floating_point():
+            raise ValueError(
+                f"attribute={self.attribute!r} holds {client_N.dtype} of shape {tuple(client_N.shape)} where one "
+                f"integer for each of the {data.num_nodes} nodes of the prepared graph is needed. If it was made for "
+                "the raw graph, set largest_component to false on the source."
+            )
+        values, group_N = np.unique(client_N.numpy(), return_inverse=True)
+        return _groups(group_N, len(values))
+
+    def identity(self) -> dict[str, Any]:
+        """A file counts by its contents; an attribute is part of the graph."""
+        identity = {"partitioner": type(self).__name__, "attribute": self.attribute}
+        if self._is_path:
+            identity["attribute"] = hashlib.sha256(self._path.read_bytes()).hexdigest()
+        return identity
+
+    @property
+    def _is_path(self) -> bool:
+        return self.attribute.endswith((".npy", ".pt"))
+
+    @property
+    def _path(self) -> Path:
+        path = Path(self.attribute).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"attribute={self.attribute!r}: {path.absolute()} is not a file; correct the partitioner's attribute."
+            )
+        return path
+
+    def _read(self, data: Data) -> Tensor:
+        if self._is_path:
+            if self._path.suffix == ".npy":
+                return torch.from_numpy(np.load(self._path, allow_pickle=False))
+            return torch.as_tensor(torch.load(self._path, weights_only=True))
+        if self.attribute not in data:
+            raise ValueError(
+                f"attribute={self.attribute!r} is not on the graph, which has {sorted(data.keys())}; name one of "
+                "these, or a .npy or .pt file."
+            )
+        return torch.as_tensor(data[self.attribute])
+
+
+def _metis_parts(data: Data, num_parts: int, seed: int) -> list[Tensor]:
+    graph = _symmetric(data)
+    index_type = pymetis.zero_copy_dtype()
+    csr = pymetis.CSRAdjacency(graph.indptr.astype(index_type), graph.indices.astype(index_type))
+    # numbers beyond 31 bits would overflow METIS's C int
+    options = pymetis.Options(seed=(_METIS_DEFAULT_SEED + seed) % 2**31)
+    _, part_N = pymetis.part_graph(num_parts, csr, options=options, recursive=False)
+    return _groups(np.asarray(part_N), num_parts)
+
+
+def _symmetric(data: Data) -> sp.csr_matrix:
+    """Return the adjacency matrix with both directions of every edge, also where the source keeps directions."""
+    matrix = adjacency_matrix(data.edge_index, data.num_nodes)
+    return matrix.maximum(matrix.T).tocsr()
+
+
+def _groups(group_N: np.ndarray[Any, Any], num_groups: int) -> list[Tensor]:
+    """Return the ascending indices of each group's members by one stable sort."""
+    order = np.argsort(group_N, kind="stable")
+    ends = np.cumsum(np.bincount(group_N, minlength=num_groups))
+    return [torch.from_numpy(nodes) for nodes in np.split(order, ends[:-1])]

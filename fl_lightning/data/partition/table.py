@@ -1,0 +1,243 @@
+"""What a partition looks like: a row for each client, means and heterogeneity over the federation."""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.data.adjacency import adjacency_matrix, clustering_coefficient
+from fl_lightning.data.partition.heterogeneity import (
+    label_divergence,
+    label_heterogeneity,
+    label_histograms,
+    neighbourhood_discrepancy,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientStatistics:
+    """One client and its subgraph.
+
+    Attributes:
+        client: Its name.
+        num_nodes: Nodes.
+        num_edges: Directed edges.
+        edges_lost: Directed edges of the global graph from its nodes to nodes it does not hold.
+        num_classes: Classes that occur in it.
+        clustering: Average local clustering coefficient, in [0, 1].
+        num_train: Training nodes.
+        num_val: Validation nodes.
+        num_test: Test nodes.
+    """
+
+    client: str
+    num_nodes: int
+    num_edges: int
+    edges_lost: int
+    num_classes: int
+    clustering: float
+    num_train: int
+    num_val: int
+    num_test: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleStatistics:
+    """One client and its examples.
+
+    Attributes:
+        client: Its name.
+        num_examples: Examples.
+        num_classes: Classes that occur in it; 0 in a regression.
+        num_train: Training examples.
+        num_val: Validation examples.
+        num_test: Test examples.
+    """
+
+    client: str
+    num_examples: int
+    num_classes: int
+    num_train: int
+    num_val: int
+    num_test: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionTable:
+    """Statistics of a federation.
+
+    Attributes:
+        rows: The clients.
+        label_counts: For each client the number of labelled nodes or examples of every class; empty in a regression.
+        heterogeneity: Median over client pairs of the Jensen-Shannon distance of label histograms, in [0, 0.833]; nan
+            in a regression.
+        non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighbourhoods (FedAux); nan
+            without graphs.
+    """
+
+    rows: tuple[ClientStatistics, ...] | tuple[ExampleStatistics, ...]
+    label_counts: tuple[tuple[int, ...], ...]
+    heterogeneity: float
+    non_iidness: float = float("nan")
+
+    @classmethod
+    def from_graphs(
+        cls, clients: Sequence[ClientGraph], *, edges_lost: Sequence[int], num_classes: int, seed: int = 0
+    ) -> "PartitionTable":
+        """Measure clients that hold subgraphs.
+
+        Args:
+            clients: The clients.
+            edges_lost: For each client the directed edges that the partition cut off.
+            num_classes: Classes of the global graph.
+            seed: Of the nodes that large graphs are represented by (see ``neighbourhood_discrepancy``).
+        """
+        histogram_CK = label_histograms(clients, num_classes)
+        rows = tuple(
+            ClientStatistics(
+                client=client.name,
+                num_nodes=client.num_nodes,
+                num_edges=client.num_edges,
+                edges_lost=lost,
+                num_classes=int(np.count_nonzero(histogram_K)),
+                clustering=clustering_coefficient(adjacency_matrix(client.edge_index_2E, client.num_nodes)),
+                num_train=client.num_examples,
+                num_val=int(client.val_mask_N.sum()),
+                num_test=int(client.test_mask_N.sum()),
+            )
+            for client, lost, histogram_K in zip(clients, edges_lost, histogram_CK, strict=True)
+        )
+        return cls(
+            rows=rows,
+            label_counts=tuple(map(tuple, histogram_CK.tolist())),
+            heterogeneity=label_heterogeneity(histogram_CK),
+            non_iidness=label_divergence(histogram_CK) + neighbourhood_discrepancy(clients, seed=seed),
+        )
+
+    @classmethod
+    def from_examples(cls, clients: Sequence[ClientExamples], *, num_classes: int) -> "PartitionTable":
+        """Measure clients that hold examples; ``num_classes`` is not read in a regression."""
+        classify = not clients[0].y_N.is_floating_point()
+        histogram_CK = label_histograms(clients, num_classes) if classify else None
+        rows = tuple(
+            ExampleStatistics(
+                client=client.name,
+                num_examples=client.size,
+                num_classes=0 if histogram_CK is None else int(np.count_nonzero(histogram_CK[idx])),
+                num_train=client.num_examples,
+                num_val=int(client.val_mask_N.sum()),
+                num_test=int(client.test_mask_N.sum()),
+            )
+            for idx, client in enumerate(clients)
+        )
+        if histogram_CK is None:
+            return cls(rows=rows, label_counts=(), heterogeneity=float("nan"))
+        counts = tuple(map(tuple, histogram_CK.tolist()))
+        return cls(rows=rows, label_counts=counts, heterogeneity=label_heterogeneity(histogram_CK))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns; the first is the client."""
+        return tuple(field.name for field in fields(self.rows[0]))
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Mean over the clients of every numeric column."""
+        return {name: fmean(getattr(row, name) for row in self.rows) for name in self.columns[1:]}
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write a row for each client and one named ``mean``, which also has the heterogeneity and non-IIDness."""
+        with Path(path).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*self.columns, "heterogeneity", "non_iidness"])
+            writer.writerows([*astuple(row), "", ""] for row in self.rows)
+            writer.writerow(["mean", *self.means.values(), self.heterogeneity, self.non_iidness])
+
+    def rich_table(self) -> Table:
+        """Return the table for a terminal."""
+        unlikeness = {"heterogeneity": self.heterogeneity, "non-IIDness": self.non_iidness}
+        table = Table(
+            title=f"{len(self.rows)} clients",
+            caption=", ".join(f"{name} {value:.3f}" for name, value in unlikeness.items() if not math.isnan(value)),
+            show_footer=True,
+            box=box.SIMPLE,
+            padding=(0, 1, 0, 0),
+        )
+        means = self.means
+        table.add_column("client", footer="mean", no_wrap=True)
+        for name in self.columns[1:]:
+            header = name.removeprefix("num_").removeprefix("edges_")
+            table.add_column(header, _short(means[name]), justify="right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(row.client, *(_short(getattr(row, name)) for name in self.columns[1:]))
+        return table
+
+    def plot_labels(self, path: str | Path) -> None:
+        """Draw how many nodes or examples of each class every client holds, and save the picture.
+
+        Args:
+            path: Its ending sets the format, e.g. ``labels.png`` or ``labels.pdf``.
+
+        Raises:
+            ValueError: The clients' task is a regression.
+        """
+        if not self.label_counts:
+            raise ValueError("there are no labels to draw: the clients' task is a regression (leave --picture out)")
+        count_CK = np.array(self.label_counts)
+        num_clients, num_classes = count_CK.shape
+        colors = _class_colors(num_classes)
+        legend_columns = -(-num_classes // 20)
+        legend_rows = -(-num_classes // legend_columns)
+        height = max(1.4 + 0.24 * num_clients, 0.8 + 0.18 * legend_rows)
+        figure = Figure(figsize=(7.5 + 0.5 * legend_columns, height), layout="constrained")
+        axes = figure.subplots()
+        left_CK = count_CK.cumsum(axis=1) - count_CK
+        for k in range(num_classes):
+            axes.barh(
+                range(num_clients), count_CK[:, k], left=left_CK[:, k], height=0.78, color=colors[k], label=str(k)
+            )
+        axes.set_yticks(range(num_clients), [row.client for row in self.rows])
+        axes.set_ylim(num_clients - 0.4, -0.6)
+        axes.set_xlabel("nodes" if isinstance(self.rows[0], ClientStatistics) else "examples")
+        axes.set_title(f"Labels of the clients (heterogeneity {self.heterogeneity:.3f})", loc="left")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.legend(
+            title="class",
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1.0),
+            borderaxespad=0.0,
+            ncols=legend_columns,
+            columnspacing=1.0,
+            handlelength=1.0,
+            fontsize="small",
+            frameon=False,
+        )
+        figure.savefig(path, dpi=150)
+
+
+def _short(value: float) -> str:
+    """Return three to five digits: 0.259, 17.3, 8,467."""
+    if isinstance(value, int) or value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.3f}"
+
+
+def _class_colors(num_classes: int) -> list[tuple[float, float, float, float]]:
+    """Return distinct colours: qualitative maps while they suffice, else steps through a continuous one."""
+    if num_classes <= 10:
+        return [colormaps["tab10"](k) for k in range(num_classes)]
+    qualitative = [colormaps[name](k) for name in ("tab20", "tab20b", "tab20c") for k in range(20)]
+    if num_classes <= len(qualitative):
+        return qualitative[:num_classes]
+    return [colormaps["turbo"](k / (num_classes - 1)) for k in range(num_classes)]

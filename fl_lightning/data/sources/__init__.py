@@ -1,0 +1,1 @@
+"""Where data come from: public data sets, files, generators."""

@@ -1,0 +1,116 @@
+"""Where a global graph comes from: the contract, and a graph of your own in a file."""
+
+import contextlib
+import hashlib
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
+
+from fl_lightning.data.preparation import Preparation
+
+
+class Source(ABC):
+    """Where a federation's data come from: a :class:`GraphSource`, or an ``ExampleSource``."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return everything the data depend on (beside seeds that are passed on), as JSON-ready values."""
+
+
+class GraphSource(Source):
+    """A global node-classification graph.
+
+    Args:
+        normalize_features: Row-normalise the features.
+        largest_component: Keep the largest connected component only.
+        undirected: Add missing reverse edges.
+    """
+
+    def __init__(
+        self, normalize_features: bool = True, largest_component: bool = True, undirected: bool = True
+    ) -> None:
+        self.preparation = Preparation(
+            normalize_features=normalize_features, largest_component=largest_component, undirected=undirected
+        )
+
+    @abstractmethod
+    def load(self, root: Path, cache_dir: Path | None = None) -> Data:
+        """Read or generate the raw graph, before preparation.
+
+        Args:
+            root: Folder of the data sets (see :func:`fl_lightning.data.sources.folders.data_root`).
+            cache_dir: Where converted files go if ``root`` is read-only; None for the default cache folder.
+
+        Returns:
+            A graph with ``x``, ``edge_index``, ``y`` and perhaps public masks.
+
+        Raises:
+            FileNotFoundError: If files are missing and cannot be downloaded.
+        """
+
+
+@contextlib.contextmanager
+def allow_pickled_graphs() -> Iterator[None]:
+    """Let ``torch.load(weights_only=True)`` accept what a pickled ``Data`` is made of, for the length of the context.
+
+    Classes that are allowed already are left out: ``safe_globals`` would forbid them on leaving.
+    """
+    classes = {Data, DataEdgeAttr, DataTensorAttr, GlobalStorage}
+    with torch.serialization.safe_globals([*classes.difference(torch.serialization.get_safe_globals())]):
+        yield
+
+
+class FileSource(GraphSource):
+    """A graph of your own: a ``torch_geometric.data.Data``, or its ``to_dict()``, written by ``torch.save``.
+
+    Args:
+        path: The file; a relative path starts at the working directory.
+        normalize_features: Row-normalise the features.
+        largest_component: Keep the largest connected component only.
+        undirected: Add missing reverse edges.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        normalize_features: bool = True,
+        largest_component: bool = True,
+        undirected: bool = True,
+    ) -> None:
+        super().__init__(normalize_features, largest_component, undirected)
+        self.path = Path(path).expanduser()
+
+    def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
+        self._check_exists()
+        try:
+            with allow_pickled_graphs():
+                saved = torch.load(self.path, weights_only=True)
+            data = Data.from_dict(saved) if isinstance(saved, dict) else saved
+            if not isinstance(data, Data):
+                raise ValueError(f"it holds a {type(data).__name__}")
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+            raise ValueError(
+                f"path={str(self.path)!r} does not hold a torch_geometric Data that loads with weights_only=True. Save "
+                "it as `torch.save(Data(x=..., edge_index=..., y=...), path)` with only tensors and numbers in it."
+            ) from error
+        return data
+
+    def identity(self) -> dict[str, Any]:
+        """Depends on the file's contents, not on its place."""
+        self._check_exists()
+        with self.path.open("rb") as file:
+            return {"source": type(self).__name__, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+    def _check_exists(self) -> None:
+        if not self.path.is_file():
+            raise FileNotFoundError(
+                f"path={str(self.path)!r}: {self.path.absolute()} is not a file. Write one with `torch.save(data, "
+                "path)` or correct the source's path."
+            )

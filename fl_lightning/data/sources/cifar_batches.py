@@ -1,0 +1,68 @@
+"""The standard files of CIFAR-10 (``cifar-10-batches-py``), read without unpickling anything but arrays.
+
+Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+"""
+
+import importlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.data.sources.array_file import missing_files_message
+
+_FOLDERS = ("cifar-10-batches-py", "CIFAR10/cifar-10-batches-py")
+_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+
+
+def has_cifar10_batches(root: Path) -> bool:
+    """Whether the folder of the batches is in the root, or in its ``CIFAR10``."""
+    return any((root / folder).is_dir() for folder in _FOLDERS)
+
+
+def read_cifar10_batches(root: Path) -> tuple[Tensor, Tensor]:
+    """Read the training and the test images together.
+
+    Returns:
+        Images (60000, 3, 32, 32), uint8, and classes (60000,), int64.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If a file is no batch of CIFAR-10.
+    """
+    folder = next(folder for folder in _FOLDERS if (root / folder).is_dir())
+    if missing := [f"{folder}/{name}" for name in _FILES if not (root / folder / name).is_file()]:
+        raise FileNotFoundError(missing_files_message(root, missing, "CIFAR-10's Python version, six files"))
+    images, labels = zip(*(_read_batch(root / folder / name) for name in _FILES), strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
+    try:
+        with path.open("rb") as file:
+            batch = _ArrayUnpickler(file, encoding="bytes").load()
+        image = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+        label = np.asarray(batch[b"labels"], dtype=np.int64)
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no batch of CIFAR-10 ({error!r}); download the data set again.") from error
+    return torch.from_numpy(image), torch.from_numpy(label)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Builds numpy arrays and Python's own values only: a pickle could run any code otherwise."""
+
+    _allowed = {  # noqa: RUF012
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._allowed:
+            raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+        return getattr(importlib.import_module(module), name)

@@ -1,0 +1,177 @@
+"""Who talks to whom where there is no server: connected, undirected graphs over the clients."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from fl_lightning.kernels.randomness import derive_key
+
+
+class Topology(ABC):
+    """Builds the graph of a decentralised federation.
+
+    Args:
+        seed: Of a random graph; None takes the run's.
+    """
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        self.seed = seed
+
+    @abstractmethod
+    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+        """Draw a graph on the nodes 0..num_clients-1; it need not be connected."""
+
+    def __call__(self, num_clients: int, seed: int) -> Tensor:
+        """Return the adjacency matrix, boolean (C, C), symmetric, without self loops.
+
+        Random graphs are drawn again, up to 100 times, until one is connected.
+
+        Raises:
+            ValueError: The graph is not connected.
+        """
+        root = seed if self.seed is None else self.seed
+        for attempt in range(100):
+            graph = self.draw(num_clients, derive_key(root, "topology", attempt) % 2**32)
+            adjacency_CC = torch.from_numpy(nx.to_numpy_array(graph, nodelist=range(num_clients))) > 0
+            if nx.is_connected(graph):
+                break
+        return check_connected(adjacency_CC, type(self).__name__)
+
+    def relations(self, num_clients: int, seed: int) -> Tensor:
+        """Return the same graph as a client relation graph, float32 (C, C), with its weights if it has any.
+
+        It need not be connected.
+        """
+        root = seed if self.seed is None else self.seed
+        graph = self.draw(num_clients, derive_key(root, "relations") % 2**32)
+        return torch.from_numpy(nx.to_numpy_array(graph, nodelist=range(num_clients), dtype="float32"))
+
+
+def check_connected(adjacency_CC: Tensor, name: str) -> Tensor:
+    """Return the adjacency, boolean (C, C), if everyone can hear of everyone.
+
+    Raises:
+        ValueError: It is not connected.
+    """
+    if not nx.is_connected(nx.from_numpy_array(adjacency_CC.cpu().numpy())):
+        raise ValueError(
+            f"{name} on {len(adjacency_CC)} clients is not connected, so some would never hear from the others: add "
+            "edges"
+        )
+    return adjacency_CC
+
+
+class Ring(Topology):
+    """Each client has two neighbours."""
+
+    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+        """A cycle."""
+        return nx.cycle_graph(num_clients) if num_clients > 2 else nx.path_graph(num_clients)
+
+
+class Complete(Topology):
+    """Everyone is everyone's neighbour."""
+
+    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+        """All pairs."""
+        return nx.complete_graph(num_clients)
+
+
+class Star(Topology):
+    """Client 0 is everyone's only neighbour."""
+
+    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+        """Client 0 in the middle."""
+        return nx.star_graph(num_clients - 1)
+
+
+class ErdosRenyi(Topology):
+    """Each pair is joined with the same probability.
+
+    Args:
+        edge_probability: In (0, 1].
+        seed: Of the graph; None takes the run's.
+    """
+
+    def __init__(self, *, edge_probability: float = 0.2, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
+        if not 0 < edge_probability <= 1:
+            raise ValueError(f"topology.edge_probability must be in (0, 1], got {edge_probability}")
+        self.edge_probability = edge_probability
+
+    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+        """Independent edges."""
+        return nx.gnp_random_graph(num_clients, self.edge_probability, seed=seed)
+
+
+class WattsStrogatz(Topology):
+    """A small world: a ring of near neighbours, some of whose edges are rewired.
+
+    Args:
+        num_neighbors: Neighbours on the ring before rewiring, even, at least 2.
+        rewiring_probability: In [0, 1].
+        seed: Of the graph; None takes the run's.
+    """
+
+    def __init__(self, *, num_neighbors: int = 4, rewiring_probability: float = 0.1, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
+        if num_neighbors < 2 or num_neighbors % 2:
+            raise ValueError(f"topology.num_neighbors must be even and at least 2, got {num_neighbors}")
+        if not 0 <= rewiring_probability <= 1:
+            raise ValueError(f"topology.rewiring_probability must be in [0, 1], got {rewiring_probability}")
+        self.num_neighbors = num_neighbors
+        self.rewiring_probability = rewiring_probability
+
+    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+        """Rewire a ring lattice."""
+        if num_clients <= self.num_neighbors:
+            raise ValueError(f"topology.num_neighbors is {self.num_neighbors}, but there are {num_clients} clients")
+        return nx.watts_strogatz_graph(num_clients, self.num_neighbors, self.rewiring_probability, seed=seed)
+
+
+class BarabasiAlbert(Topology):
+    """Preferential attachment: newcomers join those that have many neighbours.
+
+    Args:
+        num_edges: Edges of each newcomer, at least 1.
+        seed: Of the graph; None takes the run's.
+    """
+
+    def __init__(self, *, num_edges: int = 2, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
+        if num_edges < 1:
+            raise ValueError(f"topology.num_edges must be at least 1, got {num_edges}")
+        self.num_edges = num_edges
+
+    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+        """Grow the graph."""
+        if num_clients <= self.num_edges:
+            raise ValueError(f"topology.num_edges is {self.num_edges}, but there are {num_clients} clients")
+        return nx.barabasi_albert_graph(num_clients, self.num_edges, seed=seed)
+
+
+class EdgeListFile(Topology):
+    """A graph from a file of edges: two client indices a line, separated by white space.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        if not Path(path).is_file():
+            raise ValueError(f"topology.path {path!r} is not a file")
+        self.path = path
+
+    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+        """Read the edges."""
+        graph = nx.read_edgelist(self.path, nodetype=int, data=False)
+        strangers = set(graph.nodes) - set(range(num_clients))
+        if strangers:
+            raise ValueError(f"{self.path} names clients {sorted(strangers)}, but there are {num_clients} from 0 on")
+        graph.add_nodes_from(range(num_clients))
+        graph.remove_edges_from(list(nx.selfloop_edges(graph)))
+        return graph

@@ -1,0 +1,250 @@
+"""One client of the federation, written once and in the plain PyTorch way, as a LightningModule.
+
+The mathematics is in pure functions of (parameters, batch), so that the sequential executor calls them for one client
+after another and the stacked executor maps them over all clients at once.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Adam, Optimizer
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.models.gcn import GCN
+from fl_lightning.models.output import NetOutput
+
+Parameters = Mapping[str, Tensor]
+#: A pure function of (trained parameters, parameters received at the start of the stage) added to the local loss.
+Penalty = Callable[[Parameters, Parameters], Tensor]
+#: Builds a net from the width of the inputs (their shape, where they are no vectors) and of the outputs.
+NetFactory = Callable[[Any, int], nn.Module]
+OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
+
+#: With fewer classes PyTorch's softmax over the last dimension is not vectorised on a CPU, and ten times slower.
+_VECTOR = 16
+
+
+def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
+    """Adam with the field's common settings: learning rate 0.01, weight decay 5e-4."""
+    return Adam(parameters, lr=0.01, weight_decay=5e-4, fused=True)
+
+
+class ClientModule(LightningModule):
+    """A client's model, objective, evaluation and optimiser for classification of its nodes or examples.
+
+    Subclass it and override :meth:`loss` and :meth:`scores` for another task, as :class:`RegressionClient` does.
+    Overriding ``training_step`` itself ties the client to the sequential executor.
+
+    Args:
+        net: Builds the net from (number of features, number of outputs); it maps a batch to a ``NetOutput``. Several
+            nets are given to the clients in turn: client c has the net c modulo their number.
+        optimizer: Builds the client's optimiser from its parameters.
+        gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    #: The validation metric that chooses the reported round.
+    monitor: ClassVar[str] = "val/acc"
+
+    def __init__(
+        self,
+        net: list[NetFactory] | NetFactory = GCN,
+        optimizer: OptimizerFactory = default_optimizer,
+        gradient_clip_val: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.net_factories = net if isinstance(net, list) else [net]
+        if not self.net_factories:
+            raise ValueError("model.net is an empty list: give at least one net")
+        if gradient_clip_val is not None and gradient_clip_val <= 0:
+            raise ValueError(f"model.gradient_clip_val must be positive, or null for none, got {gradient_clip_val}")
+        self.optimizer_factory = optimizer
+        self.gradient_clip_val = gradient_clip_val
+        self.net: nn.Module
+        self.penalty: Penalty | None = None
+        self.anchor: Parameters = {}
+
+    def build(self, num_features: int | tuple[int, ...], num_outputs: int) -> None:
+        """Create the nets once the data's sizes are known; ``net`` is the first."""
+        self.nets = [factory(num_features, num_outputs) for factory in self.net_factories]
+        self.net = self.nets[0]
+
+    def variants(self) -> "list[ClientModule]":
+        """One client module for each of the nets."""
+        modules = []
+        for factory, net in zip(self.net_factories, self.nets, strict=True):
+            module = copy.copy(self)
+            module._modules = {}
+            module.net_factories, module.nets, module.net = [factory], [net], net
+            modules.append(module)
+        return modules
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the parameters of the (first) net."""
+        return sum(parameter.numel() for parameter in self.net.parameters())
+
+    def parameter_dict(self) -> dict[str, Tensor]:
+        """The net's parameters by name."""
+        return dict(self.net.named_parameters())
+
+    def output(self, parameters: Parameters, batch: Batch) -> NetOutput:
+        """Run the net with the given parameters; train or eval mode is the module's."""
+        # executors refuse nets with tied weights, and to look for them here takes as long as a layer
+        output: NetOutput = functional_call(self.net, dict(parameters), (batch,), tie_weights=False)
+        return output
+
+    def objective(
+        self, parameters: Parameters, batch: Batch, anchor: Parameters, penalty: Penalty | None = None
+    ) -> Tensor:
+        """The local loss, a pure function: task loss plus the strategy's penalty.
+
+        Args:
+            parameters: All parameters of the net.
+            batch: One client's batch.
+            anchor: The parameters as they were when the stage began.
+            penalty: The strategy's term, if it has one.
+
+        Returns:
+            Scalar loss.
+        """
+        loss = self.loss(self.output(parameters, batch), batch)
+        return loss if penalty is None else loss + penalty(parameters, anchor)
+
+    def loss(self, output: NetOutput, batch: Batch) -> Tensor:
+        """Mean cross entropy over the labelled training examples, scalar (or one for each client of a stack)."""
+        return _masked_mean(_cross_entropy(output.logits, batch.y), batch.train_mask)
+
+    def scores(self, output: NetOutput, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Numerator and denominator of each metric, by name; ``val/...`` chooses and ``test/...`` is reported.
+
+        Accuracy is the share of correctly labelled examples of the split, the loss is the mean cross entropy.
+        """
+        correct_N = output.logits.argmax(dim=-1) == batch.y
+        return split_scores(batch, {"acc": correct_N, "loss": _cross_entropy(output.logits, batch.y)})
+
+    def score_table(self, parameters: Parameters, batch: Batch) -> dict[str, Tensor]:
+        """The scores of a model, each metric's numerator and denominator as one float32 tensor (..., 2)."""
+        found = self.scores(self.output(parameters, batch), batch)
+        return {name: torch.stack([value.float() for value in pair], dim=-1) for name, pair in found.items()}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The local objective on this client's own parameters."""
+        return self.objective(self.parameter_dict(), batch, self.anchor, self.penalty)
+
+    def _evaluation_step(self, batch: Batch, split: str) -> dict[str, Tensor]:
+        scores = self.scores(self.output(self.parameter_dict(), batch), batch)
+        return {name: total / count for name, (total, count) in scores.items() if name.startswith(split)}
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Metrics over this client's validation examples."""
+        return self._evaluation_step(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Metrics over this client's test examples."""
+        return self._evaluation_step(batch, "test")
+
+    def predictions(self, output: NetOutput) -> Tensor:
+        """Class probabilities of every example, (N, num_classes)."""
+        return output.logits.softmax(dim=-1)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Predictions for every example, (N, num_outputs)."""
+        return self.predictions(self.output(self.parameter_dict(), batch))
+
+    def configure_optimizers(self) -> Optimizer:
+        """The client's optimiser over its own parameters."""
+        return self.build_optimizer(self.net.named_parameters())
+
+    def build_optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> Optimizer:
+        """Build the optimiser over named parameters, of one client or of a whole stack.
+
+        Override it for settings that differ by parameter name; each tensor must be treated on its own.
+        """
+        return self.optimizer_factory([parameter for _, parameter in named_parameters])
+
+    def clip(self, gradients: Mapping[str, Tensor | None]) -> Mapping[str, Tensor | None]:
+        """Scale each client's gradient down to ``gradient_clip_val``, (C, *shape) by name; None stays None.
+
+        Override it for another rule; both executors call it before every step of the optimiser.
+        """
+        if self.gradient_clip_val is None or all(g is None for g in gradients.values()):
+            return gradients
+        parts = [g.reshape(len(g), -1).norm(dim=1) for g in gradients.values() if g is not None]
+        norm_C = torch.stack(parts).norm(dim=0)
+        factor_C = (self.gradient_clip_val / (norm_C + 1e-6)).clamp(max=1.0)
+        return {name: g if g is None else g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
+
+    def constrain(self, parameters: Parameters) -> Parameters:
+        """Values that replace parameters after every optimiser step, by name: a projection onto what is allowed.
+
+        A pure function of all parameters of one client; none is constrained here. It must leave alone what is allowed.
+        """
+        return {}
+
+    def example_count(self, batch: Batch) -> Tensor:
+        """Number of labelled training examples."""
+        return batch.train_mask.sum(dim=-1)
+
+
+class RegressionClient(ClientModule):
+    """A client that predicts numbers: mean squared error over the examples and their targets.
+
+    The settings are those of :class:`ClientModule`. The metric is ``mse``, of which less is better.
+    """
+
+    monitor: ClassVar[str] = "val/mse"
+
+    def loss(self, output: NetOutput, batch: Batch) -> Tensor:
+        """Mean squared error over the training examples, scalar (or one for each client of a stack)."""
+        return _masked_mean((output.logits - batch.y).square().mean(dim=-1), batch.train_mask)
+
+    def scores(self, output: NetOutput, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Sum of the examples' squared errors (each a mean over its targets) and their number, for every split."""
+        error_N = (output.logits - batch.y).square().mean(dim=-1)
+        return split_scores(batch, {"mse": error_N, "loss": error_N})
+
+    def predictions(self, output: NetOutput) -> Tensor:
+        """Predicted targets, (N, num_outputs)."""
+        return output.logits
+
+
+def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Sum and count of each value over the training, validation and test examples.
+
+    Args:
+        batch: Of one client, or of a stack.
+        values: One number (or boolean) for every example, (..., N), by the metric's name.
+
+    Returns:
+        By ``train/name``, ``val/name``, ``test/name``.
+    """
+    splits = ("train", "val", "test")
+    mask_SN = torch.stack([batch.train_mask, batch.val_mask, batch.test_mask])
+    counts = mask_SN.sum(dim=-1).unbind()
+    totals = {name: (value_N * mask_SN).sum(dim=-1).unbind() for name, value_N in values.items()}
+    return {
+        f"{split}/{name}": (totals[name][place], counts[place]) for place, split in enumerate(splits) for name in values
+    }
+
+
+def _masked_mean(value_N: Tensor, mask_N: Tensor) -> Tensor:
+    weight_N = mask_N.to(value_N.dtype)
+    return (value_N * weight_N).sum(dim=-1) / weight_N.sum(dim=-1).clamp(min=1)
+
+
+def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy of every example, (..., N)."""
+    if logits.shape[-1] < _VECTOR and logits.device.type == "cpu":  # classes first, so that examples fill the vectors
+        if logits.dim() == 2:
+            return F.cross_entropy(logits.t()[None], y[None], reduction="none")[0]
+        return F.cross_entropy(logits.mT, y, reduction="none")
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view_as(y)

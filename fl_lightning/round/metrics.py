@@ -1,0 +1,97 @@
+"""From each client's scores to the figures of a federation."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.round.payload import Payload
+
+
+class OverClients(Metric):
+    """Mean, standard deviation, worst and weighted mean over clients of one per-client metric.
+
+    Federated accuracy is the plain mean over clients of each client's accuracy on its own nodes (Shamsian et al., ICML
+    2021); the standard deviation is the population's. Clients without any example are left out.
+
+    Args:
+        higher_is_better: Whether the worst client is the one with the smallest value.
+    """
+
+    full_state_update = False
+    clients: list[Tensor]
+
+    def __init__(self, *, higher_is_better: bool = True) -> None:
+        super().__init__(sync_on_compute=False)  # payloads are gathered before they are summed up
+        self.larger_wins = higher_is_better
+        self.add_state("clients", default=[], dist_reduce_fx="cat")
+
+    def update(self, totals: Tensor) -> None:
+        """Add clients.
+
+        Args:
+            totals: Numerator and number of examples of each client, (C, 2).
+        """
+        self.clients.append(totals)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return ``mean``, ``std``, ``worst`` and ``weighted``, scalars; nan where no client has examples."""
+        totals = torch.cat(self.clients) if self.clients else torch.zeros(0, 2)
+        return over_clients(totals, higher_is_better=self.larger_wins)
+
+
+def over_clients(totals_C2: Tensor, *, higher_is_better: bool | Tensor = True) -> dict[str, Tensor]:
+    """What :class:`OverClients` computes, as a function; of many metrics at once with a leading dimension.
+
+    Args:
+        totals_C2: Numerator and number of examples of each client, (C, 2), or (metrics, C, 2).
+        higher_is_better: Whether the worst client is the one with the smallest value; one for each metric.
+    """
+    # one more client without examples: there may be no other
+    total_C, count_C = torch.nn.functional.pad(totals_C2.double(), (0, 0, 0, 1)).unbind(dim=-1)
+    has_C = count_C > 0
+    num_clients = has_C.sum(dim=-1)
+    value_C = torch.where(has_C, total_C / count_C, 0.0)
+    mean = value_C.sum(dim=-1) / num_clients
+    deviation_C = torch.where(has_C, value_C - mean[..., None], 0.0)
+    sign = torch.as_tensor(higher_is_better, device=mean.device) * 2.0 - 1
+    worst = torch.where(has_C, value_C * sign[..., None], torch.inf).amin(dim=-1) * sign
+    return {
+        "mean": mean,
+        "std": (deviation_C.square().sum(dim=-1) / num_clients).sqrt(),
+        "worst": torch.where(num_clients > 0, worst, torch.nan),
+        "weighted": torch.where(has_C, total_C, 0.0).sum(dim=-1) / torch.where(has_C, count_C, 0.0).sum(dim=-1),
+    }
+
+
+def less_is_better(name: str) -> bool:
+    """Whether a metric is a loss or an error.
+
+    Example:
+        >>> less_is_better("val/mse"), less_is_better("test/acc")
+        (True, False)
+    """
+    return name.endswith(("loss", "mse"))
+
+
+def summarise(scores: Payload, prefix: str = "") -> dict[str, float]:
+    """Figures over the clients of a score payload.
+
+    Returns:
+        For a metric ``val/acc``: its mean over clients under ``val/acc``, and ``val/acc_std``, ``val/acc_worst``,
+        ``val/acc_weighted``; each name behind ``prefix``.
+    """
+    if not scores.signals:
+        return {}
+    names = [f"{prefix}{name}" for name in scores.signals]
+    larger_wins = torch.tensor([not less_is_better(name) for name in names])
+    found = over_clients(torch.stack(list(scores.signals.values())).cpu(), higher_is_better=larger_wins)
+    figures = {"" if kind == "mean" else f"_{kind}": values.tolist() for kind, values in found.items()}
+    return {f"{name}{kind}": values[place] for place, name in enumerate(names) for kind, values in figures.items()}
+
+
+def client_values(scores: Payload, name: str, clients: Sequence[int] | None = None) -> Tensor:
+    """Each client's value of a metric (C,), nan without examples."""
+    totals = scores.rows(clients).signals[name] if clients is not None else scores.signals[name]
+    return (totals[:, 0] / totals[:, 1]).cpu()

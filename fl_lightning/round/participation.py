@@ -1,0 +1,103 @@
+"""Who takes part in a round, who drops out of it, who is slow, and what is done about clients that fail."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from fl_lightning.kernels.randomness import generator
+
+
+class Participation:
+    """Chooses the clients of each round, from the seed and the round alone.
+
+    Args:
+        fraction: Share of the training clients chosen for a round, in (0, 1]; at least one client.
+        num_clients: Number of clients chosen for a round, in place of ``fraction``.
+        dropout_probability: Chance that a chosen client answers nothing this round.
+        straggler_probability: Chance that a chosen client manages only some of its local epochs (uniform below the full
+            number, as in FedProx).
+        held_out_fraction: Share of all clients kept out of training, to join at the end as new clients.
+        on_failure: ``skip`` leaves a failing client out of the round and goes on; ``stop`` ends the run.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        fraction: float = 1.0,
+        num_clients: int | None = None,
+        dropout_probability: float = 0.0,
+        straggler_probability: float = 0.0,
+        held_out_fraction: float = 0.0,
+        on_failure: Literal["skip", "stop"] = "skip",
+    ) -> None:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"participation.fraction must be in (0, 1], got {fraction}")
+        if num_clients is not None and num_clients < 1:
+            raise ValueError(f"participation.num_clients must be at least 1, got {num_clients}")
+        if num_clients is not None and fraction != 1:
+            raise ValueError("give participation.fraction or participation.num_clients, not both")
+        for name, value in {
+            "dropout_probability": dropout_probability,
+            "straggler_probability": straggler_probability,
+            "held_out_fraction": held_out_fraction,
+        }.items():
+            if not 0 <= value < 1:
+                raise ValueError(f"participation.{name} must be in [0, 1), got {value}")
+        self.fraction = fraction
+        self.num_clients = num_clients
+        self.dropout_probability = dropout_probability
+        self.straggler_probability = straggler_probability
+        self.held_out_fraction = held_out_fraction
+        self.on_failure = on_failure
+
+    def training_clients(self, num_clients: int, seed: int) -> tuple[int, ...]:
+        """The clients that are not held out.
+
+        Raises:
+            ValueError: More clients are asked for in a round than there are, or none would be left to train.
+        """
+        num_new = round(self.held_out_fraction * num_clients)
+        remaining = num_clients - num_new
+        if remaining < 1:
+            raise ValueError(
+                f"participation.held_out_fraction={self.held_out_fraction} leaves no client of {num_clients} to train"
+            )
+        if self.num_clients is not None and self.num_clients > remaining:
+            raise ValueError(
+                f"participation.num_clients is {self.num_clients}, but only {remaining} clients train: lower it"
+            )
+        order = torch.randperm(num_clients, generator=generator(seed, "held_out")).tolist()
+        return tuple(sorted(order[num_new:]))
+
+    def draw(self, clients: Sequence[int], round_idx: int, seed: int) -> tuple[dict[int, float], list[int]]:
+        """Draw a round.
+
+        Returns:
+            The share of its local epochs that each participating client manages (1 unless it is a straggler), by
+            client ascending; and the chosen clients that dropped out.
+        """
+        rng = generator(seed, "participation", round_idx)
+        wanted = self.num_clients or max(1, math.floor(self.fraction * len(clients) + 0.5))
+        chosen = sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:wanted].tolist())
+        drops, slow, share = torch.rand(3, len(chosen), generator=rng, dtype=torch.float64).tolist()
+        effort = {
+            client: share[i] if slow[i] < self.straggler_probability else 1.0
+            for i, client in enumerate(chosen)
+            if drops[i] >= self.dropout_probability
+        }
+        return effort, [client for client in chosen if client not in effort]
+
+
+def epochs_of(effort: float, num_epochs: int) -> int:
+    """Local epochs of a client: all for effort 1, for a straggler at least one and fewer than all.
+
+    Example:
+        >>> [epochs_of(effort, 5) for effort in (1.0, 0.99, 0.5, 0.0)]
+        [5, 4, 3, 1]
+    """
+    return num_epochs if effort == 1.0 or num_epochs < 2 else 1 + math.floor(effort * (num_epochs - 1))

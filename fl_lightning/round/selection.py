@@ -1,0 +1,100 @@
+"""Which round is reported: chosen on validation, never on test."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from fl_lightning.round.metrics import client_values, less_is_better
+from fl_lightning.round.payload import Payload
+
+#: A smaller gain is a tie, which the earlier round wins: the order of the clients must not decide by rounding.
+SMALLEST_GAIN = 1e-9
+
+
+class Selection:
+    """Follows the monitored validation metric over the rounds.
+
+    Args:
+        monitor: Name of the metric.
+        mode: Whether ``max`` or ``min`` of it is best; None to go by the name (less of a loss or an error is better).
+    """
+
+    def __init__(self, monitor: str = "val/acc", mode: Literal["max", "min"] | None = None) -> None:
+        self.monitor = monitor
+        self.test = monitor.replace("val/", "test/")
+        self.mode = mode or ("min" if less_is_better(monitor) else "max")
+        self.sign = 1 if self.mode == "max" else -1
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every round."""
+        self.best_round = -1
+        self.best_value: float | None = None
+        self.best_test: float | None = None
+        self.result: dict[str, float] = {}
+        self.client_monitor: list[float] = []
+        self.client_test: list[float] = []
+        self.best_of_others: dict[str, list[float]] = {}
+
+    def update(self, round_idx: int, metrics: Mapping[str, float], scores: Payload) -> None:
+        """Take in the figures of a round and each client's scores.
+
+        Raises:
+            ValueError: The monitored metric is not among the figures.
+        """
+        if self.monitor not in metrics:
+            raise ValueError(f"trainer.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}")
+        if self.test in metrics and self._is_better(metrics[self.test], self.best_test):
+            self.best_test = metrics[self.test]
+        if self._is_better(metrics[self.monitor], self.best_value):
+            self.best_value, self.best_round = metrics[self.monitor], round_idx
+            self.result = {**metrics, "best_round": round_idx}
+        self._choose_per_client(scores)
+        self._choose_for_other_models(metrics)
+        if self.best_test is not None:
+            self.result[f"test/{self.mode}_over_rounds"] = self.best_test
+
+    def _is_better(self, value: float, best: float | None) -> bool:
+        return best is None or math.isnan(best) or self.sign * (value - best) > SMALLEST_GAIN
+
+    def _choose_per_client(self, scores: Payload) -> None:
+        """Let every client choose its own round on its own validation examples."""
+        if self.monitor not in scores.signals or self.test not in scores.signals:
+            return
+        now, now_test = client_values(scores, self.monitor), client_values(scores, self.test)
+        best = torch.tensor(self.client_monitor or [torch.nan] * len(now), dtype=now.dtype)
+        best_test = torch.tensor(self.client_test or [torch.nan] * len(now), dtype=now.dtype)
+        better = (self.sign * now > self.sign * best) | best.isnan()
+        self.client_monitor = torch.where(better, now, best).tolist()
+        self.client_test = torch.where(better, now_test, best_test).tolist()
+        self.result[f"{self.test}_client_chosen"] = float(torch.tensor(self.client_test).nanmean())
+
+    def _choose_for_other_models(self, metrics: Mapping[str, float]) -> None:
+        """Choose a round for each other model that is evaluated (``gen/``, ``trained/``, ...) on its own validation."""
+        for name, value in metrics.items():
+            model = name.removesuffix(self.monitor)
+            if model in ("", name) or model + self.test not in metrics:
+                continue
+            if self._is_better(value, self.best_of_others.get(model, [None])[0]):
+                self.best_of_others[model] = [value, metrics[model + self.test]]
+        for model, (_, test) in self.best_of_others.items():
+            self.result[f"{model}{self.test}_own_choice"] = test
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything followed so far."""
+        return {
+            "best_round": self.best_round,
+            "best_value": self.best_value,
+            "best_test": self.best_test,
+            "result": dict(self.result),
+            "client_monitor": self.client_monitor,
+            "client_test": self.client_test,
+            "best_of_others": {model: list(best) for model, best in self.best_of_others.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        for name, value in state.items():
+            setattr(self, name, value)

@@ -1,0 +1,140 @@
+"""Clients spread over the processes of a Fabric, and their payloads brought together again."""
+
+import atexit
+import hashlib
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning.round.payload import Payload, concatenate, unflatten
+
+#: What the processes of a Fabric have sent each other, by the digests; the same on all of them.
+_SEEN: WeakKeyDictionary[Fabric, dict[tuple[int, ...], list[bytes]]] = WeakKeyDictionary()
+_NUM_SEEN, _LARGEST_SEEN = 64, 2**20
+
+
+def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
+    """Give each process clients of about equal total work: largest first, each to the process with the least so far.
+
+    Args:
+        work: Work of each client, for example its nodes plus edges.
+        num_processes: Number of processes, at most the number of clients.
+
+    Returns:
+        Client indices of each process, ascending.
+
+    Raises:
+        ValueError: There are more processes than clients.
+
+    Example:
+        >>> shard([5, 1, 4, 2], 2)
+        [(0, 1), (2, 3)]
+    """
+    if num_processes > len(work):
+        raise ValueError(
+            f"{num_processes} processes for {len(work)} clients: set trainer.devices x num_nodes to at most {len(work)}"
+        )
+    loads = [0] * num_processes
+    shards: list[list[int]] = [[] for _ in range(num_processes)]
+    for client in sorted(range(len(work)), key=lambda client: (-work[client], client)):
+        process = min(range(num_processes), key=lambda process: (loads[process], len(shards[process])))
+        loads[process] += work[client]
+        shards[process].append(client)
+    return [tuple(sorted(clients)) for clients in shards]
+
+
+def leave_at_exit() -> None:
+    """Leave the process group, if there is one, before the interpreter goes down.
+
+    Fabric does it for NCCL only; Gloo's threads, still running then, can abort a process whose work is done.
+    """
+
+    def leave() -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        atexit.register(leave)
+
+
+def gather(fabric: Fabric, payload: Payload) -> Payload:
+    """Bring the payloads of all processes together on every process, clients ascending.
+
+    A tensor that only some processes have (optimiser state, where others' clients have not begun) is zero elsewhere.
+
+    Raises:
+        ValueError: The clients of two processes sent a tensor in different shapes.
+    """
+    if fabric.world_size == 1:
+        return payload
+    parts = [Payload(clients=()) for _ in range(fabric.world_size)]
+    shapes = gather_objects(fabric, _describe(payload))
+    longest = max(len(clients) for clients, _ in shapes)
+    template: dict[str, tuple[torch.Size, torch.dtype]] = {}
+    for _, described in shapes:
+        for name, kind in described.items():
+            if template.setdefault(name, kind) != kind:
+                raise ValueError(f"processes sent {name[2:]!r} in different forms: {template[name]} and {kind}")
+    rows: list[dict[str, Tensor]] = [{} for _ in shapes]
+    for dtype in sorted({dtype for _, dtype in template.values()}, key=str):
+        alike = {name: shape for name, (shape, own) in template.items() if own == dtype}
+        for rank, tensors in enumerate(_all_gather(fabric, payload, alike, longest, dtype)):
+            rows[rank] |= {name: tensor[: len(shapes[rank][0])] for name, tensor in tensors.items()}
+    for rank, (clients, _) in enumerate(shapes):
+        parts[rank] = Payload(
+            clients=clients,
+            parameters={name[2:]: tensor for name, tensor in rows[rank].items() if name.startswith("p/")},
+            signals={name[2:]: tensor for name, tensor in rows[rank].items() if name.startswith("s/")},
+            num_examples=rows[rank].get("num_examples"),
+        )
+    return concatenate(parts)
+
+
+def gather_objects(fabric: Fabric, item: Any) -> list[Any]:
+    """Every process's small object, by rank.
+
+    They are alike from round to round, so their digests go ahead, which takes a third of the time, and what all
+    processes have seen together before is not sent again.
+    """
+    if fabric.world_size == 1:
+        return [item]
+    own = pickle.dumps(item)
+    digest = int.from_bytes(hashlib.blake2b(own, digest_size=8).digest(), "little", signed=True)
+    message = torch.tensor([digest], device=fabric.device)
+    digests = [torch.empty_like(message) for _ in range(fabric.world_size)]
+    torch.distributed.all_gather(digests, message)
+    key = tuple(torch.cat(digests).tolist())
+    seen = _SEEN.setdefault(fabric, {})
+    everyone = seen.get(key)
+    if everyone is None:
+        everyone = [b""] * fabric.world_size
+        torch.distributed.all_gather_object(everyone, own)
+        if len(seen) == _NUM_SEEN:
+            seen.clear()
+        if sum(map(len, everyone)) <= _LARGEST_SEEN:  # predictions, for example, are large and come but once
+            seen[key] = everyone
+    return [pickle.loads(each) for each in everyone]
+
+
+def _describe(payload: Payload) -> tuple[tuple[int, ...], dict[str, tuple[torch.Size, torch.dtype]]]:
+    return payload.clients, {name: (tensor.shape[1:], tensor.dtype) for name, tensor in payload.named().items()}
+
+
+def _all_gather(
+    fabric: Fabric, payload: Payload, shapes: Mapping[str, torch.Size], num_rows: int, dtype: torch.dtype
+) -> list[dict[str, Tensor]]:
+    """Tensors of one type from every process, by rank and name, in one message: messages cost more than their bytes."""
+    packed = torch.zeros(num_rows, sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=fabric.device)
+    own = payload.named()
+    for name, tensor in unflatten(packed, shapes).items():
+        if name in own:
+            tensor[: len(payload.clients)] = own[name]
+    everyone = [torch.empty_like(packed) for _ in range(fabric.world_size)]
+    torch.distributed.all_gather(everyone, packed)
+    return [unflatten(matrix, shapes) for matrix in everyone]

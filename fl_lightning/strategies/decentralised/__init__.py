@@ -1,0 +1,7 @@
+"""The decentralised family: there is no server; neighbours exchange messages."""
+
+from fl_lightning.strategies.decentralised.base import Decentralised
+from fl_lightning.strategies.decentralised.implicit_maps import ImplicitMaps
+from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, RestrictionMaps
+
+__all__ = ["Decentralised", "DenseMaps", "ImplicitMaps", "RestrictionMaps"]

@@ -1,0 +1,27 @@
+"""D-PSGD: gossip averaging with the neighbours, and local steps.
+
+Lian, Zhang, Zhang, Hsieh, Zhang, Liu: "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017,
+Algorithm 1, in the order that steps first and averages then. The mixing weights are Metropolis-Hastings': W_ij = 1 /
+(1 + max(deg_i, deg_j)) for neighbours, and W_ii what is missing to one, which is symmetric and doubly stochastic on
+every graph.
+"""
+
+import torch
+from torch import Tensor
+
+from fl_lightning.strategies.decentralised.base import Decentralised
+
+
+def metropolis_hastings(adjacency_CC: Tensor) -> Tensor:
+    """Symmetric, doubly stochastic weights on an undirected graph, (C, C)."""
+    degree_C = adjacency_CC.sum(dim=1)
+    weights_CC = adjacency_CC / (1 + torch.maximum(degree_C[:, None], degree_C[None, :])).double()
+    return weights_CC + torch.diag(1 - weights_CC.sum(dim=1))
+
+
+class DPSGD(Decentralised):
+    """Average with the neighbours after local training; settings as of :class:`Decentralised`."""
+
+    def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
+        """θ_i <- Σ_j W_ij θ_j."""
+        return metropolis_hastings(self.neighbours(clients)).to(trained_CP) @ trained_CP

@@ -1,0 +1,218 @@
+"""Sheaf-FMTL: decentralised multi-task learning whose clients, of any sizes, agree in learned projections only.
+
+Ben Issaid, Vepakomma, Bennis: "Tackling Feature and Sample Heterogeneity in Decentralized Multi-Task Learning: A
+Sheaf-Theoretic Approach", TMLR 2025, Algorithm 1. Each client i has a restriction map P_ij of shape (d_ij, d_i) for
+each neighbour j (``restriction_maps.py``, ``implicit_maps.py``); Ψ = Σ f_i(θ_i) + λ/2 Σ_edges
+‖P_ij θ_i - P_ji θ_j‖² is descended in turn in the models and in the maps:
+
+    everyone sends m_ij = P_ij θ_i;         θ_i <- θ_i - α (∇f_i(θ_i) + λ Σ_j P_ij^T (m_ij - m_ji))     (eq. 18)
+    everyone sends m_ij with the new θ_i;   P_ij <- P_ij - η λ (m_ij - m_ji) θ_i^T                       (eq. 19)
+
+Everyone reads messages of the same round (Jacobi). Departures: maps start scaled by 1/√d_i (see the maps' file); with
+more than one local step the neighbours' pull is taken once, at the models the round began with; maps that never learn
+(η = 0) need no second message. The opening message of a round follows from the closing one of the round before
+(``RestrictionMaps.messages_after_update``): with ``derive_opening`` it is not sent, which halves the bits and changes
+nothing else; this is ours, not the paper's.
+"""
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fl_lightning.federation import Federation
+from fl_lightning.relations.topology import Topology
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Stage
+from fl_lightning.strategies.base import server_dtype
+from fl_lightning.strategies.decentralised.base import Decentralised
+from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, RestrictionMaps
+
+_log = logging.getLogger(__name__)
+
+
+class MapsFactory(Protocol):
+    """Builds restriction maps; what is left of a class's settings is the user's."""
+
+    def __call__(
+        self,
+        sizes: Sequence[int],
+        adjacency_CC: Tensor,
+        *,
+        projection_fraction: float,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> RestrictionMaps:
+        """Build maps between models of the given sizes along the given edges."""
+        ...
+
+
+class SheafFMTL(Decentralised):
+    """Local steps, a pull towards agreement with the neighbours, and a step on the maps.
+
+    α is the clients' learning rate. Their optimiser should be SGD; another one changes the local steps alone.
+
+    Args:
+        topology: Builds the graph of the clients; None takes the data's client relation graph.
+        num_epochs: Local epochs a round.
+        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
+        regularization: λ; 0 is Local.
+        map_step_size: η; 0 keeps the maps as they start.
+        projection_fraction: γ in d_ij = floor(γ min(d_i, d_j)), in (0, 1].
+        maps: Builds the maps: ``DenseMaps``, or ``ImplicitMaps`` where dense ones would not fit.
+        derive_opening: Compute the first message of a round from the round before in place of sending it. (Of
+            ``ImplicitMaps`` that were truncated this neglects the error.)
+    """
+
+    takes_architectures = True
+
+    def __init__(
+        self,
+        *,
+        topology: Topology | None = None,
+        num_epochs: int = 1,
+        reset_optimizer: bool = False,
+        regularization: float = 0.001,
+        map_step_size: float = 0.01,
+        projection_fraction: float = 0.01,
+        maps: MapsFactory = DenseMaps,
+        derive_opening: bool = False,
+    ) -> None:
+        super().__init__(topology=topology, num_epochs=num_epochs, reset_optimizer=reset_optimizer)
+        for name, value in {"regularization": regularization, "map_step_size": map_step_size}.items():
+            if value < 0:
+                raise ValueError(f"strategy.{name} must not be negative, got {value}")
+        self.regularization = regularization
+        self.map_step_size = map_step_size
+        self.projection_fraction = projection_fraction
+        self.build_maps = maps
+        self.derive_opening = derive_opening
+
+    def setup(self, federation: Federation) -> None:
+        """Draw the maps, and check both steps against what they descend.
+
+        The maps have the clients in the order of their names, so that what is drawn for a client does not hang on its
+        index.
+        """
+        super().setup(federation)
+        self.order = list(range(federation.num_clients))
+        if federation.client_names:
+            self.order.sort(key=federation.client_names.__getitem__)
+        self.rank_C = torch.tensor(self.order, device=federation.device).argsort()
+        self.maps = self.build_maps(
+            [self.sizes[client] for client in self.order],
+            self.adjacency_CC[self.order][:, self.order],
+            projection_fraction=self.projection_fraction,
+            seed=federation.seed,
+            dtype=server_dtype(self.models_CP.dtype),
+            device=federation.device,
+        )
+        self.pull = federation.learning_rate * self.regularization
+        self.coupling = 0.0
+        self.in_step_CC = torch.zeros_like(self.adjacency_CC)
+        self.warned_of_maps = False
+        if self.regularization:
+            self._check_model_step(federation.learning_rate)
+            self._check_map_step(self._models())
+
+    def _check_model_step(self, learning_rate: float) -> None:
+        curvature = self.maps.largest_curvature()
+        product = self.pull * curvature
+        _log.info("alpha * lambda * largest eigenvalue of the sheaf Laplacian = %.3g (must be below 2)", product)
+        if product >= 2:
+            warnings.warn(
+                f"the pull of the neighbours diverges: learning rate {learning_rate:g} x strategy.regularization "
+                f"{self.regularization:g} x the sheaf Laplacian's largest eigenvalue {curvature:.3g} is {product:.3g}, "
+                "which must be below 2; lower either, or start the maps smaller",
+                stacklevel=3,
+            )
+
+    def _check_map_step(self, models: Sequence[Tensor]) -> None:
+        product = self.map_step_size * self.regularization * self.maps.largest_map_curvature(models)
+        if product >= 2 and not self.warned_of_maps:
+            self.warned_of_maps = True
+            warnings.warn(
+                f"the maps diverge: strategy.map_step_size {self.map_step_size:g} x strategy.regularization "
+                f"{self.regularization:g} x the largest sum of two neighbours' squared norms is {product:.3g}, which "
+                "must be below 2; lower strategy.map_step_size",
+                stacklevel=3,
+            )
+
+    def _models(self) -> list[Tensor]:
+        """Each client's parameters without padding, (d_i,), as the maps have them."""
+        return [self.models_CP[client, : self.sizes[client]].to(self.maps.dtype) for client in self.order]
+
+    def _among(self, clients: Tensor) -> Tensor:
+        """Whether each client is one of the given ones, (C,)."""
+        return torch.zeros_like(self.adjacency_CC[0]).index_fill(0, clients, True)
+
+    def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
+        """Eq. 18 among the clients that answered; absent ones are not heard."""
+        if not self.regularization:
+            return trained_CP
+        message_M = self.maps.project(self._models())
+        pulls = self.maps.pull_back(self.maps.residual(message_M, self._among(clients)[self.order]))
+        new_CP = trained_CP.clone()
+        for row_P, rank in zip(new_CP, self.rank_C[clients].tolist(), strict=True):
+            row_P[: len(pulls[rank])] -= self.pull * pulls[rank]
+        return new_CP
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Eq. 18, then eq. 19 with the new models along the edges both of whose ends answered."""
+        super().aggregate(stage, upload)
+        if not upload.clients or not self.regularization:
+            return
+        present_C = self._among(torch.tensor(upload.clients, device=self.federation.device))
+        models = self._models()
+        message_M = self.maps.project(models)
+        if self.map_step_size:
+            self._check_map_step(models)
+            step = self.map_step_size * self.regularization
+            residual_M = self.maps.residual(message_M, present_C[self.order])
+            self.maps.update(residual_M, models, step)
+            message_M = self.maps.messages_after_update(message_M, residual_M, models, step)
+        residual_M = self.maps.residual(message_M, self._among(self.members)[self.order])
+        self.coupling = 0.25 * self.regularization * float(residual_M.square().sum())  # each edge is there twice
+        same_CC = present_C[:, None] == present_C
+        self.in_step_CC = self.adjacency_CC & same_CC & (present_C | self.in_step_CC)
+
+    def peer_bytes(self, stage: Stage, upload: Payload) -> int:
+        """Two messages of d_ij numbers along each directed edge, or one and a squared norm where the first is derived.
+
+        Called before the messages are combined: an opening message can be derived by those who heard the last changes.
+        """
+        if not upload.clients or not self.regularization:
+            return 0
+        clients = torch.tensor(upload.clients, device=self.federation.device)
+        rank_C = self.rank_C[clients].to(self.maps.num_rows_CC.device)
+        length_CC = self.maps.num_rows_CC[rank_C][:, rank_C]
+        numbers = length_CC.sum()
+        if self.map_step_size:
+            derived_CC = (self.in_step_CC[clients][:, clients] & self.derive_opening).to(length_CC.device)
+            numbers += torch.where(derived_CC, 1, length_CC).sum()
+        return int(numbers) * self.maps.dtype.itemsize
+
+    def metrics(self) -> Mapping[str, float]:
+        """λ/2 Σ_edges ‖P_ij θ_i - P_ji θ_j‖² among the training clients: Ψ without the local losses."""
+        return {"server/coupling": self.coupling}
+
+    def matrices(self) -> Mapping[str, Tensor]:
+        """The topology, and the Frobenius norms of the maps (row i has ‖P_ij‖), among the training clients."""
+        rank = self.rank_C[self.members]
+        return {**super().matrices(), "map_norms": self.maps.norms()[rank][:, rank]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Models, topology, maps, and who heard whose last changes."""
+        own = {"maps": self.maps.state_dict(), "coupling": self.coupling, "in_step": self.in_step_CC}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.maps.load_state_dict(state["maps"])
+        self.coupling = state["coupling"]
+        self.in_step_CC = state["in_step"].to(self.federation.device)

@@ -1,0 +1,143 @@
+"""Attention hypernetwork: from client embeddings to the parameters of each client's model.
+
+FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eqs. (10) and
+(11). Departures: the attention matrix of the released code and no attention at all are options beside eq. (10).
+
+Legend: C clients, D embedding channels, P generated parameters per client.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.kernels.wide_linear import WideLinear
+
+
+class QueryKeyAttention(nn.Module):
+    """softmax((X A_Q)(X A_K)^T) X A_V of eq. (10), with no division by the square root of D, as printed.
+
+    A_Q and A_K start as the same orthogonal matrix and A_V as the identity, so that the scores start as the inner
+    products of the embeddings and a client attends most to itself and to those like it. Independent random matrices
+    would start by replacing each embedding with those of arbitrary clients.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.query_DD = nn.Parameter(nn.init.orthogonal_(torch.empty(channels, channels)))
+        self.key_DD = nn.Parameter(self.query_DD.detach().clone())
+        self.value_DD = nn.Parameter(torch.eye(channels))
+
+    def forward(self, x_CD: Tensor) -> Tensor:
+        """Return the attended embeddings ``(C, D)``."""
+        scores_CC = (x_CD @ self.query_DD) @ (x_CD @ self.key_DD).T
+        return scores_CC.softmax(dim=1) @ (x_CD @ self.value_DD)
+
+
+class MatrixAttention(nn.Module):
+    """A X with one learnable number per pair of clients, A starting as the identity, as in the released code.
+
+    A knows the first ``num_clients`` rows of X by their position. Rows after those are new clients: A has nothing for
+    them, so they keep their embedding (identity rows).
+    """
+
+    def __init__(self, num_clients: int) -> None:
+        super().__init__()
+        self.attention_CC = nn.Parameter(torch.eye(num_clients))
+
+    def forward(self, x_CD: Tensor) -> Tensor:
+        """Return the attended embeddings ``(C, D)``."""
+        num_known = len(self.attention_CC)
+        if len(x_CD) < num_known:
+            raise ValueError(
+                f"attention='matrix' was built for num_clients={num_known} and was given {len(x_CD)} embeddings. "
+                "Give those of all clients, in a fixed order, or use attention='qkv'."
+            )
+        return torch.cat([self.attention_CC @ x_CD[:num_known], x_CD[num_known:]])
+
+
+class AttentionHypernetwork(nn.Module):
+    """Generate every client's parameters from its embedding: attention among clients, an MLP, a linear layer.
+
+    The last layer holds ``hidden_channels * num_outputs`` weights; nothing here copies them.
+
+    Args:
+        in_channels: width of the embeddings.
+        num_outputs: parameters generated per client.
+        hidden_channels: width of the hidden layers, at least 1.
+        num_hidden_layers: hidden layers, each linear, ReLU, dropout; at least 1.
+        dropout: fraction of the hidden channels dropped in training.
+        attention: ``qkv`` (eq. 10), ``matrix`` (a learnable matrix over a fixed set of clients) or ``none``.
+        num_clients: clients of the fixed set; needed by ``matrix``, not read by the others, which take any number.
+        output_scale: factor on the last layer's initial weights. Small values start all clients near the last
+            layer's bias, which :meth:`start_from` sets.
+
+    Shapes:
+        x_CD ``(C, in_channels)``; result ``(C, num_outputs)``.
+
+    Raises:
+        ValueError: a setting is out of range, ``num_clients`` is missing for ``matrix``, or (in ``forward``) there
+            are fewer embeddings than clients in the matrix.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_outputs: int,
+        *,
+        hidden_channels: int = 128,
+        num_hidden_layers: int = 2,
+        dropout: float = 0.3,
+        attention: Literal["qkv", "matrix", "none"] = "qkv",
+        num_clients: int | None = None,
+        output_scale: float = 0.1,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "in_channels": in_channels,
+            "num_outputs": num_outputs,
+            "hidden_channels": hidden_channels,
+            "num_hidden_layers": num_hidden_layers,
+        }
+        if min(sizes.values()) < 1:
+            raise ValueError(f"Every size of a hypernetwork must be at least 1, given {sizes}.")
+        self.attention = _attention(attention, in_channels, num_clients)
+        hidden: list[nn.Module] = []
+        for width in [in_channels] + [hidden_channels] * (num_hidden_layers - 1):
+            hidden += [nn.Linear(width, hidden_channels), nn.ReLU(), nn.Dropout(dropout)]
+        self.hidden = nn.Sequential(*hidden)
+        self.output = WideLinear(hidden_channels, num_outputs)
+        with torch.no_grad():
+            self.output.weight.mul_(output_scale)
+
+    def forward(self, x_CD: Tensor) -> Tensor:
+        """Return the generated parameters, one row per client."""
+        parameters_CP: Tensor = self.output(self.hidden(self.attention(x_CD)))
+        return parameters_CP
+
+    @torch.no_grad()
+    def start_from(self, parameters_P: Tensor) -> None:
+        """Copy ``parameters_P`` to the last bias: every client's parameters then start near it.
+
+        Raises:
+            ValueError: the vector has another shape than ``(num_outputs,)``.
+        """
+        if parameters_P.shape != self.output.bias.shape:
+            raise ValueError(
+                f"The hypernetwork generates vectors of shape {tuple(self.output.bias.shape)} and cannot start from "
+                f"one of shape {tuple(parameters_P.shape)}. Flatten the same parameters it generates."
+            )
+        self.output.bias.copy_(parameters_P)
+
+
+def _attention(name: str, channels: int, num_clients: int | None) -> nn.Module:
+    match name:
+        case "qkv":
+            return QueryKeyAttention(channels)
+        case "matrix":
+            if num_clients is None:
+                raise ValueError("attention='matrix' learns one number per pair of clients: set num_clients.")
+            return MatrixAttention(num_clients)
+        case "none":
+            return nn.Identity()
+    raise ValueError(f"attention={name!r} is unknown. Choose 'qkv', 'matrix' or 'none'.")

@@ -1,0 +1,156 @@
+"""What maps the embedding of a client to all parameters of its model: the last part of a hypernetwork.
+
+Every head generates ``start + deviation(x)``: ``start`` is one learnable vector, set to the common initial parameters
+by ``start_from``, and the deviation starts small. A net of parameters drawn by an untrained hypernetwork has the wrong
+scale in every layer and trains badly; this one starts as well as the clients' own initialisation.
+
+Chunks are those of Ha, Dai, Le: "HyperNetworks", ICLR 2017, and of von Oswald, Henning, Grewe, Sacramento: "Continual
+learning with hypernetworks", ICLR 2020, with the shared start added.
+
+Weights beside ``start``, and MiB with float32, gradients and Adam's two moments, for embeddings of width 100:
+
+=================  =====================  =====================
+head               P = 63,000             P = 212,000
+=================  =====================  =====================
+``FullHead``       6,300,000   (97 MiB)   21,200,000 (327 MiB)
+``FactoredHead``   1,009,600   (16 MiB)    3,393,600  (55 MiB)
+``ChunkedHead``      117,684    (3 MiB)      122,356   (5 MiB)
+=================  =====================  =====================
+
+Legend: C clients, D embedding channels, P generated parameters per client, R directions, K chunks, E channels of a
+chunk's embedding, H hidden channels.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fl_lightning.kernels.wide_linear import wide_linear
+
+
+class GeneratorHead(nn.Module):
+    """Base of the heads: holds the vector that all clients start near.
+
+    Args:
+        in_channels: Width of the embeddings (D).
+        num_outputs: Parameters generated per client (P).
+
+    Shapes:
+        x_CD ``(C, in_channels)``; result ``(C, num_outputs)``.
+
+    Raises:
+        ValueError: A size is below 1, or (in ``start_from``) the vector has another length than ``num_outputs``.
+    """
+
+    def __init__(self, in_channels: int, num_outputs: int, **sizes: int) -> None:
+        super().__init__()
+        sizes = {"in_channels": in_channels, "num_outputs": num_outputs, **sizes}
+        if min(sizes.values()) < 1:
+            raise ValueError(f"every size of a {type(self).__name__} must be at least 1, got {sizes}")
+        self.start_P = nn.Parameter(torch.zeros(num_outputs))
+
+    @torch.no_grad()
+    def start_from(self, parameters_P: Tensor) -> None:
+        """Make every client's parameters start near the given ones."""
+        if parameters_P.shape != self.start_P.shape:
+            raise ValueError(
+                f"the head generates {len(self.start_P)} parameters and cannot start from a tensor of shape "
+                f"{tuple(parameters_P.shape)}: flatten the parameters that it generates"
+            )
+        self.start_P.copy_(parameters_P)
+
+
+class FullHead(GeneratorHead):
+    """One linear layer: P x D weights, any deviation of any parameter.
+
+    Args:
+        in_channels: Width of the embeddings (D).
+        num_outputs: Parameters generated per client (P).
+        output_scale: Factor on the initial weights of ``torch.nn.Linear``.
+    """
+
+    def __init__(self, in_channels: int, num_outputs: int, *, output_scale: float = 0.01) -> None:
+        super().__init__(in_channels, num_outputs)
+        self.weight_PD = _small(num_outputs, in_channels, output_scale)
+
+    def forward(self, x_CD: Tensor) -> Tensor:
+        """Return the generated parameters, one row per client."""
+        return wide_linear(x_CD, self.weight_PD, self.start_P)
+
+
+class FactoredHead(GeneratorHead):
+    """The linear layer at rank R: clients differ along R learned directions of the parameter space.
+
+    θ = start + B A x with B (P, R) and A (R, D). Its memory grows with R P in place of D P and needs to know nothing
+    of the tensors that the parameters are cut into. (An outer product of two generated factors for each tensor would
+    be smaller still, but it is a product of two quantities that must both start small, so its gradient starts at
+    almost nothing, and vectors and convolution kernels would need rules of their own.)
+
+    Args:
+        in_channels: Width of the embeddings (D).
+        num_outputs: Parameters generated per client (P).
+        rank: Directions (R).
+        output_scale: Factor on the initial directions.
+    """
+
+    def __init__(self, in_channels: int, num_outputs: int, *, rank: int = 16, output_scale: float = 0.01) -> None:
+        super().__init__(in_channels, num_outputs, rank=rank)
+        self.coefficients = nn.Linear(in_channels, rank, bias=False)
+        self.directions_PR = _small(num_outputs, rank, output_scale)
+
+    def forward(self, x_CD: Tensor) -> Tensor:
+        """Return the generated parameters, one row per client."""
+        return wide_linear(self.coefficients(x_CD), self.directions_PR, self.start_P)
+
+
+class ChunkedHead(GeneratorHead):
+    """Parameters in chunks of one size, each generated by the same small net from the client and the chunk.
+
+    The deviation of chunk k is W ReLU(U [x || c_k] + b) with a learnable embedding c_k. Weights hardly grow with P, but
+    all chunks share what they can express. U acts on x and c_k by halves, so that no pair is laid out in memory; what
+    is kept for the backward pass is (C, K, H).
+
+    Args:
+        in_channels: Width of the embeddings (D).
+        num_outputs: Parameters generated per client (P).
+        chunk_size: Parameters of one chunk; the last is cut off where they end.
+        chunk_channels: Width of the chunks' embeddings (E).
+        hidden_channels: Width of the hidden layer (H).
+        output_scale: Factor on the initial weights of the last layer.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_outputs: int,
+        *,
+        chunk_size: int = 1024,
+        chunk_channels: int = 32,
+        hidden_channels: int = 100,
+        output_scale: float = 0.01,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            num_outputs,
+            chunk_size=chunk_size,
+            chunk_channels=chunk_channels,
+            hidden_channels=hidden_channels,
+        )
+        chunk_size = min(chunk_size, num_outputs)
+        self.chunks_KE = nn.Parameter(torch.randn(-(-num_outputs // chunk_size), chunk_channels))
+        self.hidden = nn.Linear(in_channels + chunk_channels, hidden_channels)
+        nn.init.kaiming_normal_(self.hidden.weight, nonlinearity="relu")
+        self.weight_OH = _small(chunk_size, hidden_channels, output_scale)
+
+    def forward(self, x_CD: Tensor) -> Tensor:
+        """Return the generated parameters, one row per client."""
+        of_client_HD, of_chunk_HE = torch.split(self.hidden.weight, [x_CD.shape[1], self.chunks_KE.shape[1]], dim=1)
+        of_chunk_KH = functional.linear(self.chunks_KE, of_chunk_HE, self.hidden.bias)
+        hidden_CKH = (functional.linear(x_CD, of_client_HD)[:, None] + of_chunk_KH).relu()
+        return self.start_P + functional.linear(hidden_CKH, self.weight_OH).flatten(1)[:, : len(self.start_P)]
+
+
+def _small(num_rows: int, num_columns: int, scale: float) -> nn.Parameter:
+    """The initial weights of ``torch.nn.Linear(num_columns, num_rows)``, scaled."""
+    bound = scale / num_columns**0.5
+    return nn.Parameter(torch.empty(num_rows, num_columns).uniform_(-bound, bound))

@@ -1,0 +1,187 @@
+"""pFedHN: a hypernetwork generates each client's model from an embedding that it learns of the client.
+
+Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hypernetworks", ICML 2021, Algorithm 1. The
+server learns the embeddings v_i and the weights of h from θ_i = h(v_i) and the θ̃_i that client i trains from it.
+
+Departures: the layers of h are those of its comparison with Panacea (an encoder, then an MLP; the paper's own net is
+``num_encoder_layers: 0, num_layers: 4``); they start from He's initialisation, because torch's default shrinks the
+differences between clients by 1/√6 in each layer; models start near the clients' common initial parameters
+(``heads.py``); the squared distances are averaged over the clients of a round, where the released
+code draws one client a round; and the server takes ``num_server_steps`` steps towards what was trained, the released
+code one.
+
+Shape legend: C clients asked for, T training clients, D channels.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from fl_lightning.federation import Federation
+from fl_lightning.kernels.randomness import generator
+from fl_lightning.relations.similarity import cosine_similarity
+from fl_lightning.round.client import OptimizerFactory
+from fl_lightning.round.payload import flatten
+from fl_lightning.round.stage import Evaluation
+from fl_lightning.strategies.hypernetwork.base import Hypernetwork
+from fl_lightning.strategies.hypernetwork.heads import FullHead, GeneratorHead
+
+
+def default_server_optimizer(parameters: Iterable[Any]) -> Optimizer:
+    """Adam with learning rate 0.001."""
+    return Adam(parameters, lr=0.001, fused=True)
+
+
+def hidden_layer(in_channels: int, out_channels: int) -> nn.Linear:
+    """A linear layer before a ReLU that keeps the scale of what it is given."""
+    layer = nn.Linear(in_channels, out_channels)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class PFedHN(Hypernetwork):
+    """Personalised models from learned client embeddings.
+
+    Args:
+        num_epochs: Local epochs a round.
+        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
+        personal: Shell-style patterns of parameters that are not generated and never leave their client.
+        num_server_steps: Optimiser steps on the generator a round (K_s).
+        embedding_channels: Width of the clients' embeddings.
+        embedding_scale: Standard deviation of the embeddings' start. The smaller it is, the more is learned for all
+            clients in common, and the nearer new clients are to that.
+        hidden_channels: Width of all layers between embedding and head.
+        num_encoder_layers: Layers of the encoder, each linear and ReLU; 0 for none.
+        num_layers: Layers of the MLP after it, the head included; at least 1.
+        head: Builds the last layer from (its width, number of generated parameters): ``FullHead``, ``FactoredHead``
+            or ``ChunkedHead``.
+        server_optimizer: Builds the server's optimiser from the generator's parameters.
+        new_embedding: For clients held out of training: ``initial``, their own untrained draw (the papers'), or
+            ``mean``, that of their neighbours in the relation graph (of all training clients where there are none).
+    """
+
+    mean_distance: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        num_epochs: int = 3,
+        reset_optimizer: bool = False,
+        personal: Sequence[str] = (),
+        num_server_steps: int = 10,
+        embedding_channels: int = 100,
+        embedding_scale: float = 1.0,
+        hidden_channels: int = 100,
+        num_encoder_layers: int = 3,
+        num_layers: int = 3,
+        head: Callable[[int, int], GeneratorHead] = FullHead,
+        server_optimizer: OptimizerFactory = default_server_optimizer,
+        new_embedding: Literal["initial", "mean"] = "initial",
+    ) -> None:
+        super().__init__(
+            num_epochs=num_epochs,
+            reset_optimizer=reset_optimizer,
+            personal=personal,
+            num_server_steps=num_server_steps,
+        )
+        sizes = {"embedding_channels": embedding_channels, "hidden_channels": hidden_channels, "num_layers": num_layers}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"strategy.{name} must be at least 1, got {value}")
+        if embedding_scale <= 0:
+            raise ValueError(f"strategy.embedding_scale must be positive, got {embedding_scale}")
+        if num_encoder_layers < 0:
+            raise ValueError(f"strategy.num_encoder_layers must not be negative, got {num_encoder_layers}")
+        self.embedding_channels = embedding_channels
+        self.embedding_scale = embedding_scale
+        self.hidden_channels = hidden_channels
+        self.num_encoder_layers = num_encoder_layers
+        self.num_layers = num_layers
+        self.head_factory = head
+        self.server_optimizer = server_optimizer
+        self.new_embedding = new_embedding
+
+    def setup(self, federation: Federation) -> None:
+        """Create embeddings and generator, and start all models from the common initial parameters."""
+        super().setup(federation)
+        start = {name: federation.parameters[name][None] for name in self.shapes}
+        self.head.start_from(flatten(start)[0])
+
+    def build_generator(self, num_outputs: int) -> nn.ModuleDict:
+        """Embeddings, encoder, MLP and head."""
+        widths = [self.embedding_channels] + [self.hidden_channels] * (self.num_encoder_layers + self.num_layers - 1)
+        layers = [hidden_layer(*pair) for pair in itertools.pairwise(widths)]
+        initial_TD = self.initial_embeddings(self.federation.training_clients)
+        self.embedding = nn.Embedding(len(initial_TD), self.embedding_channels, _weight=initial_TD)
+        self.encoder = nn.ModuleList(layers[: self.num_encoder_layers])
+        self.mlp = nn.Sequential(*(part for layer in layers[self.num_encoder_layers :] for part in (layer, nn.ReLU())))
+        self.head = self.head_factory(widths[-1], num_outputs)
+        return nn.ModuleDict({"embedding": self.embedding, "encoder": self.encoder, "mlp": self.mlp, "head": self.head})
+
+    def build_optimizer(self) -> Optimizer:
+        """One optimiser over embeddings and generator."""
+        return self.server_optimizer(self.generator.parameters())
+
+    def generate(self, clients: Sequence[int]) -> Tensor:
+        """θ_i = h(v_i) of the given clients."""
+        generated_CP: Tensor = self.head(self.mlp(self.encode(clients)))
+        return generated_CP
+
+    def encode(self, clients: Sequence[int]) -> Tensor:
+        """What the encoder makes of the given clients' embeddings, (C, D)."""
+        x_CD = self.client_embeddings(clients)
+        for layer in self.encoder:
+            x_CD = layer(x_CD).relu()
+        return x_CD
+
+    def client_embeddings(self, clients: Sequence[int]) -> Tensor:
+        """Trained embeddings of training clients, and of others what ``new_embedding`` says, (C, D)."""
+        known = self.federation.training_clients
+        newcomers = [client for client in clients if client not in set(known)]
+        x_CD = self.embedding.weight
+        if newcomers:
+            x_CD = torch.cat([x_CD, self.embeddings_of_newcomers(newcomers)])
+        return pick_rows(x_CD, [*known, *newcomers], clients)
+
+    def embeddings_of_newcomers(self, newcomers: Sequence[int]) -> Tensor:
+        """Embeddings of clients that took no part in training, one row each."""
+        trained_TD = self.embedding.weight
+        if self.new_embedding == "initial":
+            return self.initial_embeddings(newcomers).to(trained_TD)
+        weight_CT = trained_TD.new_zeros(len(newcomers), len(trained_TD))
+        if self.federation.relation_CC is not None:
+            relation_CC = self.federation.relation_CC.to(trained_TD)
+            weight_CT = relation_CC[list(newcomers)][:, list(self.federation.training_clients)]
+        weight_CT = torch.where(weight_CT.any(dim=1, keepdim=True), weight_CT, 1.0)
+        mean_CT: Tensor = weight_CT / weight_CT.sum(dim=1, keepdim=True)
+        return mean_CT @ trained_TD
+
+    def initial_embeddings(self, clients: Sequence[int]) -> Tensor:
+        """Normal, drawn by each client's name, so that the order of the clients changes nothing."""
+        names = self.federation.client_names or range(self.federation.num_clients)
+        draws = [generator(self.federation.seed, "embedding", names[client]) for client in clients]
+        drawn = torch.stack([torch.randn(self.embedding_channels, generator=draw) for draw in draws])
+        return self.embedding_scale * drawn
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The generated model is the result; the locally trained one is logged as ``trained/...``."""
+        return {"": Evaluation(payload=self.generate_for_evaluation(clients)), "trained/": Evaluation()}
+
+    def matrices(self) -> Mapping[str, Tensor]:
+        """Cosines of the encoded embeddings."""
+        with torch.no_grad():
+            return {"embedding": cosine_similarity(self.encode(self.federation.training_clients))}
+
+
+def pick_rows(x_XD: Tensor, owners: Sequence[int], clients: Sequence[int]) -> Tensor:
+    """Rows of the given clients, in their order; row r of ``x_XD`` belongs to ``owners[r]``."""
+    if list(owners) == list(clients):
+        return x_XD
+    position = {client: row for row, client in enumerate(owners)}
+    # index_select: the backward of advanced indexing adds in no fixed order
+    return x_XD.index_select(0, torch.tensor([position[client] for client in clients], device=x_XD.device))

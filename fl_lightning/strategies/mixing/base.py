@@ -1,0 +1,137 @@
+"""The mixing family: θ <- W θ with a row-stochastic W over the clients of a round.
+
+The members differ in how W is found, in which parameters it touches and in what the clients add to their objective.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.federation import Federation
+from fl_lightning.round.client import Penalty
+from fl_lightning.round.payload import Payload, flatten, unflatten
+from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.strategies.base import Strategy, select_names, server_dtype
+from fl_lightning.strategies.mixing.aggregation import Aggregation
+
+
+class Mixing(Strategy):
+    """Base of the family.
+
+    Args:
+        num_epochs: Local epochs a round.
+        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
+        personal: Shell-style patterns of parameters that never leave their client, for example ``["head.*"]``.
+        aggregation: A robust rule in place of θ <- W θ, from ``strategies.mixing``; None for W θ itself.
+    """
+
+    #: W has a row for every client of the round, not one common row.
+    personalised: bool = False
+
+    def __init__(
+        self,
+        *,
+        num_epochs: int = 3,
+        reset_optimizer: bool = False,
+        personal: Sequence[str] = (),
+        aggregation: Aggregation | None = None,
+    ) -> None:
+        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer)
+        self.personal = tuple(personal)
+        self.aggregation = aggregation
+
+    @abstractmethod
+    def mixing_matrix(self, upload: Payload) -> Tensor:
+        """W over the clients of the upload: (1, C) for one common model, or (C, C)."""
+
+    def penalty(self) -> Penalty | None:
+        """The term added to the local objective."""
+        return None
+
+    def signals(self) -> Mapping[str, Signal]:
+        """What the clients send beside their parameters."""
+        return {}
+
+    def setup(self, federation: Federation) -> None:
+        """Start every client from the common initial parameters."""
+        super().setup(federation)
+        if self.aggregation is not None:
+            self.aggregation.check(len(federation.training_clients))
+        personal = set(select_names(list(federation.parameters), self.personal))
+        self.shared = tuple(name for name in federation.parameters if name not in personal)
+        copies = federation.num_clients if self.personalised else 1
+        self.models = {
+            name: federation.parameters[name].expand(copies, *federation.parameters[name].shape).clone()
+            for name in self.shared
+        }
+
+    def stages(self, round_idx: int) -> Sequence[Stage]:
+        """One exchange: receive the mixed model, train, send the shared parameters."""
+        return [
+            Stage(
+                name="train",
+                num_epochs=self.num_epochs,
+                upload=self.shared,
+                signals=self.signals(),
+                penalty=self.penalty(),
+                reset_optimizer=self.reset_optimizer,
+            )
+        ]
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """Each client's mixed model."""
+        rows = torch.tensor(clients, dtype=torch.int64, device=self.federation.device)
+        parameters = {
+            name: model[rows] if self.personalised else model.expand(len(clients), *model.shape[1:])
+            for name, model in self.models.items()
+        }
+        return Payload(clients=tuple(clients), parameters=parameters)
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """θ <- W θ for the clients that answered; the others keep what they had."""
+        if not upload.clients:
+            return
+        mixing = self.mixing_matrix(upload)
+        rows = torch.tensor(upload.clients) if self.personalised else torch.tensor([0])
+        if self.aggregation is not None:
+            self._aggregate_robustly(self.aggregation, mixing, upload, rows.to(self.federation.device))
+            return
+        for name, tensor in upload.parameters.items():
+            mixed = (mixing.to(tensor) @ tensor.reshape(len(tensor), -1)).view(len(mixing), *tensor.shape[1:])
+            if self.personalised:
+                self.models[name][rows.to(tensor.device)] = mixed
+            else:
+                self.models[name] = mixed
+
+    def _aggregate_robustly(self, aggregation: Aggregation, mixing: Tensor, upload: Payload, rows: Tensor) -> None:
+        """All parameters of a client as one row, which is how distances and lengths are meant."""
+        sent = flatten(upload.parameters)
+        dtype = server_dtype(sent.dtype)
+        received = flatten({name: self.models[name][rows] for name in upload.parameters}).to(dtype)
+        mixed = aggregation(mixing, sent.to(dtype), received.expand(sent.shape))
+        shapes = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
+        for name, tensor in unflatten(mixed, shapes).items():
+            self.models[name][rows] = tensor.to(self.models[name])
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The mixed model with each client's personal parameters is the result; ``trained/...`` is before mixing."""
+        return {"": Evaluation(payload=self.configure(self.stages(0)[0], clients)), "trained/": Evaluation()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The mixed models."""
+        return {"models": dict(self.models)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the mixed models."""
+        self.models = {name: tensor.to(self.federation.device) for name, tensor in state["models"].items()}
+
+
+def example_weights(upload: Payload) -> Tensor:
+    """Each client's share w of the labelled training examples, (C,); equal shares if no client has any."""
+    assert upload.num_examples is not None
+    examples = upload.num_examples.double()
+    total = examples.sum()
+    return examples / total if total > 0 else torch.full_like(examples, 1 / len(examples))

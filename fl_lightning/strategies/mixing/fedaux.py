@@ -1,0 +1,156 @@
+"""FedAux: auxiliary projection vectors (APV) as signatures of the clients, and mixing by their cosines.
+
+Zhuo et al.: "Personalized Subgraph Federated Learning with Differentiable Auxiliary Projections". The client's model is
+``models/projection_gcn.py`` (eqs. 1 to 6); the server mixes θ_i <- Σ_j W_ij θ_j with
+W_ij = exp(τ cos(a_i, a_j)) / Σ_k exp(τ cos(a_i, a_k)) (eqs. 7 and 8), τ = 10.
+
+Departures, all of them settings. Run as printed, the APVs, which start alike, are averaged every round and turn slowly,
+stay aligned (cosines above 0.99), so that mixing is uniform. By default the APV stays with its client
+(``mix_projection``) and learns faster than the rest (``projection_lr_multiplier``); it has no weight decay, which could
+only change its length, not its direction. ``configs/fedaux_cora_paper.yaml`` is the literal algorithm.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.federation import Federation
+from fl_lightning.models.projection_gcn import ProjectionGCN
+from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Parameters, Penalty, default_optimizer
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Signal
+from fl_lightning.strategies.mixing.aggregation import Aggregation
+from fl_lightning.strategies.mixing.base import example_weights
+from fl_lightning.strategies.mixing.fedpub import sparse_proximal
+from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
+
+#: The APV's name among the net's parameters.
+PROJECTION = "projection"
+
+
+class FedAuxClient(ClientModule):
+    """A client with an auxiliary projection vector.
+
+    Args:
+        net: Builds the net from (number of features, number of classes); it has a parameter ``projection``.
+        optimizer: Builds the client's optimiser from its parameters.
+        projection_lr_multiplier: The APV's learning rate as a multiple of the optimiser's.
+        projection_weight_decay: The APV's weight decay; None for the optimiser's.
+        unit_norm_projection: Scale the APV to length one after every step, as in Theorem 3.1.
+        gradient_clip_val: As in :class:`ClientModule`.
+    """
+
+    def __init__(
+        self,
+        net: NetFactory = ProjectionGCN,
+        optimizer: OptimizerFactory = default_optimizer,
+        *,
+        projection_lr_multiplier: float = 30.0,
+        projection_weight_decay: float | None = 0.0,
+        unit_norm_projection: bool = False,
+        gradient_clip_val: float | None = None,
+    ) -> None:
+        super().__init__(net, optimizer, gradient_clip_val)
+        if projection_lr_multiplier <= 0:
+            raise ValueError(f"model.projection_lr_multiplier must be positive, got {projection_lr_multiplier}")
+        self.projection_lr_multiplier = projection_lr_multiplier
+        self.projection_weight_decay = projection_weight_decay
+        self.unit_norm_projection = unit_norm_projection
+
+    def build_optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> Optimizer:
+        """The optimiser, with a group of its own for the APV."""
+        named = list(named_parameters)
+        others = [parameter for name, parameter in named if name != PROJECTION]
+        projections = [parameter for name, parameter in named if name == PROJECTION]
+        optimizer = self.optimizer_factory([{"params": others}, {"params": projections}])
+        group = optimizer.param_groups[1]
+        group["lr"] *= self.projection_lr_multiplier
+        if self.projection_weight_decay is not None:
+            group["weight_decay"] = self.projection_weight_decay
+        return optimizer
+
+    def constrain(self, parameters: Parameters) -> Parameters:
+        """The APV at unit length, if asked for."""
+        if not self.unit_norm_projection:
+            return {}
+        projection_D = parameters[PROJECTION]
+        return {PROJECTION: projection_D / projection_D.norm()}
+
+
+def send_projection(client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
+    """The APV itself, (D,)."""
+    return parameters[PROJECTION].clone()
+
+
+class FedAux(SimilarityMixing):
+    """Mixing by the cosines of auxiliary projection vectors.
+
+    Args:
+        num_epochs: Local epochs a round.
+        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
+        personal: Shell-style patterns of parameters that never leave their client: the masks of a masked backbone.
+        similarity_temperature: τ (paper: 10).
+        mix_projection: Mix the APVs with the other parameters (eq. 8); else each client keeps its own.
+        personalised: Mix by similarity; else average by training examples (ablation FedAvg-mask).
+        mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
+        proximal_weight: FED-PUB's λ2, of the squared distance to the received parameters; idle with one epoch a round.
+        aggregation: A robust rule in place of θ <- W θ, from ``strategies.mixing``; None for W θ itself.
+    """
+
+    client_class = FedAuxClient
+    needs_graphs = True
+    signature = PROJECTION
+
+    def __init__(
+        self,
+        *,
+        num_epochs: int = 1,
+        reset_optimizer: bool = False,
+        personal: Sequence[str] = ("*mask*",),
+        similarity_temperature: float = 5.0,
+        mix_projection: bool = False,
+        personalised: bool = True,
+        mask_sparsity_weight: float = 1e-5,
+        proximal_weight: float = 0.0,
+        aggregation: Aggregation | None = None,
+    ) -> None:
+        super().__init__(
+            num_epochs=num_epochs,
+            reset_optimizer=reset_optimizer,
+            personal=personal if mix_projection else (*personal, PROJECTION),
+            similarity_temperature=similarity_temperature,
+            aggregation=aggregation,
+        )
+        self.mix_projection = mix_projection
+        self.personalised = personalised
+        self.mask_sparsity_weight = mask_sparsity_weight
+        self.proximal_weight = proximal_weight
+
+    def setup(self, federation: Federation) -> None:
+        """Check that the clients have an APV."""
+        if PROJECTION not in federation.parameters:
+            raise ValueError(
+                "FedAux needs a net with a parameter 'projection': set model to FedAuxClient and model.net to "
+                "fl_lightning.models.ProjectionGCN"
+            )
+        super().setup(federation)
+        self._penalty = sparse_proximal(
+            list(federation.parameters),
+            self.shared,
+            sparsity_weight=self.mask_sparsity_weight,
+            proximal_weight=self.proximal_weight,
+        )
+
+    def signature_signal(self) -> Signal:
+        """The APV."""
+        return send_projection
+
+    def penalty(self) -> Penalty | None:
+        """FED-PUB's penalties, if they are on."""
+        return self._penalty
+
+    def mixing_matrix(self, upload: Payload) -> Tensor:
+        """W over the clients of the upload, (C, C), or the common row of training shares, (1, C)."""
+        return super().mixing_matrix(upload) if self.personalised else example_weights(upload)[None]

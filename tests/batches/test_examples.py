@@ -1,0 +1,337 @@
+"""Mini-batches of examples, and both executors on them."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from fl_lightning import (
+    ClientModule,
+    Evaluation,
+    FederatedDataModule,
+    RegressionClient,
+    SequentialExecutor,
+    StackedExecutor,
+)
+from fl_lightning.batches.base import single
+from fl_lightning.batches.examples import PART_NUMBERS, ExampleBatch, ExampleCollator
+from fl_lightning.data import ClientExamples, ClientSplit, Examples, ExampleSource, GivenPartitioner, PlantedCommunities
+from fl_lightning.models.output import NetOutput
+from fl_lightning.relations.topology import Ring
+from fl_lightning.round.payload import Payload
+from fl_lightning.strategies import FedAux, FedAvg, FedPub, FedSheafHN, Local
+
+SIZES = (40, 9, 23)
+CPU = {"device": torch.device("cpu"), "dtype": torch.float64}
+
+
+class Clouds(ExampleSource):
+    """Two classes of points, or sums of their coordinates."""
+
+    def __init__(self, regression: bool = False, related: bool = False) -> None:
+        self.regression = regression
+        self.related = related
+
+    def load(self, root, seed: int) -> Examples:
+        draw = torch.Generator().manual_seed(seed)
+        labels = [torch.arange(size) % 2 for size in SIZES]
+        x = tuple(torch.randn(len(y), 2, generator=draw) + 3.0 * y[:, None] for y in labels)
+        y = tuple(xs.sum(1, keepdim=True) for xs in x) if self.regression else tuple(labels)
+        relation = torch.ones(3, 3).fill_diagonal_(0) if self.related else None
+        names = ("a", "b", "c")
+        return Examples(names=names, x=x, y=y, num_outputs=1 if self.regression else 2, relation_CC=relation)
+
+
+class Affine(nn.Module):
+    def __init__(self, num_features: int, num_outputs: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(num_features, num_outputs)
+
+    def forward(self, batch: ExampleBatch) -> NetOutput:
+        return NetOutput(self.head(batch.x), batch.x)
+
+
+def clients(sizes=SIZES) -> list[ClientExamples]:
+    made = []
+    for client, size in enumerate(sizes):
+        role_N = torch.arange(size) % 4
+        made.append(
+            ClientExamples(
+                name=f"client-{client}",
+                x_NX=torch.arange(size, dtype=torch.float32)[:, None] + 100 * client,
+                y_N=torch.arange(size) % 3,
+                train_mask_N=role_N < 2,
+                val_mask_N=role_N == 2,
+                test_mask_N=role_N == 3,
+            )
+        )
+    return made
+
+
+def draw(batch: ExampleBatch, *keys: int) -> ExampleBatch:
+    """One step's mini-batch."""
+    return next(batch.draws(torch.tensor([keys if batch.key.dim() else keys[0]])))
+
+
+def test_a_mini_batch_is_a_draw_of_each_clients_own_training_examples() -> None:
+    batch = ExampleCollator(clients(), batch_size=8, **CPU)([0, 1, 2])
+
+    drawn = draw(batch, 11, 12, 13)
+
+    assert drawn.x.shape == (3, 8, 1)
+    assert drawn.train_mask.sum(dim=1).tolist() == [8, 5, 8]  # client 1 has five training examples only
+    assert not drawn.val_mask.any()
+    assert not drawn.test_mask.any()
+    for client, (x_B, y_B, mask_B) in enumerate(zip(drawn.x[..., 0], drawn.y, drawn.train_mask, strict=True)):
+        index = (x_B - 100 * client)[mask_B].long()
+        assert len(set(index.tolist())) == len(index)
+        assert (index % 4 < 2).all()
+        assert torch.equal(y_B[mask_B], index % 3)
+    assert not torch.equal(drawn.x, draw(batch, 21, 22, 23).x)
+
+
+def test_a_clients_draw_hangs_on_its_own_key_alone() -> None:
+    collate = ExampleCollator(clients(), batch_size=4, **CPU)
+
+    together, alone = draw(collate([0, 1, 2]), 11, 12, 13), draw(single(collate([2])), 13)
+
+    assert torch.equal(together.x[2], alone.x)
+    assert torch.equal(together.y[2], alone.y)
+
+
+def test_every_training_example_is_drawn_equally_often() -> None:
+    batch = single(ExampleCollator(clients(), batch_size=5, **CPU)([0]))
+
+    drawn = torch.cat([drawn.x[:, 0] for drawn in batch.draws(torch.arange(2000))]).long()
+
+    counts = torch.bincount(drawn, minlength=40)
+    assert counts[torch.arange(40) % 4 >= 2].sum() == 0
+    assert counts[torch.arange(40) % 4 < 2].sub(500).abs().max() < 100  # 500 expected, sd 20
+
+
+def test_no_batch_size_trains_on_everything() -> None:
+    collate = ExampleCollator(clients(), **CPU)
+    batch = collate([0, 1])
+
+    drawn = draw(batch, 1, 2)
+
+    assert drawn.x is batch.x
+    assert drawn.key.tolist() == [1, 2]
+    assert [collate.steps_per_epoch(client) for client in range(3)] == [1, 1, 1]
+
+
+def test_steps_of_an_epoch() -> None:
+    assert [ExampleCollator(clients(), batch_size=5, **CPU).steps_per_epoch(client) for client in range(3)] == [4, 1, 3]
+    assert ExampleCollator(clients(), batch_size=5, steps_per_epoch=50, **CPU).steps_per_epoch(1) == 50
+
+
+def test_parts_cover_the_batch_once(monkeypatch) -> None:
+    batch = ExampleCollator(clients(), **CPU)([0, 2])
+    monkeypatch.setattr("fl_lightning.batches.examples.PART_NUMBERS", 26)
+
+    parts = list(batch.parts())
+
+    assert [part.x.shape for part in parts] == [(2, 13, 1)] * 3 + [(2, 1, 1)]
+    assert torch.equal(torch.cat([part.x for part in parts], dim=1), batch.x)
+    assert torch.equal(torch.cat([part.test_mask for part in parts], dim=1), batch.test_mask)
+    assert all(part.key.shape == (2,) for part in parts)
+    assert PART_NUMBERS > 26
+
+
+def module(kind: type[ClientModule] = ClientModule) -> ClientModule:
+    return kind(Affine, functools.partial(SGD, lr=0.05))
+
+
+@pytest.mark.parametrize(("kind", "regression"), [(ClientModule, False), (RegressionClient, True)])
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 4}, {"batch_size": 6, "steps_per_epoch": 7}])
+def test_executors_agree(kind, regression, settings, make_trainer, assert_same, monkeypatch) -> None:
+    runs = []
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9), StackedExecutor(max_clients_per_group=1)):
+        data = FederatedDataModule(Clouds(regression), **settings)
+        trainer = make_trainer(executor=executor, precision="64-true", num_rounds=3)
+        runs.append((trainer, trainer.fit(module(kind), data, FedAvg(num_epochs=2))))
+        monkeypatch.setattr("fl_lightning.batches.examples.PART_NUMBERS", 32)
+    (reference, expected), *others = runs
+
+    assert expected[kind.monitor] == pytest.approx(
+        (min if regression else max)(row[kind.monitor] for row in reference.history)
+    )
+    assert reference.history[-1]["train/loss"] < reference.history[0]["train/loss"]
+    for trainer, result in others:
+        assert_same(trainer.executor.state().parameters, reference.executor.state().parameters, tolerance=1e-10)
+        assert_same(result, expected, tolerance=1e-5)
+        predicted = trainer.executor.predict(Evaluation(), [0, 1, 2])
+        assert_same(predicted, reference.executor.predict(Evaluation(), [0, 1, 2]), tolerance=1e-5)
+        assert [len(predicted[client]) for client in range(3)] == list(SIZES)
+
+
+def test_regression_scores_are_mean_squared_errors(make_trainer) -> None:
+    data = FederatedDataModule(Clouds(regression=True))
+    trainer = make_trainer(num_rounds=1, precision="64-true")
+    result = trainer.fit(module(RegressionClient), data, Local(num_epochs=1))
+
+    errors = []
+    for client, predicted in trainer.executor.predict(Evaluation(), [0, 1, 2]).items():
+        held = data.clients[client]
+        errors.append(float((predicted - held.y_N)[held.test_mask_N].square().mean()))
+    assert result["test/mse"] == pytest.approx(sum(errors) / 3, rel=1e-5)
+    assert result["test/mse_worst"] == pytest.approx(max(errors), rel=1e-5)
+    assert result["test/min_over_rounds"] == result["test/mse"]
+    assert trainer.selection.monitor == "val/mse"
+
+
+def test_fine_tuning_may_train_some_parameters_only(make_trainer) -> None:
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
+        trainer = make_trainer(executor=executor, num_rounds=1)
+        trainer.fit(module(), FederatedDataModule(Clouds()), Local(num_epochs=1))
+        none = trainer.executor.predict(Evaluation(num_epochs=5, trained=()), [0])[0]
+        bias = trainer.executor.predict(Evaluation(num_epochs=5, trained=("head.bias",)), [0])[0]
+        own = trainer.executor.predict(Evaluation(), [0])[0]
+        assert torch.equal(none, own)
+        shift = (bias.log() - own.log()).diff(dim=1)  # only the biases moved: the same shift of logits everywhere
+        assert shift.abs().min() > 1e-3
+        assert (shift - shift[0]).abs().max() < 1e-4
+
+
+def test_the_relation_graph_is_the_datas_or_a_given_one() -> None:
+    own, given, none = (
+        FederatedDataModule(Clouds(related=related), relation_graph=graph)
+        for related, graph in ((True, None), (True, Ring()), (False, None))
+    )
+    for data in (own, given, none):
+        data.setup()
+
+    assert none.relation_CC is None
+    assert own.relation_CC.tolist() == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
+    assert given.relation_CC.tolist() == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]  # a ring of three
+
+
+def test_the_hash_tells_data_apart() -> None:
+    hashes = set()
+    for settings in ({}, {"seed": 1}, {"splitter": ClientSplit(0.5, 0.3)}):
+        data = FederatedDataModule(Clouds(), **settings)
+        data.setup()
+        hashes.add(data.partition_hash)
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((PlantedCommunities(),), r"data\.partitioner is missing: PlantedCommunities"),
+        ((Clouds(), GivenPartitioner()), r"Clouds has its own clients"),
+        ((PlantedCommunities(), GivenPartitioner(), None, {"batch_size": 3}), r"trained full-batch"),
+        ((Clouds(), None, None, {"batch_size": 0}), r"data\.batch_size must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_do_not_fit(arguments, message) -> None:
+    *positional, settings = arguments if isinstance(arguments[-1], dict) else (*arguments, {})
+    with pytest.raises(ValueError, match=message):
+        FederatedDataModule(*positional, **settings)
+
+
+def test_statistics_of_examples(tmp_path) -> None:
+    data = FederatedDataModule(Clouds())
+    data.setup()
+
+    table = data.statistics()
+
+    assert [row.num_examples for row in table.rows] == list(SIZES)
+    assert table.means["num_examples"] == 24
+    assert 0 <= table.heterogeneity < 0.1
+    table.to_csv(tmp_path / "clients.csv")
+    table.plot_labels(tmp_path / "labels.png")
+    assert (tmp_path / "clients.csv").read_text().startswith("client,num_examples,num_classes,num_train")
+    regression = FederatedDataModule(Clouds(regression=True))
+    regression.setup()
+    with pytest.raises(ValueError, match="no labels to draw"):
+        regression.statistics().plot_labels(tmp_path / "no.png")
+
+
+def test_records_are_plain() -> None:
+    first = clients()[0]
+    changed = dataclasses.replace(first, y_N=first.y_N * 0)
+    assert (first.size, first.work, first.num_examples) == (40, 40, 20)
+    assert changed.x_NX is first.x_NX
+
+
+class Wide(Affine):
+    """Another architecture for the same task."""
+
+    def __init__(self, num_features: int, num_outputs: int) -> None:
+        super().__init__(num_features, 4)
+        self.top = nn.Linear(4, num_outputs)
+
+    def forward(self, batch: ExampleBatch) -> NetOutput:
+        hidden = self.head(batch.x).tanh()
+        return NetOutput(self.top(hidden), hidden)
+
+
+class Exchange(Local):
+    """Everyone sends all it has and gets it back, shifted."""
+
+    def setup(self, federation) -> None:
+        super().setup(federation)
+        self.rows = None
+
+    def stages(self, round_idx: int):
+        return [dataclasses.replace(super().stages(round_idx)[0], flat=True)]
+
+    def configure(self, stage, clients):
+        if self.rows is None:
+            return None
+        return Payload(clients=tuple(clients), parameters={"flat": self.rows[list(clients)] + 0.01})
+
+    def aggregate(self, stage, upload) -> None:
+        self.rows = upload.parameters["flat"]
+
+
+def test_architectures_are_given_out_in_turn_and_executors_agree(make_trainer, assert_same) -> None:
+    runs = []
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
+        trainer = make_trainer(executor=executor, precision="64-true", num_rounds=3)
+        model = ClientModule([Affine, Wide], functools.partial(SGD, lr=0.05))
+        data = FederatedDataModule(Clouds(), batch_size=6)
+        runs.append((trainer, trainer.fit(model, data, Exchange(num_epochs=1))))
+    (reference, expected), (trainer, result) = runs
+
+    assert_same(result, expected, tolerance=1e-6)
+    assert_same(trainer.executor.state().parameters, reference.executor.state().parameters, tolerance=1e-10)
+    assert trainer.algorithm.rows.shape == (3, 22)  # 2 x 4 + 4 + 4 x 2 + 2
+    assert (trainer.algorithm.rows[[0, 2], 6:] == 0).all()
+    assert (trainer.algorithm.rows[1] != 0).all()
+    state = trainer.executor.state()
+    assert {name.split("/")[0] for name in state.parameters} == {"net0", "net1"}
+    assert (state.parameters["net1/top.weight"][[0, 2]] == 0).all()
+    assert result["val/acc"] > 0.7
+
+
+def test_resuming_with_architectures_is_exact(make_trainer, assert_same, tmp_path) -> None:
+    def run(num_rounds: int, ckpt_path: str | None = None):
+        model = ClientModule([Affine, Wide], functools.partial(Adam, lr=0.05))
+        trainer = make_trainer(num_rounds=num_rounds)
+        trainer.fit(model, FederatedDataModule(Clouds(), batch_size=6), Local(num_epochs=1), ckpt_path)
+        return trainer
+
+    whole, first = run(4), run(2)
+    first.save_checkpoint(tmp_path / "v" / "two.ckpt")
+    resumed = run(4, str(tmp_path / "v" / "two.ckpt"))
+
+    assert_same(resumed.state_dict()["clients"], whole.state_dict()["clients"])
+    assert any(name.startswith("net1/optimizer/exp_avg") for name in whole.executor.state().signals)
+
+
+def test_most_strategies_need_clients_that_are_alike(make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"model\.net lists 2 nets, but FedAvg needs clients that are alike"):
+        make_trainer().fit(ClientModule([Affine, Wide]), FederatedDataModule(Clouds()), FedAvg())
+    with pytest.raises(ValueError, match=r"model\.net is an empty list"):
+        ClientModule([])
+
+
+@pytest.mark.parametrize("kind", [FedAux, FedPub, FedSheafHN])
+def test_some_strategies_need_graphs(kind, make_trainer) -> None:
+    with pytest.raises(ValueError, match=f"{kind.__name__} is for clients that hold graphs, but these hold examples"):
+        make_trainer().fit(ClientModule(Affine), FederatedDataModule(Clouds()), kind())

@@ -1,0 +1,431 @@
+import functools
+import gc
+import warnings
+import weakref
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import LBFGS, SGD, Adagrad, Adam
+
+from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning.batches.base import single
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.callbacks import FederatedCheckpoint
+from fl_lightning.data import ClientGraph
+from fl_lightning.executors import stack, storage
+from fl_lightning.executors.budget import client_bytes
+from fl_lightning.executors.keys import derive_keys
+from fl_lightning.kernels.randomness import derive_key
+from fl_lightning.models import GCN
+from fl_lightning.round.payload import flatten
+from fl_lightning.run import checkpoint
+from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN, Local
+
+CPU = torch.device("cpu")
+both_executors = pytest.mark.parametrize(
+    "executor",
+    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
+    ids=["sequential", "stacked"],
+)
+
+
+@both_executors
+def test_unlabelled_nodes_are_left_out(executor, graphs, given_clients, make_model, make_trainer, assert_same) -> None:
+    states = []
+    for unknown in (-1, 2):  # the label of a node without a role must not matter
+        changed = []
+        for graph in graphs:
+            node = int(graph.train_mask_N.nonzero()[0])
+            y_N, train_mask_N = graph.y_N.clone(), graph.train_mask_N.clone()
+            y_N[node], train_mask_N[node] = unknown, False
+            changed.append(ClientGraph(**{**vars(graph), "y_N": y_N, "train_mask_N": train_mask_N}))
+        trainer = make_trainer(executor=executor())
+        result = trainer.fit(make_model(), given_clients(changed), Local())
+        states.append((dict(trainer.executor.state().parameters), result))
+
+    assert_same(states[0], states[1])
+
+
+# ---------------------------------------------------------------- how clients are run
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_padding": 0.0}, {"max_padding": 0.8, "max_clients_per_group": 2}, {}], ids=str
+)
+@pytest.mark.parametrize("participation", [{}, {"num_clients": 3}], ids=str)
+def test_groups_do_not_change_results(
+    settings, participation, federation, make_model, make_trainer, assert_same
+) -> None:
+    runs = []
+    for executor in (StackedExecutor(max_padding=0.8), StackedExecutor(**settings)):
+        trainer = make_trainer(
+            executor=executor, precision="64-true", participation=Participation(**participation), num_rounds=4
+        )
+        algorithm = FedSheafHN(num_epochs=2, init_epochs=2, num_neighbors=2, refresh_every=1)
+        result = trainer.fit(make_model(), federation, algorithm)
+        runs.append((trainer.executor.groups, trainer.state_dict()["clients"], result))
+
+    assert runs[0][0] != runs[1][0]
+    assert_same(runs[1][1], runs[0][1], tolerance=1e-9)
+    assert_same(runs[1][2], runs[0][2], tolerance=1e-6)
+
+
+def test_grouping_bounds_padding_and_number(federation, make_model, make_trainer) -> None:
+    def groups(**settings) -> list[tuple[int, ...]]:
+        trainer = make_trainer(executor=StackedExecutor(**settings), num_rounds=1)
+        trainer.fit(make_model(), federation, Local(num_epochs=0))
+        return trainer.executor.groups
+
+    # The sizes are 30, 24, 18, 12, 8.
+    assert groups(max_padding=0.2) == [(0, 1), (2,), (3,), (4,)]
+    assert groups(max_padding=0.4) == [(0, 1, 2), (3, 4)]
+    assert groups(max_padding=0.4, max_clients_per_group=2) == [(0, 1), (2, 3), (4,)]
+    assert groups(max_padding=0.75) == [(0, 1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_padding": 1.0},
+        {"max_padding": -0.1},
+        {"max_clients_per_group": 0},
+        {"max_group_mib": 0.0},
+        {"storage_folder": "/tmp"},
+        {"storage_folder": "/does/not/exist", "storage": "disk"},
+    ],
+    ids=str,
+)
+def test_executor_settings_out_of_range(settings) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        StackedExecutor(**settings)
+
+
+def test_a_budget_of_memory_makes_groups(federation, make_model, make_trainer, assert_same) -> None:
+    runs = []
+    for mib in (None, 0.05, 1e-6):
+        trainer = make_trainer(
+            executor=StackedExecutor(max_padding=0.8, max_group_mib=mib), precision="64-true", num_rounds=2
+        )
+        trainer.fit(make_model(), federation, FedAvg())
+        runs.append((trainer.executor.groups, dict(trainer.executor.state().parameters)))
+
+    whole, some, single_clients = (len(groups) for groups, _ in runs)
+    assert whole == 1 < some < single_clients == 5
+    for _, state in runs[1:]:
+        assert_same(state, runs[0][1], tolerance=1e-9)
+
+
+def test_memory_of_a_client_grows_with_its_parameters_and_its_data(graphs, make_model) -> None:
+    def needed(client: int, **net: int) -> int:
+        model = make_model(**net)
+        model.build(graphs[0].num_features, 3)
+        return client_bytes(
+            model.double().train(),
+            single(GraphCollator(graphs, device=torch.device("cpu"), dtype=torch.float64)([client])),
+        )
+
+    small, large = (needed(client) for client in (4, 0))
+    parameters = 5 * 8 * sum(p.numel() for p in GCN(6, 3, hidden_channels=8).parameters())
+    # 30 and 8 nodes; some of what is kept does not depend on their number
+    assert 2.5 < (large - parameters) / (small - parameters) < 30 / 8
+    assert needed(4, hidden_channels=64) > 15 * small
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_clients_per_group": 2}], ids=str)
+def test_clients_on_disk_are_the_same_clients(
+    settings, federation, make_model, make_trainer, assert_same, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(storage, "SMALLEST_FILE_BYTES", 1)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    states = []
+    for where in ({}, {"storage": "disk", "storage_folder": str(folder)}):
+        trainer = make_trainer(
+            executor=StackedExecutor(max_padding=0.8, **settings, **where),
+            participation=Participation(num_clients=4, straggler_probability=0.5),
+            callbacks=[FederatedCheckpoint()],
+            num_rounds=4,
+        )
+        trainer.fit(make_model(), federation, FedPer(num_epochs=3))
+        last, best = (checkpoint.read(trainer.run_dir / f"checkpoints/{name}.ckpt") for name in ("last", "best"))
+        states.append([{name: state[name] for name in ("clients", "strategy", "history")} for state in (last, best)])
+
+    assert_same(states[1], states[0])
+    mapped = Path("/proc/self/maps")
+    if mapped.exists():  # there are such files, and none has a name any more
+        assert f"{folder}/clients-" in mapped.read_text()
+    assert not list(folder.iterdir())
+
+
+def test_a_full_disk_is_named(monkeypatch, tmp_path) -> None:
+    def full(*args: int) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(storage.os, "posix_fallocate", full, raising=False)
+    with pytest.raises(ValueError, match=r"4 MiB of the clients' state do not fit into '.*: choose another storage_f"):
+        storage.on_disk(str(tmp_path))((1024, 1024), torch.float32, CPU)
+
+
+@pytest.mark.parametrize("nets", [1, 2])
+@both_executors
+def test_clients_are_freed_with_their_trainer(executor, nets, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(executor=executor())
+    model = make_model()
+    model.net_factories = model.net_factories * nets
+    trainer.fit(model, federation, Local())
+    held = weakref.ref(trainer), weakref.ref(trainer.executor)
+    gc.disable()  # nothing may have to wait for the collector of cycles
+    try:
+        del trainer
+        assert [reference() for reference in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("participation", [{}, {"num_clients": 4}], ids=str)
+def test_clients_of_many_ages_step_in_the_order_of_their_ages(
+    participation, federation, make_model, make_trainer, assert_same, monkeypatch
+) -> None:
+    draws = Participation(straggler_probability=0.5, **participation)
+    states = []
+    for most in (stack.MANY_BLOCKS, 0):
+        monkeypatch.setattr(stack, "MANY_BLOCKS", most)
+        trainer = make_trainer(
+            executor=StackedExecutor(max_padding=0.8), precision="64-true", participation=draws, num_rounds=5
+        )
+        trainer.fit(make_model(), federation, FedPer(num_epochs=4))
+        states.append(trainer.state_dict()["clients"])
+
+    assert len(set(states[0]["signals"]["optimizer/step/head.bias"].tolist())) > 2
+    assert_same(states[1], states[0], tolerance=1e-9)
+
+
+def test_keys_of_many_clients_are_those_of_each() -> None:
+    clients, steps = torch.tensor([0, 3, 2**40]), torch.arange(4)
+    for seed in (0, 7, -3, 2**63 + 5, 2**64 - 1):
+        keys = derive_keys(seed, "träin", 12, clients, steps[:, None])
+        assert keys.tolist() == [[derive_key(seed, "träin", 12, c, s) for c in clients.tolist()] for s in range(4)]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        functools.partial(SGD, lr=0.1),
+        functools.partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+        functools.partial(Adam, lr=0.05, amsgrad=True),
+        functools.partial(Adam, lr=0.05, fused=True),
+        functools.partial(Adagrad, lr=0.1),
+        functools.partial(torch.optim.RMSprop, lr=0.01, centered=True),
+        functools.partial(torch.optim.NAdam, lr=0.02),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_any_elementwise_optimizer_gives_the_same_in_both_executors(
+    optimizer, reset, federation, make_model, make_trainer, assert_same, tmp_path
+) -> None:
+    states = []
+    participation = Participation(num_clients=3, straggler_probability=0.5)
+    for executor in (SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)):
+        trainer = make_trainer(executor=executor(), precision="64-true", participation=participation)
+        trainer.fit(make_model(optimizer=optimizer), federation, FedAvg(reset_optimizer=reset))
+        path = tmp_path / "v" / f"{len(states)}.ckpt"
+        trainer.save_checkpoint(path)
+        resumed = make_trainer(executor=executor(), precision="64-true", participation=participation, num_rounds=5)
+        resumed.fit(make_model(optimizer=optimizer), federation, FedAvg(reset_optimizer=reset), ckpt_path=str(path))
+        whole = make_trainer(executor=executor(), precision="64-true", participation=participation, num_rounds=5)
+        whole.fit(make_model(optimizer=optimizer), federation, FedAvg(reset_optimizer=reset))
+        assert_same(resumed.state_dict()["clients"], whole.state_dict()["clients"])
+        states.append(dict(whole.executor.state().parameters))
+
+    assert_same(states[1], states[0], tolerance=1e-9)
+
+
+def test_each_client_clips_its_own_gradient(federation, make_model, make_trainer, assert_same) -> None:
+    optimizer = functools.partial(SGD, lr=0.5)
+
+    def moved(executor, gradient_clip_val: float | None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        trainer = make_trainer(executor=executor(), precision="64-true", num_rounds=1)
+        model = make_model(optimizer=optimizer, gradient_clip_val=gradient_clip_val)
+        trainer.fit(model, federation, Local(num_epochs=1))
+        end = dict(trainer.executor.state().parameters)
+        return flatten({n: end[n] - trainer.initial_parameters[n] for n in end}).norm(dim=1), end
+
+    free_C, unclipped = moved(StackedExecutor, None)
+    bound = float(free_C.median())
+    clipped_C, stacked = moved(StackedExecutor, bound / 0.5)
+    assert_same(clipped_C, free_C.clamp(max=bound), tolerance=1e-5)  # 1e-6 is added to the norm
+    assert_same(moved(SequentialExecutor, bound / 0.5)[1], stacked, tolerance=1e-12)
+    assert_same(moved(StackedExecutor, 1e6)[1], unclipped)
+
+
+def test_both_executors_clip_as_a_client_says(federation, make_model, make_trainer, assert_same) -> None:
+    class Heads(ClientModule):
+        """Trains the head alone, by clamped gradients."""
+
+        def build_optimizer(self, named_parameters):
+            return super().build_optimizer((n, p) for n, p in named_parameters if n.startswith("head"))
+
+        def clip(self, gradients):
+            return {name: g if g is None else g.clamp(-0.01, 0.01) for name, g in gradients.items()}
+
+    def trained(executor, **settings) -> dict[str, torch.Tensor]:
+        trainer = make_trainer(executor=executor(), precision="64-true", num_rounds=2)
+        trainer.fit(make_model(optimizer=functools.partial(SGD, lr=0.5), **settings), federation, Local(num_epochs=2))
+        return dict(trainer.executor.state().parameters)
+
+    class Bounded(Heads):
+        clip = ClientModule.clip
+
+    for settings in ({"kind": Heads}, {"kind": Bounded, "gradient_clip_val": 0.05}):
+        assert_same(trained(SequentialExecutor, **settings), trained(StackedExecutor, **settings), tolerance=1e-12)
+
+
+def test_frozen_parameters_have_no_gradient_to_clip(federation, make_model) -> None:
+    model = make_model(gradient_clip_val=1.0)
+    gradients = model.clip({"frozen": None, "scalar": torch.tensor([3.0, 0.3]), "vector": torch.tensor([[4.0], [0.4]])})
+    assert gradients["frozen"] is None
+    assert model.clip({"frozen": None}) == {"frozen": None}
+    torch.testing.assert_close(gradients["scalar"], torch.tensor([0.6, 0.3]))
+    torch.testing.assert_close(gradients["vector"], torch.tensor([[0.8], [0.4]]))
+    with pytest.raises(ValueError, match=r"model\.gradient_clip_val must be positive"):
+        make_model(gradient_clip_val=0.0)
+
+
+@both_executors
+def test_optimizer_state_lives_on_unless_reset(executor, federation, make_model, make_trainer) -> None:
+    def steps(**settings) -> set[float]:
+        trainer = make_trainer(executor=executor())
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=2, **settings))
+        return set(trainer.executor.state().signals["optimizer/step/head.bias"].tolist())
+
+    assert steps() == {6.0}
+    assert steps(reset_optimizer=True) == {2.0}
+
+
+@both_executors
+def test_stragglers_step_less_and_absentees_not_at_all(executor, federation, make_model, make_trainer) -> None:
+    participation = Participation(num_clients=4, straggler_probability=0.6)
+    effort, _ = participation.draw(range(5), 0, 0)
+    assert min(effort.values()) < 1 == max(effort.values())
+
+    trainer = make_trainer(executor=executor(), participation=participation, num_rounds=1)
+    trainer.fit(make_model(), federation, Local(num_epochs=5))
+
+    steps = trainer.executor.state().signals["optimizer/step/head.bias"].tolist()
+    for client in range(5):
+        share = effort.get(client, 0.0)
+        assert steps[client] == (0 if client not in effort else 5 if share == 1 else 1 + int(4 * share))
+
+
+class PartlyFrozen(GCN):
+    """Its first bias is frozen and one parameter is never used."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.convs[0].bias.requires_grad_(False)
+        self.idle = nn.Parameter(torch.ones(2))
+
+
+@both_executors
+def test_frozen_and_unused_parameters_stay(executor, federation, make_trainer) -> None:
+    trainer = make_trainer(executor=executor())
+    optimizer = functools.partial(Adam, lr=0.05, weight_decay=0.1)
+    trainer.fit(ClientModule(functools.partial(PartlyFrozen, hidden_channels=8), optimizer), federation, Local())
+
+    state = trainer.executor.state().parameters
+    moved = {name for name, start in trainer.initial_parameters.items() if not torch.equal(state[name][0], start)}
+    assert moved == {"convs.0.weight", "convs.1.weight", "convs.1.bias", "head.weight", "head.bias"}
+
+
+class Normalised(GCN):
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.norm = nn.BatchNorm1d(3)
+
+
+@both_executors
+def test_running_statistics_are_refused(executor, federation, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"model\.net keeps norm\.num_batches_tracked, norm\.running_mean, norm\.runn"):
+        make_trainer(executor=executor()).fit(ClientModule(Normalised), federation, FedAvg())
+
+
+class Tied(GCN):
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.again = self.head
+
+
+@both_executors
+def test_parameters_of_two_names_are_refused(executor, federation, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"model\.net has again\.bias, again\.weight as second names of parameters"):
+        make_trainer(executor=executor()).fit(ClientModule(Tied), federation, FedAvg())
+
+
+@both_executors
+def test_optimizers_with_closures_are_refused(executor, federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"model\.optimizer: LBFGS needs a closure; choose a first-order"):
+        make_trainer(executor=executor()).fit(make_model(optimizer=LBFGS), federation, FedAvg())
+
+
+class OwnStep(ClientModule):
+    """Counts its hooks and halves the loss."""
+
+    calls: ClassVar[list[str]] = []
+
+    def on_train_start(self) -> None:
+        self.calls.append("start")
+
+    def on_train_epoch_end(self) -> None:
+        self.calls.append("epoch")
+
+    def training_step(self, batch, batch_idx):
+        self.calls.append(f"step {batch_idx}")
+        return super().training_step(batch, batch_idx)
+
+
+def test_sequential_runs_the_hooks_of_an_own_training_step(federation, make_model, make_trainer) -> None:
+    OwnStep.calls.clear()
+    trainer = make_trainer(executor=SequentialExecutor(), num_rounds=1)
+    trainer.fit(make_model(OwnStep), federation, FedAvg(num_epochs=2))
+    assert OwnStep.calls == ["start", "step 0", "epoch", "step 0", "epoch"] * 5
+
+
+def test_stacked_refuses_an_own_training_step(federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match="OwnStep overrides training_step, which the stacked executor does not call"):
+        make_trainer(executor=StackedExecutor()).fit(make_model(OwnStep), federation, FedAvg())
+
+
+def test_predictions_agree_and_are_probabilities(federation, make_model, make_trainer, tmp_path) -> None:
+    path = tmp_path / "v" / "a.ckpt"
+    predictions = []
+    for executor in (SequentialExecutor(), StackedExecutor()):
+        trainer = make_trainer(executor=executor, precision="64-true")
+        trainer.fit(make_model(), federation, FedAvg())
+        trainer.save_checkpoint(path)
+        fresh = make_trainer(executor=executor, precision="64-true")
+        predictions.append(fresh.predict(make_model(), federation, FedAvg(), str(path)))
+
+    assert list(predictions[0]) == [0, 1, 2, 3, 4]
+    for client, graph in enumerate(federation.clients):
+        found = predictions[1][client]
+        torch.testing.assert_close(found, predictions[0][client])
+        torch.testing.assert_close(found.sum(dim=1), torch.ones(graph.num_nodes))
+        correct = (found.argmax(dim=1) == graph.y_N)[graph.test_mask_N].float().mean()
+        score = trainer.scores[""].signals["test/acc"][client]
+        assert float(correct) == pytest.approx(float(score[0] / score[1]))
+
+
+@both_executors
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_lower_precision_runs(executor, precision, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(executor=executor(), precision=precision, num_rounds=6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit(make_model(), federation, FedAvg())
+    dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
+    assert {tensor.dtype for tensor in trainer.executor.state().parameters.values()} == {dtype}
+    assert trainer.history[-1]["train/loss"] < trainer.history[0]["train/loss"]

@@ -1,0 +1,117 @@
+import pytest
+
+from fl_lightning.round.participation import Participation, epochs_of
+
+CLIENTS = tuple(range(20))
+
+
+def draws(participation: Participation, num_rounds: int = 200, seed: int = 0):
+    return [participation.draw(CLIENTS, round_idx, seed) for round_idx in range(num_rounds)]
+
+
+def test_everyone_by_default() -> None:
+    assert Participation().draw((1, 4, 7), 3, 0) == ({1: 1.0, 4: 1.0, 7: 1.0}, [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"fraction": 0.25}, 5),
+        ({"fraction": 0.025}, 1),
+        ({"fraction": 0.125}, 3),
+        ({"fraction": 0.01}, 1),
+        ({"num_clients": 7}, 7),
+    ],
+    ids=str,
+)
+def test_number_of_clients(settings, expected) -> None:
+    rounds = draws(Participation(**settings), 200)
+
+    assert all(len(effort) == expected and not dropped for effort, dropped in rounds)
+    assert all(list(effort) == sorted(effort) for effort, _ in rounds)
+    times = [sum(client in effort for effort, _ in rounds) for client in CLIENTS]
+    mean = 200 * expected / 20
+    assert min(times) > 0
+    assert max(times) < mean + 5 * mean**0.5
+
+
+def test_draws_depend_on_seed_and_round_alone() -> None:
+    participation = Participation(fraction=0.3, dropout_probability=0.3, straggler_probability=0.5)
+    other = Participation(fraction=0.3, dropout_probability=0.3, straggler_probability=0.5)
+
+    backwards = [other.draw(CLIENTS, round_idx, 5) for round_idx in reversed(range(10))]
+
+    assert draws(participation, 10, seed=5) == backwards[::-1]
+    assert draws(participation, 10, seed=6) != backwards[::-1]
+    assert len({tuple(effort) for effort, _ in backwards}) > 5
+
+
+def test_dropouts_and_stragglers_have_the_asked_for_rates() -> None:
+    rounds = draws(Participation(num_clients=10, dropout_probability=0.2, straggler_probability=0.4), 300)
+
+    dropped = sum(len(gone) for _, gone in rounds)
+    efforts = [share for effort, _ in rounds for share in effort.values()]
+    slow = [share for share in efforts if share < 1]
+
+    assert all(len(effort) + len(gone) == 10 and not set(effort) & set(gone) for effort, gone in rounds)
+    assert dropped / 3000 == pytest.approx(0.2, abs=0.03)
+    assert len(slow) / len(efforts) == pytest.approx(0.4, abs=0.04)
+    assert sum(slow) / len(slow) == pytest.approx(0.5, abs=0.04)
+    assert 0 <= min(slow) < 0.05
+
+
+def test_dropping_out_does_not_change_who_was_chosen() -> None:
+    plain = draws(Participation(num_clients=5))
+    flaky = draws(Participation(num_clients=5, dropout_probability=0.5))
+
+    for (effort, _), (answered, gone) in zip(plain, flaky, strict=True):
+        assert sorted([*answered, *gone]) == list(effort)
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.0, 10), (0.1, 9), (0.25, 8), (0.5, 5), (0.9, 1)])
+def test_held_out_clients(fraction, expected) -> None:
+    participation = Participation(held_out_fraction=fraction)
+
+    clients = participation.training_clients(10, seed=3)
+
+    assert len(clients) == len(set(clients)) == expected
+    assert clients == tuple(sorted(clients)) == participation.training_clients(10, seed=3)
+    if 1 < expected < 10:
+        assert len({participation.training_clients(10, seed) for seed in range(10)}) > 1
+
+
+def test_smaller_held_out_fractions_hold_out_fewer_of_the_same_clients() -> None:
+    few = set(Participation(held_out_fraction=0.2).training_clients(10, 1))
+    many = set(Participation(held_out_fraction=0.5).training_clients(10, 1))
+    assert many < few
+
+
+def test_epochs_of_a_straggler() -> None:
+    assert [epochs_of(share, 3) for share in (0.0, 0.49, 0.5, 0.999, 1.0)] == [1, 1, 2, 2, 3]
+    assert [epochs_of(share, 1) for share in (0.0, 1.0)] == [1, 1]
+    assert [epochs_of(share, 0) for share in (0.0, 1.0)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fraction": 0.0}, r"participation.fraction must be in \(0, 1\], got 0.0"),
+        ({"fraction": 1.1}, r"participation.fraction must be in \(0, 1\], got 1.1"),
+        ({"num_clients": 0}, "participation.num_clients must be at least 1, got 0"),
+        ({"num_clients": 2, "fraction": 0.5}, "participation.fraction or participation.num_clients, not both"),
+        ({"dropout_probability": 1.0}, r"participation.dropout_probability must be in \[0, 1\), got 1.0"),
+        ({"straggler_probability": -0.1}, "participation.straggler_probability must be"),
+        ({"held_out_fraction": 1.0}, "participation.held_out_fraction must be"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Participation(**settings)
+
+
+def test_settings_that_do_not_fit_the_federation() -> None:
+    with pytest.raises(ValueError, match="num_clients is 5, but only 4 clients train: lower it"):
+        Participation(num_clients=5, held_out_fraction=0.2).training_clients(5, 0)
+    with pytest.raises(ValueError, match=r"held_out_fraction=0.9 leaves no client of 3 to train"):
+        Participation(held_out_fraction=0.9).training_clients(3, 0)

@@ -1,0 +1,30 @@
+import pytest
+import torch
+
+from fl_lightning import Payload
+from fl_lightning.round.selection import Selection
+
+
+def scores(val: list[float], test: list[float]) -> Payload:
+    """Shares of ten examples each."""
+
+    def totals(values: list[float]) -> torch.Tensor:
+        return torch.tensor([[10 * value, 10] for value in values])
+
+    return Payload(clients=tuple(range(len(val))), signals={"val/acc": totals(val), "test/acc": totals(test)})
+
+
+def metrics(val: float, test: float, **others: float) -> dict[str, float]:
+    return {"val/acc": val, "test/acc": test} | {name.replace("_", "/"): value for name, value in others.items()}
+
+
+def test_every_model_and_every_client_has_the_round_of_its_own_validation() -> None:
+    selection = Selection()
+    selection.update(0, metrics(0.5, 0.9, gen_val_acc=0.7, gen_test_acc=0.3), scores([0.9, 0.1], [0.8, 1.0]))
+    selection.update(1, metrics(0.6, 0.4, gen_val_acc=0.2, gen_test_acc=0.8), scores([0.6, 0.6], [0.2, 0.6]))
+    assert selection.best_round == 1
+    assert selection.result["test/acc"] == 0.4  # not the 0.9 of round 0, which only test would have chosen
+    assert selection.result["test/max_over_rounds"] == 0.9
+    assert selection.result["gen/test/acc"] == 0.8
+    assert selection.result["gen/test/acc_own_choice"] == 0.3
+    assert selection.result["test/acc_client_chosen"] == pytest.approx((0.8 + 0.6) / 2)

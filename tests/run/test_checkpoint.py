@@ -1,0 +1,245 @@
+import functools
+import os
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning import Callback, FederatedDataModule, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning.data import GlobalSplit
+from fl_lightning.run import checkpoint
+from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN
+
+SheafHN = functools.partial(FedSheafHN, num_epochs=2, init_epochs=2, num_neighbors=2, refresh_every=2)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "federation" / "version_0" / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture
+def saved(path, federation, make_model, make_trainer):
+    """A run of FedAvg of two rounds and its checkpoint."""
+    trainer = make_trainer(num_rounds=2)
+    trainer.fit(make_model(), federation, FedAvg())
+    trainer.save_checkpoint(path)
+    return trainer
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_what_is_written_is_read(tmp_path) -> None:
+    content = {"format_version": checkpoint.FORMAT_VERSION, "x": [torch.arange(3), {"a": None, "b": "c", "d": 1.5}]}
+    checkpoint.write(tmp_path / "new" / "a.ckpt", content)
+
+    found = checkpoint.read(tmp_path / "new" / "a.ckpt")
+
+    assert torch.equal(found["x"][0], torch.arange(3))
+    assert found["x"][1] == content["x"][1]
+    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["a.ckpt"]
+
+
+@pytest.mark.parametrize("failing", ["torch.save", "os.fsync", "os.replace"])
+def test_a_write_that_fails_leaves_the_old_file(failing, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "a.ckpt"
+    checkpoint.write(path, {"format_version": checkpoint.FORMAT_VERSION, "x": 1})
+
+    def fail(*args: Any) -> None:
+        if failing == "torch.save":
+            args[1].write(b"half of it")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(failing, fail)
+    with pytest.raises(OSError, match="no space left"):
+        checkpoint.write(path, {"format_version": checkpoint.FORMAT_VERSION, "x": 2})
+    monkeypatch.undo()
+
+    assert checkpoint.read(path)["x"] == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.ckpt"]
+
+
+def test_the_state_of_a_run_loads_without_executing_anything(saved, path) -> None:
+    content = torch.load(path, weights_only=True)
+
+    assert content["round"] == 2
+    assert content["clients"]["clients"] == [0, 1, 2, 3, 4]
+    assert content["versions"].keys() >= {"fl-lightning", "torch"}
+    assert content["clients"]["signals"]["optimizer/step/head.bias"].tolist() == [6.0] * 5
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, (str(Evil.target),)
+
+
+def test_code_in_a_file_is_not_executed(tmp_path) -> None:
+    Evil.target = tmp_path / "made"
+    torch.save({"format_version": checkpoint.FORMAT_VERSION, "x": Evil()}, tmp_path / "evil.ckpt")
+
+    with pytest.raises(ValueError, match=r"(?s)evil\.ckpt cannot be read .* damaged or no checkpoint"):
+        checkpoint.read(tmp_path / "evil.ckpt")
+
+    assert not Evil.target.exists()
+
+
+def test_random_state_of_all_generators_is_restored() -> None:
+    state = checkpoint.random_state()
+    np.random.standard_normal()  # leaves half a pair behind
+    drawn = [(torch.rand(1).item(), np.random.standard_normal(), np.random.rand(), random.random())]
+    checkpoint.restore_random_state(state)
+    np.random.standard_normal()
+    drawn.append((torch.rand(1).item(), np.random.standard_normal(), np.random.rand(), random.random()))
+
+    assert drawn[0] == drawn[1]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_files_that_cannot_be_read_are_refused(saved, path, federation, make_model, make_trainer) -> None:
+    def resume(file) -> None:
+        make_trainer().fit(make_model(), federation, FedAvg(), ckpt_path=str(file))
+
+    whole = path.read_bytes()
+    for name, damaged in {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"rounds: 3"}.items():
+        file = path.with_name(f"{name}.ckpt")
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{name}\.ckpt cannot be read .*it is damaged or no checkpoint"):
+            resume(file)
+    with pytest.raises(ValueError, match=r"missing\.ckpt does not exist: give the path of a \.ckpt file"):
+        resume(path.with_name("missing.ckpt"))
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "format_version": 99}, path)
+    with pytest.raises(ValueError, match=r"has format version 99, this version reads 1"):
+        resume(path)
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match=r"has format version None"):
+        resume(path)
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("split", r"data \(partition hash\): checkpoint '\w+', this run '\w+'"),
+        ("strategy", "strategy: checkpoint 'FedAvg', this run 'FedPer'"),
+        ("model", r"model: checkpoint 'convs\.0\.weight \(6, 8\).*this run 'convs\.0\.weight \(6, 9\)"),
+        ("seed", "seed: checkpoint '0', this run '1'"),
+        ("participation", r"training clients: checkpoint '\(0, 1, 2, 3, 4\)', this run '\(0, 1, 2, 3\)'"),
+    ],
+)
+def test_checkpoints_of_another_run_are_refused(
+    what, named, saved, path, federation, make_model, make_trainer, tmp_path
+) -> None:
+    settings = {"seed": {"seed": 1}, "participation": {"participation": Participation(held_out_fraction=0.2)}}
+    model = make_model(hidden_channels=9) if what == "model" else make_model()
+    algorithm = FedPer() if what == "strategy" else FedAvg()
+    data = federation
+    if what == "split":
+        cache = str(tmp_path / "cache")
+        splitter = GlobalSplit(train=0.3, val=0.4)
+        data = FederatedDataModule(federation.source, federation.partitioner, splitter, root=cache, cache_dir=cache)
+    trainer = make_trainer(**settings.get(what, {}))
+
+    with pytest.raises(ValueError, match=rf"belongs to another run; {named}.*Use the configuration it was made with"):
+        trainer.fit(model, data, algorithm, ckpt_path=str(path))
+
+
+def test_all_that_differs_is_named(saved, path, federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"strategy: .*; seed: "):
+        make_trainer(seed=1).fit(make_model(), federation, FedPer(), ckpt_path=str(path))
+
+
+# ---------------------------------------------------------------- finding and exchanging
+
+
+def test_last_continues_the_newest_run_in_its_folder(saved, path, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=3)
+    trainer.fit(make_model(), federation, FedAvg(), ckpt_path="last")
+
+    assert trainer.run_dir == path.parent.parent
+    assert [row["round"] for row in trainer.history] == [0, 1, 2]
+
+
+def test_last_without_a_checkpoint_starts_anew_and_says_so(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer()
+    with pytest.warns(UserWarning, match=r"no last\.ckpt in .*federation: starting from round 0"):
+        trainer.fit(make_model(), federation, FedAvg(), ckpt_path="last")
+    assert len(trainer.history) == 3
+    with pytest.raises(ValueError, match=r"there is no best\.ckpt in .*: train first, or give a path"):
+        make_trainer().fit(make_model(), federation, FedAvg(), ckpt_path="best")
+
+
+def test_validation_and_test_repeat_the_figures_of_the_round(saved, path, federation, make_model, make_trainer) -> None:
+    expected = saved.history[-1]
+    for verb, split in (("validate", "val/"), ("test", "test/")):
+        found = getattr(make_trainer(), verb)(make_model(), federation, FedAvg(), str(path))
+        assert found == {name: value for name, value in expected.items() if split in name}
+        assert len(found) == 16  # of the mixed and of the trained model
+
+
+def test_a_finished_run_that_is_resumed_trains_no_more(saved, path, federation, make_model, make_trainer, assert_same):
+    trainer = make_trainer(num_rounds=2)
+    result = trainer.fit(make_model(), federation, FedAvg(), ckpt_path=str(path))
+    assert_same(result, saved.selection.result)
+    assert_same(trainer.state_dict()["clients"], saved.state_dict()["clients"])
+
+
+@pytest.mark.parametrize("algorithm", [FedPer, SheafHN], ids=["FedPer", "FedSheafHN"])
+@pytest.mark.parametrize(
+    ("writer", "reader"), [(StackedExecutor, SequentialExecutor), (SequentialExecutor, StackedExecutor)]
+)
+def test_executors_exchange_checkpoints(
+    algorithm, writer, reader, path, federation, make_model, make_trainer, assert_same
+) -> None:
+    def trainer(executor, num_rounds):
+        participation = Participation(num_clients=3, straggler_probability=0.5)
+        return make_trainer(
+            executor=executor(), num_rounds=num_rounds, precision="64-true", participation=participation
+        )
+
+    whole, first, second = trainer(reader, 4), trainer(writer, 2), trainer(reader, 4)
+    expected = whole.fit(make_model(), federation, algorithm())
+    first.callbacks = [SaveAt(2, path)]
+    first.num_rounds = 4
+    first.fit(make_model(), federation, algorithm())
+
+    result = second.fit(make_model(), federation, algorithm(), ckpt_path=str(path))
+
+    assert_same(second.state_dict()["clients"], whole.state_dict()["clients"], tolerance=1e-9)
+    assert_same(second.algorithm.state_dict(), whole.algorithm.state_dict(), tolerance=1e-9)
+    assert_same(result, expected, tolerance=1e-6)
+
+
+class SaveAt(Callback):
+    """Saves once, and counts the rounds that it has seen."""
+
+    def __init__(self, round_idx: int, path) -> None:
+        self.round_idx, self.path, self.rounds = round_idx, path, 0
+
+    def on_round_end(self, trainer, metrics) -> None:
+        self.rounds += 1
+        metrics["rounds_seen"] = self.rounds
+
+    def on_checkpoint_point(self, trainer) -> None:
+        if trainer.round_idx == self.round_idx:
+            trainer.save_checkpoint(self.path)
+
+    def state_dict(self):
+        return {"rounds": self.rounds}
+
+    def load_state_dict(self, state) -> None:
+        self.rounds = state["rounds"]
+
+
+def test_callbacks_and_history_continue(path, federation, make_model, make_trainer) -> None:
+    make_trainer(callbacks=SaveAt(2, path)).fit(make_model(), federation, FedAvg())
+    resumed = make_trainer(num_rounds=4, callbacks=SaveAt(99, path))
+
+    resumed.fit(make_model(), federation, FedAvg(), ckpt_path=str(path))
+
+    assert [row["rounds_seen"] for row in resumed.history] == [1, 2, 3, 4]
+    assert [row["round"] for row in resumed.history] == [0, 1, 2, 3]

@@ -1,0 +1,88 @@
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fl_lightning import Callback
+from fl_lightning.callbacks import FederatedCheckpoint
+from fl_lightning.run import checkpoint
+from fl_lightning.run.loggers import RoundTable, WandbLogger
+from fl_lightning.strategies import FedAvg
+
+
+class Dies(Callback):
+    def on_round_start(self, trainer: Any) -> None:
+        if trainer.round_idx == 3:
+            raise KeyboardInterrupt
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_table_takes_new_columns_and_drops_what_is_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "table.csv"
+    table = RoundTable(path)
+    table.append([{"round": 0, "a": 0.1}])
+    table.append([{"round": 1, "a": 1 / 3, "b": 'with "quotes", and commas'}])
+    table.append([{"round": 2, "b": "x"}])
+    assert path.read_text().splitlines()[0] == "round,a,b"
+    assert [row["a"] for row in read(path)] == ["0.1", repr(1 / 3), ""]
+    path.write_text(path.read_text() + "3,0.")  # killed while writing
+    again = RoundTable(path)
+    again.keep_before(2)
+    again.append([{"round": 2, "b": "y"}])
+    assert [(row["round"], row["b"]) for row in read(path)] == [
+        ("0", ""),
+        ("1", 'with "quotes", and commas'),
+        ("2", "y"),
+    ]
+    again.keep_before(0)
+    assert not path.exists()
+
+
+def test_rows_are_on_disk_when_a_run_dies_and_no_round_is_twice_after_it(
+    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path
+) -> None:
+    def run(run_name: str, *others: Callback, ckpt_path: str | None = None) -> None:
+        callbacks = [FederatedCheckpoint(every_n_rounds=2), *others]
+        trainer = make_trainer(num_rounds=6, evaluate_every=2, run_name=run_name, callbacks=callbacks, logger=True)
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=1), ckpt_path=ckpt_path)
+
+    def metrics(run_name: str) -> list[dict[str, str]]:
+        rows = read(tmp_path / run_name / "version_0/metrics.csv")
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+    with pytest.raises(KeyboardInterrupt):
+        run("broken", Dies())
+    assert [row["round"] for row in metrics("broken")] == ["0", "1", "2"]
+    assert metrics("broken")[0]["val/acc"] == ""  # its column came with the first evaluation
+    run("broken", ckpt_path="last")
+    run("whole")
+    assert metrics("broken") == metrics("whole")
+    events = EventAccumulator(str(tmp_path / "broken/version_0"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("val/acc")] == [1, 3, 5]
+
+
+def test_wandb_run_goes_on_after_a_resume(
+    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    ids = []
+    for num_rounds, ckpt_path in ((2, None), (4, "last"), (4, None)):
+        logger = WandbLogger(save_dir=str(tmp_path / "logs"), group="tests", tags=["tiny"])
+        trainer = make_trainer(num_rounds=num_rounds, logger=logger, callbacks=FederatedCheckpoint())
+        time.sleep(1 if ckpt_path else 0)  # W&B's folders are named to the second
+        trainer.fit(make_model(), federation, FedAvg(num_epochs=1), ckpt_path=ckpt_path)
+        ids.append(checkpoint.read(trainer.run_dir / "checkpoints/last.ckpt")["wandb_id"])
+    assert ids[0] == ids[1] != ids[2]
+    assert len(list((tmp_path / "logs/wandb").glob(f"offline-run-*-{ids[0]}"))) == 2
+    logger._experiment = type("Run", (), {"id": "begun"})()
+    with pytest.raises(ValueError, match="run begun has begun, so other cannot be continued"):
+        logger.continue_run("other")

@@ -1,0 +1,374 @@
+"""The hypernetwork family: the server step by hand, and FedSheafHN's parts."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from fl_lightning import Callback, Participation, Payload, SequentialExecutor, StackedExecutor
+from fl_lightning.batches.base import single
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.federation import Federation
+from fl_lightning.round.payload import flatten, unflatten
+from fl_lightning.strategies import FedSheafHN
+from fl_lightning.strategies.hypernetwork import GATDiffusion, GCNDiffusion, NoDiffusion, SheafDiffusion
+from fl_lightning.strategies.hypernetwork.base import Hypernetwork
+from fl_lightning.strategies.hypernetwork.fedsheafhn import graph_embedding
+
+CPU = torch.device("cpu")
+SHAPES = {"convs.0.weight": (2, 3), "convs.0.bias": (3,), "head.weight": (4, 3)}
+both_executors = pytest.mark.parametrize(
+    "executor",
+    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
+    ids=["sequential", "stacked"],
+)
+
+
+class Linear(Hypernetwork):
+    """θ_i = row i of E W with fixed embeddings E: the server step can be written down."""
+
+    def __init__(self, *, server_lr: float = 0.1, num_server_steps: int = 1) -> None:
+        super().__init__(num_epochs=2, num_server_steps=num_server_steps)
+        self.server_lr = server_lr
+
+    def build_generator(self, num_outputs: int) -> nn.Module:
+        self.embeddings = torch.randn(self.federation.num_clients, 4)
+        return nn.Linear(4, num_outputs, bias=False)
+
+    def build_optimizer(self) -> Optimizer:
+        return SGD(self.generator.parameters(), lr=self.server_lr)
+
+    def generate(self, clients) -> Tensor:
+        return self.generator(self.embeddings.to(self.dtype)[list(clients)])
+
+
+def federation_of(num_clients: int, training=None, dtype=torch.float64) -> Federation:
+    draw = torch.Generator().manual_seed(0)
+    return Federation(
+        num_clients=num_clients,
+        num_features=2,
+        training_clients=tuple(range(num_clients)) if training is None else training,
+        parameters={n: torch.randn(shape, generator=draw, dtype=dtype) for n, shape in SHAPES.items()},
+        seed=3,
+        device=CPU,
+    )
+
+
+def updates(clients, strategy: Hypernetwork, seed: int = 1) -> Payload:
+    draw = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(len(clients), 9, generator=draw, dtype=strategy.dtype)
+    return Payload(clients=tuple(clients), parameters=unflatten(matrix, strategy.shapes))
+
+
+@pytest.mark.parametrize("answered", [(0, 2, 3), (2,)])
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_server_step_is_the_gradient_of_half_the_squared_distance(answered, num_steps) -> None:
+    strategy = Linear(server_lr=0.05, num_server_steps=num_steps)
+    strategy.setup(federation_of(4))
+    sent = strategy.configure(strategy.stages(0)[0], (0, 2, 3))
+    weight = strategy.generator.weight.detach().clone()  # (9, 4): θ_i = weight @ e_i
+    embedding = strategy.embeddings.double()[list(answered)]
+    upload = updates(answered, strategy)
+    target = flatten(sent.rows(answered).parameters) + flatten(upload.parameters)
+
+    strategy.aggregate(strategy.stages(0)[0], upload)
+
+    for _ in range(num_steps):
+        residual = embedding @ weight.T - target  # ∂/∂θ of ½ Σ ‖θ̃ - θ‖²
+        weight = weight - 0.05 * residual.T @ embedding
+    torch.testing.assert_close(strategy.generator.weight.detach(), weight, rtol=1e-12, atol=1e-14)
+    assert list(sent.parameters) == ["convs.0.weight", "convs.0.bias"]
+    assert strategy.metrics()["server/update_norm"] == pytest.approx(
+        float(flatten(upload.parameters).norm(dim=1).mean())
+    )
+
+
+def test_a_round_without_answers_trains_nothing() -> None:
+    strategy = Linear()
+    strategy.setup(federation_of(3))
+    strategy.configure(strategy.stages(0)[0], (0, 1))
+    before = strategy.generator.weight.detach().clone()
+
+    strategy.aggregate(strategy.stages(0)[0], Payload(clients=()))
+
+    assert torch.equal(strategy.generator.weight, before)
+
+
+@both_executors
+def test_clients_receive_what_was_generated_and_send_how_far_they_moved(
+    executor, federation, make_model, make_trainer
+) -> None:
+    seen = {}
+
+    class Watch(Callback):
+        def on_send(self, trainer, stage, payload) -> None:
+            seen["sent"] = payload
+
+        def on_upload(self, trainer, stage, payload):
+            seen["upload"], seen["own"] = payload, dict(trainer.executor.state().parameters)
+            return payload
+
+    trainer = make_trainer(executor=executor(), callbacks=Watch(), num_rounds=1, precision="64-true")
+    trainer.fit(make_model(), federation, Linear())
+
+    for name, sent in seen["sent"].parameters.items():
+        torch.testing.assert_close(sent + seen["upload"].parameters[name], seen["own"][name], rtol=0, atol=1e-13)
+        assert seen["upload"].parameters[name].abs().max() > 0.01
+    assert set(seen["own"]) - set(seen["sent"].parameters) == {"head.weight", "head.bias"}
+
+
+def sheafhn(**settings) -> FedSheafHN:
+    small = {"num_epochs": 2, "init_epochs": 2, "num_neighbors": 2, "hidden_channels": 8, "refresh_every": 2}
+    return FedSheafHN(**{**small, "diffusion": functools.partial(SheafDiffusion, hidden_channels=4), **settings})
+
+
+def heard(strategy: FedSheafHN, clients, seed: int = 5) -> FedSheafHN:
+    """Let the given clients send their first answer."""
+    draw = torch.Generator().manual_seed(seed)
+    embedding = torch.randn(len(clients), 3, generator=draw, dtype=strategy.dtype)
+    first = updates(clients, strategy, seed)
+    strategy.aggregate(
+        strategy.initial_stages()[0],
+        Payload(clients=tuple(clients), parameters=first.parameters, signals={"embedding": embedding}),
+    )
+    return strategy
+
+
+@pytest.mark.parametrize("attention", ["qkv", "matrix", "none"])
+def test_one_server_step_brings_the_generated_nearer_to_the_trained(attention) -> None:
+    strategy = sheafhn(
+        attention=attention, hypernetwork_dropout=0.0, diffusion_lr=1e-4, hypernetwork_lr=1e-4, num_neighbors=3
+    )
+    strategy.setup(federation_of(5))
+    heard(strategy, range(5))
+    stage = strategy.stages(0)[0]
+    generated = flatten(strategy.configure(stage, range(5)).parameters)
+    upload = updates(range(5), strategy, seed=8)
+    trained = generated + flatten(upload.parameters)
+
+    strategy.aggregate(stage, upload)
+
+    now = flatten(strategy.generate_for_evaluation(range(5)).parameters)
+    distance, before = (trained - now).norm(dim=1), (trained - generated).norm(dim=1)
+    assert (distance < before).all()
+    assert (distance > 0.9 * before).all()  # a small step, not a jump
+
+
+def test_every_part_of_the_server_is_trained() -> None:
+    strategy = sheafhn(hypernetwork_dropout=0.0)
+    strategy.setup(federation_of(5))
+    heard(strategy, range(5))
+    before = {name: p.detach().clone() for name, p in strategy.generator.named_parameters()}
+    strategy.configure(strategy.stages(0)[0], range(5))
+
+    strategy.aggregate(strategy.stages(0)[0], updates(range(5), strategy))
+
+    still = [name for name, p in strategy.generator.named_parameters() if torch.equal(p, before[name])]
+    assert still == []
+
+
+def test_start_from_clients() -> None:
+    generated = {}
+    for start in (True, False):
+        strategy = sheafhn(start_from_clients=start, hypernetwork_dropout=0.0)
+        strategy.setup(federation_of(4))
+        stage = strategy.initial_stages()[0]
+        assert stage.upload == (("convs.0.weight", "convs.0.bias") if start else ())
+        assert strategy.configure(stage, range(4)) is None
+        heard(strategy, range(4))
+        generated[start] = flatten(strategy.generate_for_evaluation(range(4)).parameters)
+        if start:
+            mean = flatten(updates(range(4), strategy, 5).parameters).mean(dim=0)
+            torch.testing.assert_close(strategy.hypernetwork.output.bias.detach(), mean)
+
+    assert (generated[True] - mean).norm() < 0.5 * (generated[False] - mean).norm()
+
+
+def test_graph_embedding_is_the_mean_over_real_nodes_of_the_last_convolution(graphs, make_model) -> None:
+    model = make_model(dropout=0.9)
+    torch.manual_seed(0)
+    model.build(6, 3)
+    model.double().eval()
+    parameters = dict(model.net.named_parameters())
+    collator = GraphCollator(graphs, device=CPU, dtype=torch.float64)
+    graph = graphs[4]
+    adjacency = torch.eye(graph.num_nodes, dtype=torch.float64)
+    adjacency[graph.edge_index_2E[0], graph.edge_index_2E[1]] = 1.0
+    scale = adjacency.sum(dim=1).rsqrt()
+    propagate = scale[:, None] * adjacency * scale
+    hidden = (propagate @ graph.x_NF.double() @ parameters["convs.0.weight"] + parameters["convs.0.bias"]).relu()
+    expected = (propagate @ hidden @ parameters["convs.1.weight"] + parameters["convs.1.bias"]).mean(dim=0)
+    assert (expected < 0).any()  # the mean is taken before the ReLU
+
+    alone = graph_embedding(model, parameters, single(collator([4])))
+    padded = collator([0, 4])  # client 4 has 8 nodes, client 0 has 30
+    beside = torch.vmap(lambda tensors: graph_embedding(model, parameters, padded.replace(tensors)))(padded.tensors())
+
+    torch.testing.assert_close(alone, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(beside[1], expected, rtol=1e-12, atol=1e-14)
+
+
+class WatchEmbeddings(Callback):
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int, bool]] = []
+        self.known: list[Tensor] = []
+
+    def on_upload(self, trainer, stage, payload):
+        self.sent.append((stage.name, trainer.round_idx, "embedding" in payload.signals))
+        return payload
+
+    def on_stage_end(self, trainer, stage, payload) -> None:
+        self.known.append(trainer.algorithm.embeddings_CD.clone())
+
+
+@pytest.mark.parametrize(
+    ("settings", "refreshed"),
+    [
+        ({"refresh_every": 2}, [1, 3]),
+        ({"refresh_every": 1}, [0, 1, 2, 3, 4]),
+        ({"refresh_every": None}, []),
+    ],
+    ids=str,
+)
+def test_embeddings_are_refreshed_every_so_many_rounds(
+    settings, refreshed, federation, make_model, make_trainer
+) -> None:
+    watch = WatchEmbeddings()
+
+    make_trainer(num_rounds=5, callbacks=watch).fit(make_model(), federation, sheafhn(**settings))
+
+    assert watch.sent[0] == ("initial", 0, True)
+    assert [round_idx for name, round_idx, sent in watch.sent if name == "train" and sent] == refreshed
+    for round_idx in range(5):
+        changed = not torch.equal(watch.known[round_idx + 1], watch.known[round_idx])
+        assert changed == (round_idx in refreshed)
+
+
+def test_one_hot_embeddings_are_never_sent(federation, make_model, make_trainer) -> None:
+    watch = WatchEmbeddings()
+
+    trainer = make_trainer(callbacks=watch)
+    trainer.fit(make_model(), federation, sheafhn(embedding="one_hot"))
+
+    assert not any(sent for _, _, sent in watch.sent)
+    assert torch.equal(trainer.algorithm.embeddings_CD, torch.eye(5))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"attention": "matrix"},
+        {"attention": "none"},
+        {"embedding": "one_hot"},
+        {"num_neighbors": None},
+        {"start_from_clients": False},
+        {"diffusion": GCNDiffusion},
+        {"diffusion": GATDiffusion},
+        {"diffusion": NoDiffusion},
+        {"diffusion": functools.partial(SheafDiffusion, restriction_map="bundle", stalk_dimension=2)},
+        {"diffusion": functools.partial(SheafDiffusion, restriction_map="general", stalk_dimension=2, linear=True)},
+    ],
+    ids=str,
+)
+def test_ablations_learn(settings, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=8)
+    algorithm = sheafhn(**{"hypernetwork_lr": 0.01, **settings})
+
+    trainer.fit(make_model(), federation, algorithm)
+
+    assert trainer.history[-1]["gen/train/loss"] < trainer.history[0]["gen/train/loss"]
+    assert trainer.history[-1]["server/update_norm"] > 0
+
+
+def test_newcomers_receive_their_own_model_and_leave_the_others_as_they_are(
+    federation, make_model, make_trainer
+) -> None:
+    seen = {}
+
+    class Watch(Callback):
+        def on_checkpoint_point(self, trainer) -> None:
+            seen["before"] = trainer.algorithm.generate_for_evaluation(trainer.training_clients)
+
+        def on_upload(self, trainer, stage, payload):
+            seen[stage.name] = payload
+            return payload
+
+    trainer = make_trainer(callbacks=Watch(), participation=Participation(held_out_fraction=0.4), seed=1)
+    # Without diffusion and with one attention number per pair, only the row of a client decides what it is sent.
+    algorithm = sheafhn(diffusion=NoDiffusion, attention="matrix")
+    trainer.fit(make_model(), federation, algorithm)
+    new, old = trainer.new_clients, trainer.training_clients
+    assert (old, new) == ((0, 1, 3), (2, 4))  # a newcomer stands between the others
+
+    after = algorithm.generate_for_evaluation(range(5))
+
+    assert seen["initial"].clients == seen["train"].clients == new
+    assert torch.equal(algorithm.embeddings_CD[list(new)], seen["initial"].signals["embedding"])
+    for name, tensor in after.rows(old).parameters.items():
+        torch.testing.assert_close(tensor, seen["before"].parameters[name], rtol=1e-6, atol=1e-7)
+    rows = flatten(after.parameters)
+    assert torch.pdist(rows).min() > 0
+
+
+def test_a_client_that_was_never_heard_stands_amid_the_others() -> None:
+    strategy = sheafhn(num_neighbors=3, hypernetwork_dropout=0.0)
+    strategy.setup(federation_of(5))
+    heard(strategy, [0, 1, 3, 4])
+    guess = strategy.generate_for_evaluation(range(5))
+
+    strategy.embeddings_CD[2] = strategy.embeddings_CD[[0, 1, 3, 4]].mean(dim=0)
+    strategy.known_C[2] = True
+
+    assert torch.equal(flatten(strategy.generate_for_evaluation(range(5)).parameters), flatten(guess.parameters))
+
+
+def test_without_any_embedding_the_message_points_at_the_failures() -> None:
+    strategy = sheafhn(num_neighbors=3)
+    strategy.setup(federation_of(5))
+    with pytest.raises(ValueError, match=r"no client has sent an embedding.*failures"):
+        strategy.configure(strategy.stages(0)[0], range(5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "training", "message"),
+    [
+        ({"num_neighbors": 4}, (0, 1, 2, 3), "each of the 4 training clients has 3 others: choose 1 to 3, or null"),
+        ({"num_neighbors": 0}, None, "strategy.num_neighbors is 0"),
+        ({"embedding": "one_hot"}, (0, 1, 2, 3), "one_hot has no vector for clients held out"),
+    ],
+)
+def test_settings_that_do_not_fit_the_federation(settings, training, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        sheafhn(**settings).setup(federation_of(5, training))
+
+
+def test_a_net_without_convolutions_is_refused() -> None:
+    federation = federation_of(5)
+    others = {"layers.0.weight": torch.zeros(2, 3)}
+    with pytest.raises(ValueError, match=r"the last of its net's convolutions.*model.net has layers\.0\.weight"):
+        sheafhn().setup(dataclasses.replace(federation, parameters=others))
+
+
+def test_settings_out_of_range() -> None:
+    with pytest.raises(ValueError, match=r"strategy.refresh_every must be at least 1"):
+        sheafhn(refresh_every=0)
+    with pytest.raises(ValueError, match=r"strategy.num_server_steps must be at least 1"):
+        Linear(num_server_steps=0)
+
+
+def test_server_draws_leave_the_global_generator_alone() -> None:
+    strategy = sheafhn(num_neighbors=3)
+    before = torch.get_rng_state()
+    strategy.setup(federation_of(5))
+    heard(strategy, range(5))
+    first = flatten(strategy.configure(strategy.stages(0)[0], range(5)).parameters)
+    torch.randn(3)
+    again = flatten(strategy.configure(strategy.stages(0)[0], range(5)).parameters)
+    torch.set_rng_state(before)
+
+    assert torch.equal(first, again)
+    strategy.aggregate(strategy.stages(0)[0], updates(range(5), strategy))
+    assert torch.equal(torch.get_rng_state(), before)

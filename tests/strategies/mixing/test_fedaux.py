@@ -1,0 +1,192 @@
+import functools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning.data import ClientGraph
+from fl_lightning.models import NetOutput
+from fl_lightning.strategies import FedAux, Local
+from fl_lightning.strategies.mixing.fedaux import FedAuxClient
+
+both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
+RATE, TEMPERATURE = 0.1, 2.0
+#: One training target for each client: what its projection is drawn to, and its number.
+TARGETS = [((1.0, 0.0), 2.0), ((0.0, -1.0), -1.0), ((0.6, 0.8), 3.0)]
+START = [0.5, 0.5]
+
+
+class Follower(nn.Module):
+    """A number and a projection, both of which follow the client's single feature row (p_1, p_2, number)."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(()))
+        self.projection = nn.Parameter(torch.tensor(START))
+
+    def forward(self, batch) -> NetOutput:
+        residual_N3 = batch.propagated_x - torch.cat([self.projection, self.number[None]])
+        return NetOutput(residual_N3, residual_N3)
+
+
+class Pull(FedAuxClient):
+    def loss(self, output, batch) -> Tensor:
+        return 0.5 * (output.logits.square().sum(dim=1) * batch.train_mask).sum()
+
+    def scores(self, output, batch) -> dict[str, tuple[Tensor, Tensor]]:
+        return {"val/loss": (output.logits.square().sum(), batch.val_mask.sum())}
+
+
+@pytest.fixture
+def pulls(given_clients):
+    mask = torch.tensor([True, False, False])
+    graphs = [
+        ClientGraph(
+            name=f"client-{index}",
+            x_NF=torch.tensor([[*direction, number]] * 3),
+            edge_index_2E=torch.zeros(2, 0, dtype=torch.int64),
+            y_N=torch.zeros(3, dtype=torch.int64),
+            train_mask_N=mask,
+            val_mask_N=mask.roll(1),
+            test_mask_N=mask.roll(2),
+            node_idx_N=torch.arange(3) + 3 * index,
+        )
+        for index, (direction, number) in enumerate(TARGETS)
+    ]
+    return given_clients(graphs)
+
+
+def model(**settings) -> Pull:
+    return Pull(Follower, functools.partial(SGD, lr=RATE), **settings)
+
+
+def strategy(**settings) -> FedAux:
+    return FedAux(**{"personal": [], "mask_sparsity_weight": 0.0, "similarity_temperature": TEMPERATURE, **settings})
+
+
+@both_executors
+@pytest.mark.parametrize("mix_projection", [True, False])
+@pytest.mark.parametrize("multiplier", [1.0, 4.0])
+def test_two_rounds_by_hand(executor, mix_projection, multiplier, pulls, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=2, executor=executor(), precision="64-true", monitor="val/loss")
+
+    trainer.fit(model(projection_lr_multiplier=multiplier), pulls, strategy(mix_projection=mix_projection))
+
+    received = [(list(START), 0.0)] * 3
+    for _ in range(2):
+        trained = []
+        for (projection, number), (direction, target) in zip(received, TARGETS, strict=True):
+            moved = [p + multiplier * RATE * (d - p) for p, d in zip(projection, direction, strict=True)]
+            trained.append((moved, number + RATE * (target - number)))
+        received = []
+        for own, _ in trained:
+            cosines = [
+                sum(map(float.__mul__, own, other)) / math.hypot(*own) / math.hypot(*other) for other, _ in trained
+            ]
+            weights = [math.exp(TEMPERATURE * cosine) for cosine in cosines]
+            shares = [weight / sum(weights) for weight in weights]
+            mixed = [sum(s * p[axis] for s, (p, _) in zip(shares, trained, strict=True)) for axis in range(2)]
+            number = sum(s * value for s, (_, value) in zip(shares, trained, strict=True))
+            received.append((mixed if mix_projection else own, number))
+    models = trainer.algorithm.models
+    assert models["number"].tolist() == pytest.approx([number for _, number in received], rel=1e-6)
+    assert ("projection" in models) == mix_projection
+    if mix_projection:
+        torch.testing.assert_close(models["projection"], torch.tensor([p for p, _ in received], dtype=torch.float64))
+    own = trainer.executor.state().parameters["projection"].tolist()
+    assert own == [pytest.approx(projection, rel=1e-6) for projection, _ in trained]
+
+
+@both_executors
+def test_unit_norm_projection_is_kept_after_every_step(executor, pulls, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=1, executor=executor(), precision="64-true", monitor="val/loss")
+
+    trainer.fit(model(projection_lr_multiplier=1.0, unit_norm_projection=True), pulls, strategy(num_epochs=3))
+
+    for found, (direction, _) in zip(trainer.executor.state().parameters["projection"], TARGETS, strict=True):
+        expected = torch.tensor(START, dtype=torch.float64)
+        for _ in range(3):
+            expected = expected + RATE * (torch.tensor(direction, dtype=torch.float64) - expected)
+            expected = expected / expected.norm()
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_stragglers_are_constrained_alike(federation, make_model, make_trainer, assert_same) -> None:
+    states = []
+    for executor in (SequentialExecutor(), StackedExecutor()):
+        trainer = make_trainer(
+            executor=executor,
+            precision="64-true",
+            participation=Participation(num_clients=3, straggler_probability=0.6),
+        )
+        net = functools.partial(make_model(FedAuxClient).net_factories[0])
+        client = FedAuxClient(net, functools.partial(Adam, lr=0.05), unit_norm_projection=True)
+        trainer.fit(client, federation, FedAux(num_epochs=4))
+        states.append(trainer.executor.state())
+    assert_same(states[1].parameters, states[0].parameters, tolerance=1e-9)
+    norms = states[0].parameters["projection"].norm(dim=1)
+    started = states[0].signals["optimizer/started/projection"]
+    torch.testing.assert_close(norms[started], torch.ones(int(started.sum()), dtype=torch.float64))
+
+
+def test_the_projection_has_settings_of_its_own() -> None:
+    factory = functools.partial(Adam, lr=0.02, weight_decay=0.3)
+    client = FedAuxClient(optimizer=factory, projection_lr_multiplier=5.0)
+    client.build(4, 2)
+
+    optimizer = client.configure_optimizers()
+
+    others, projection = optimizer.param_groups
+    assert projection["params"] == [client.net.projection]
+    assert (others["lr"], others["weight_decay"]) == (0.02, 0.3)
+    assert (projection["lr"], projection["weight_decay"]) == (pytest.approx(0.1), 0.0)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(client.net.parameters()))
+    kept = FedAuxClient(optimizer=factory, projection_weight_decay=None)
+    kept.build(4, 2)
+    assert kept.configure_optimizers().param_groups[1]["weight_decay"] == 0.3
+
+
+@both_executors
+def test_without_personalised_mixing_all_share_one_model(executor, pulls, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=1, executor=executor(), precision="64-true", monitor="val/loss")
+
+    trainer.fit(model(), pulls, strategy(personalised=False))
+
+    assert trainer.algorithm.models["number"].tolist() == pytest.approx([RATE * (2 - 1 + 3) / 3])
+    assert "mixing" not in trainer.algorithm.matrices()
+    assert trainer.algorithm.configure(trainer.algorithm.stages(0)[0], (2,)).parameters["number"].shape == (1,)
+
+
+def test_an_endless_temperature_is_local_training(federation, make_model, make_trainer, assert_same) -> None:
+    """Every client keeps its own model where W is the identity."""
+    states = []
+    for algorithm in (Local(num_epochs=2), FedAux(num_epochs=2, mask_sparsity_weight=0.0, similarity_temperature=1e12)):
+        trainer = make_trainer(precision="64-true")
+        trainer.fit(make_model(FedAuxClient), federation, algorithm)
+        states.append(trainer.executor.state().parameters)
+    assert_same(states[1], states[0], tolerance=1e-9)
+
+
+def test_the_signature_is_a_copy_of_the_projection(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer()
+    trainer.fit(make_model(FedAuxClient), federation, FedAux())
+
+    projections = trainer.executor.state().parameters["projection"]
+
+    torch.testing.assert_close(trainer.algorithm.signatures_CD, projections)
+    assert {"server/similarity_min", "server/similarity_mean", "server/similarity_max"} <= set(trainer.history[-1])
+
+
+def test_a_net_without_projection_is_refused(federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match="ProjectionGCN"):
+        make_trainer().fit(make_model(ClientModule), federation, FedAux())
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="projection_lr_multiplier"):
+        FedAuxClient(projection_lr_multiplier=0.0)
+    with pytest.raises(ValueError, match="similarity_temperature"):
+        FedAux(similarity_temperature=-1.0)

@@ -1,0 +1,278 @@
+"""What every strategy must do. A new one is found by itself."""
+
+import functools
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fl_lightning import (
+    Callback,
+    Participation,
+    Payload,
+    SequentialExecutor,
+    StackedExecutor,
+    Stage,
+    strategies,
+)
+from fl_lightning.executors import storage
+from fl_lightning.relations.topology import Complete
+from fl_lightning.strategies import Strategy
+
+STRATEGIES = sorted(
+    {
+        kind
+        for kind in vars(strategies).values()
+        if inspect.isclass(kind) and issubclass(kind, Strategy) and not inspect.isabstract(kind)
+    },
+    key=lambda kind: kind.__name__,
+)
+#: Settings for a federation of five clients, for the strategies that have them.
+TINY = {
+    "num_epochs": 3,
+    "init_epochs": 2,
+    "num_finetune_epochs": 2,
+    "num_neighbors": 2,
+    "refresh_every": 2,
+    "hidden_channels": 8,
+    "diffusion_lr": 0.01,
+    "hypernetwork_lr": 0.01,
+    "topology": Complete(),  # the same neighbours whatever the order of the clients
+}
+#: Everything that participation can do to a round.
+BUSY = {"num_clients": 3, "dropout_probability": 0.2, "straggler_probability": 0.5, "held_out_fraction": 0.2}
+
+pytestmark = pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
+both_executors = pytest.mark.parametrize(
+    "executor",
+    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
+    ids=["sequential", "stacked"],
+)
+
+
+def tiny(kind: type[Strategy], *, dropout: bool = True) -> Strategy:
+    names = inspect.signature(kind).parameters
+    settings: dict[str, Any] = {name: value for name, value in TINY.items() if name in names}
+    if not dropout:
+        settings |= {name: 0.0 for name in names if name.endswith("dropout")}
+    return kind(**settings)
+
+
+def cloned(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {name: cloned(value) for name, value in state.items()}
+    return type(state)(map(cloned, state)) if isinstance(state, list | tuple) else state
+
+
+def test_the_known_strategies_are_found(kind: type[Strategy]) -> None:
+    assert kind.__name__ in strategies.__all__
+    assert {"FedAvg", "FedPer", "FedProx", "FedSheafHN", "Local"} <= {kind.__name__ for kind in STRATEGIES}
+
+
+@both_executors
+def test_rounds_run_and_learn(kind, executor, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=6, executor=executor())
+
+    result = trainer.fit(make_model(kind.client_class), federation, tiny(kind))
+
+    state = trainer.executor.state()
+    assert len(trainer.history) == 6
+    assert all(torch.tensor(list(row.values())).isfinite().all() for row in trainer.history)
+    assert trainer.history[-1]["train/loss"] < 0.95 * trainer.history[0]["train/loss"]
+    assert all(tensor.isfinite().all() for tensor in state.tensors().values())
+    assert all((state.parameters[name] != start).any() for name, start in trainer.initial_parameters.items())
+    assert result["val/acc"] == max(row["val/acc"] for row in trainer.history)
+    assert result["test/acc"] == trainer.history[result["best_round"]]["test/acc"]
+
+
+class Tamper(Callback):
+    """Hands a copy to the server, then overwrites what the clients sent."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Stage, Payload]] = []
+
+    def on_upload(self, trainer: Any, stage: Stage, payload: Payload) -> Payload:
+        copy = Payload(
+            clients=payload.clients,
+            parameters=cloned(dict(payload.parameters)),
+            signals=cloned(dict(payload.signals)),
+            num_examples=payload.num_examples,
+        )
+        before = cloned(dict(trainer.executor.state().parameters))
+        for tensor in payload.tensors().values():
+            tensor.fill_(7)
+        after = trainer.executor.state().parameters
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+        self.seen.append((stage, copy))
+        return copy
+
+
+@both_executors
+def test_uploads_are_detached_copies_of_what_was_asked_for(
+    kind, executor, federation, make_model, make_trainer
+) -> None:
+    tamper = Tamper()
+    trainer = make_trainer(executor=executor(), callbacks=tamper, participation=Participation(num_clients=3))
+
+    trainer.fit(make_model(kind.client_class), federation, tiny(kind))
+
+    assert len(tamper.seen) >= 3
+    for stage, payload in tamper.seen:
+        assert tuple(payload.parameters) == (("flat",) if stage.flat else stage.upload)
+        assert set(payload.signals) == set(stage.signals)
+        assert not any(tensor.requires_grad for tensor in payload.tensors().values())
+        assert all(len(tensor) == len(payload.clients) for tensor in payload.tensors().values())
+        assert payload.clients == tuple(sorted(payload.clients))
+        examples = [federation.clients[client].num_examples for client in payload.clients]
+        assert payload.num_examples.tolist() == examples
+
+
+@both_executors
+def test_resuming_is_exact(kind, executor, federation, make_model, make_trainer, assert_same, tmp_path) -> None:
+    def trainer(num_rounds: int):
+        return make_trainer(num_rounds=num_rounds, executor=executor(), participation=Participation(**BUSY), seed=1)
+
+    uninterrupted = trainer(5)
+    result = uninterrupted.fit(make_model(kind.client_class), federation, tiny(kind))
+
+    class SaveAfterTwo(Callback):
+        def on_checkpoint_point(self, trainer: Any) -> None:
+            if trainer.round_idx == 2:
+                trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
+
+    first = trainer(2)
+    first.callbacks = [SaveAfterTwo()]
+    first.fit(make_model(kind.client_class), federation, tiny(kind))
+    resumed = trainer(5)
+    torch.manual_seed(123)
+    resumed_result = resumed.fit(
+        make_model(kind.client_class), federation, tiny(kind), ckpt_path=str(tmp_path / "v" / "two.ckpt")
+    )
+
+    assert_same(resumed_result, result)
+    leave_out = {"random", "callbacks"}
+    assert_same(
+        {name: value for name, value in resumed.state_dict().items() if name not in leave_out},
+        {name: value for name, value in uninterrupted.state_dict().items() if name not in leave_out},
+    )
+
+
+@both_executors
+def test_permuting_clients_permutes_results(
+    kind, executor, graphs, given_clients, make_model, make_trainer, assert_same
+) -> None:
+    order = [3, 0, 4, 2, 1]
+    runs = []
+    for clients in (graphs, [graphs[client] for client in order]):
+        trainer = make_trainer(executor=executor(), precision="64-true")
+        result = trainer.fit(
+            make_model(kind.client_class, dropout=0.0), given_clients(clients), tiny(kind, dropout=False)
+        )
+        runs.append((trainer.executor.state(), trainer.scores, result))
+    (state, scores, result), (permuted_state, permuted_scores, permuted_result) = runs
+
+    assert_same(permuted_state.parameters, state.rows(order).parameters, tolerance=1e-8)
+    for prefix, payload in scores.items():
+        assert_same(permuted_scores[prefix].signals, payload.rows(order).signals, tolerance=1e-6)
+    assert_same(permuted_result, result, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("participation", [{}, BUSY], ids=["everyone", "busy"])
+def test_sequential_equals_stacked(
+    kind, participation, federation, make_model, make_trainer, assert_same, monkeypatch
+) -> None:
+    monkeypatch.setattr(storage, "SMALLEST_FILE_BYTES", 1)
+    small_groups = StackedExecutor(max_clients_per_group=2, max_group_mib=0.2, storage="disk")
+    states = []
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.8), small_groups):
+        trainer = make_trainer(
+            executor=executor, precision="64-true", participation=Participation(**participation), num_rounds=4, seed=1
+        )
+        result = trainer.fit(make_model(kind.client_class, dropout=0.5), federation, tiny(kind))
+        states.append((trainer, result))
+    (reference, expected), *others = states
+
+    for trainer, result in others:
+        for part in ("parameters", "signals"):
+            assert_same(trainer.state_dict()["clients"][part], reference.state_dict()["clients"][part], tolerance=1e-9)
+        assert_same(trainer.algorithm.state_dict(), reference.algorithm.state_dict(), tolerance=1e-9)
+        for prefix, scores in reference.scores.items():
+            assert_same(trainer.scores[prefix].signals, scores.signals, tolerance=1e-6)  # scores are float32
+        assert_same(trainer.history, reference.history, tolerance=1e-6)
+        assert_same(result, expected, tolerance=1e-6)
+
+
+@both_executors
+def test_evaluation_leaves_the_clients_alone(kind, executor, federation, make_model, make_trainer, assert_same) -> None:
+    trainer = make_trainer(executor=executor())
+    trainer.fit(make_model(kind.client_class), federation, tiny(kind))
+    before = cloned(trainer.state_dict())
+
+    metrics = trainer.evaluate(trainer.training_clients)
+    again = trainer.evaluate(trainer.training_clients)
+
+    assert metrics == again
+    assert metrics["val/acc"] > 0
+    assert_same(trainer.state_dict(), before)
+
+
+@both_executors
+def test_new_clients_join_without_training_the_server(kind, executor, federation, make_model, make_trainer) -> None:
+    states = {}
+
+    class Watch(Callback):
+        def on_checkpoint_point(self, trainer: Any) -> None:
+            states["server"] = cloned(trainer.algorithm.state_dict())
+            states["clients"] = cloned(dict(trainer.executor.state().parameters))
+
+    trainer = make_trainer(
+        executor=executor(), callbacks=Watch(), participation=Participation(held_out_fraction=0.4), seed=1
+    )
+
+    result = trainer.fit(make_model(kind.client_class), federation, tiny(kind))
+
+    new, old = list(trainer.new_clients), list(trainer.training_clients)
+    assert (old, new) == ([0, 1, 3], [2, 4])
+    assert 0 <= result["new/test/acc"] <= 1
+    assert trainer.scores["new/"].clients == tuple(new)
+    assert trainer.scores["new/"].signals["test/acc"][:, 1].tolist() == [
+        int(federation.clients[client].test_mask_N.sum()) for client in new
+    ]
+    after = trainer.executor.state().parameters
+    for name, before in states["clients"].items():
+        assert torch.equal(after[name][old], before[old])
+        assert torch.equal(before[new], trainer.initial_parameters[name].expand_as(before[new]))
+        assert not torch.equal(after[name][new], before[new])
+    server, changed = trainer.algorithm.state_dict(), []
+
+    def compare(now: Any, then: Any, path: str) -> None:
+        if isinstance(now, dict | list):
+            for name in now if isinstance(now, dict) else range(len(now)):
+                compare(now[name], then[name], f"{path}/{name}")
+        elif isinstance(now, Tensor) and now.dim() and len(now) == 5 and not torch.equal(now, then):
+            changed.append(path)  # what the server knows of each client: only the newcomers' rows may differ
+            assert torch.equal(now[old], then[old]), path
+        elif isinstance(now, Tensor):
+            assert torch.equal(now, then), path
+        else:
+            assert now == then, path
+
+    compare(server, states["server"], "")
+    assert all(path.split("/")[1] not in ("generator", "optimizer", "models") for path in changed)
+
+
+def test_results_do_not_depend_on_the_global_generators(
+    kind, federation, make_model, make_trainer, assert_same
+) -> None:
+    results = []
+    for seed in (0, 99):
+        torch.manual_seed(seed)
+        results.append(make_trainer(num_rounds=2).fit(make_model(kind.client_class), federation, tiny(kind)))
+    other = make_trainer(num_rounds=2, seed=1).fit(make_model(kind.client_class), federation, tiny(kind))
+
+    assert_same(results[0], results[1])
+    assert other["train/loss"] != results[0]["train/loss"]
