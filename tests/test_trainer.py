@@ -200,13 +200,13 @@ class Embeds(FedAvg):
         return {"embedding": self.signal}
 
 
-def odd_shape(client, parameters, batch):
-    embedding = graph_embedding(client, parameters, batch)
+def odd_shape(client, parameters, batch, context):
+    embedding = graph_embedding(client, parameters, batch, context)
     return embedding[:3] if len(batch.y) == 18 else embedding
 
 
-def odd_value(client, parameters, batch):
-    return graph_embedding(client, parameters, batch) / (batch.real_mask.sum() != 18)
+def odd_value(client, parameters, batch, context):
+    return graph_embedding(client, parameters, batch, context) / (batch.real_mask.sum() != 18)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context
 
 #: Tensors of the parameters' size that training holds: parameters, gradients, two moments and the answer.
 PARAMETER_COPIES = 5
@@ -30,7 +31,7 @@ def client_bytes(client: ClientModule, batch: Batch) -> int:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = client.objective(parameters, batch, {})
+        loss = client.objective(parameters, batch, Context(anchor=parameters))
     del loss
     num_parameter_bytes = sum(parameter.nbytes for parameter in parameters.values())
     return PARAMETER_COPIES * num_parameter_bytes + ACTIVATION_COPIES * sum(kept.values())

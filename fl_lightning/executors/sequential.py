@@ -19,6 +19,7 @@ from fl_lightning.executors.base import (
     unpack_optimizer_state,
 )
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.stage import Evaluation, Stage
 
@@ -46,7 +47,8 @@ class SequentialExecutor(Executor):
         for client in (client for client in self.clients if client in work.num_epochs):
             module = self.modules[client]
             _load(module, {name: tensor[0] for name, tensor in self.received(work.payload, [client]).items()})
-            module.anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
+            anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
+            module.context = Context(anchor=anchor)
             try:
                 answers[client] = self._run_client(client, work)
             except Exception as error:  # a client runs its user's code: whatever it raises is this client's failure
@@ -54,7 +56,7 @@ class SequentialExecutor(Executor):
             self.report(1)
         failures |= _misfits(answers)
         for client in failures:
-            _load(self.modules[client], self.modules[client].anchor)
+            _load(self.modules[client], self.modules[client].context.anchor)
             self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
         parts = [answer for client, answer in answers.items() if client not in failures]
         return Outcome(upload=concatenate(parts), failures=failures)
@@ -65,11 +67,12 @@ class SequentialExecutor(Executor):
             self.optimizers[client] = check_optimizer(module.configure_optimizers())
         self._train(module, self.optimizers[client], stage, client, work.num_epochs[client], work.round_idx)
         parameters = {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
+        context = module.context
         with torch.no_grad(), self.fabric.autocast():
-            signals = {name: signal(module, parameters, batch) for name, signal in stage.signals.items()}
+            signals = {name: signal(module, parameters, batch, context) for name, signal in stage.signals.items()}
         if not finite_rows(tensor[None] for tensor in (*parameters.values(), *signals.values())).all():
             raise FloatingPointError("its parameters or its answer are not finite after local training")
-        trained, anchor = ({n: t[None] for n, t in tensors.items()} for tensors in (parameters, module.anchor))
+        trained, anchor = ({n: t[None] for n, t in tensors.items()} for tensors in (parameters, module.context.anchor))
         return Payload(
             clients=(client,),
             parameters=self.sent(stage, trained, anchor),
@@ -98,7 +101,7 @@ class SequentialExecutor(Executor):
                 _clip(module)
                 optimizer.step()
                 with torch.no_grad():
-                    _load(module, module.constrain(module.parameter_dict()))
+                    _load(module, module.constrain(module.parameter_dict(), module.context))
             module.on_train_epoch_end()
         module.on_train_end()
         module.eval()

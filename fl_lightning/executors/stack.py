@@ -16,6 +16,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 from fl_lightning.executors.base import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context
 from fl_lightning.round.payload import Payload
 
 #: Optimisers that treat every number of a tensor on its own.
@@ -218,7 +219,7 @@ class Crew:
         """Put the parameters of some blocks of clients back where they may be."""
         device = next(iter(self.parameters.values())).device
         rows = torch.cat([torch.arange(block.start, block.stop, device=device) for block in blocks])
-        constrain = torch.vmap(self.client.constrain)
+        constrain = torch.vmap(lambda parameters: self.client.constrain(parameters, Context()))
         for name, tensor in constrain({n: t[rows] for n, t in self.parameters.items()}).items():
             self.parameters[name][rows] = tensor
 

@@ -17,6 +17,7 @@ from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.round.client import ClientModule, Parameters
+from fl_lightning.round.context import Context
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.stage import Evaluation, Stage
 
@@ -196,10 +197,11 @@ class StackedExecutor(Executor):
         trained = [n for n, parameter in client.net.named_parameters() if parameter.requires_grad and stage.trains(n)]
         steps = self._steps(clients, epochs)
         crew = stack.crew(positions, steps)
-        anchor = dict(anchor) if stage.penalty is not None else {}
 
         def loss(parameters: dict[str, Tensor], tensors: dict[str, Tensor], anchor: dict[str, Tensor]) -> Tensor:
-            return client.objective(parameters, batch.replace(tensors), anchor, stage.penalty)
+            context = Context(anchor=anchor)
+            loss = client.objective(parameters, batch.replace(tensors), context)
+            return loss if stage.penalty is None else loss + stage.penalty(parameters, context)
 
         compute = loss if self.takes_stacks and stage.penalty is None else torch.vmap(loss)
         num_steps = max(steps, default=0) if trained else 0
@@ -208,7 +210,7 @@ class StackedExecutor(Executor):
         inputs = [leaves[name].requires_grad_() for name in trained]
         for step, drawn in enumerate(draws):
             with self.fabric.autocast():
-                loss_C = compute(leaves, drawn.tensors(), anchor)
+                loss_C = compute(leaves, drawn.tensors(), dict(anchor))
             gradients = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), allow_unused=True)
             crew.step(client.clip(dict(zip(trained, gradients, strict=True))), step)
         crew.store(stack)
@@ -219,7 +221,7 @@ class StackedExecutor(Executor):
     def _map_signals(self, stage: Stage, parameters: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         def signals(parameters: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             one = batch.replace(tensors)
-            return {name: signal(self.client, parameters, one) for name, signal in stage.signals.items()}
+            return {name: signal(self.client, parameters, one, Context()) for name, signal in stage.signals.items()}
 
         if not stage.signals:
             return {}

@@ -18,10 +18,12 @@ from torch.optim import Adam, Optimizer
 from fl_lightning.batches.base import Batch
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
+from fl_lightning.round.context import Context, Parameters
 
-Parameters = Mapping[str, Tensor]
-#: A pure function of (trained parameters, parameters received at the start of the stage) added to the local loss.
-Penalty = Callable[[Parameters, Parameters], Tensor]
+#: A pure function of (client module, its parameters, its batch, its context): a local loss, scalar.
+Objective = Callable[["ClientModule", Parameters, Batch, Context], Tensor]
+#: A pure function of (trained parameters, context) that is added to the local loss, scalar.
+Penalty = Callable[[Parameters, Context], Tensor]
 #: Builds a net from the width of the inputs (their shape, where they are no vectors) and of the outputs.
 NetFactory = Callable[[Any, int], nn.Module]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
@@ -69,8 +71,9 @@ class ClientModule(LightningModule):
         self.optimizer_factory = optimizer
         self.gradient_clip_val = gradient_clip_val
         self.net: nn.Module
+        self.stage_objective: Objective | None = None
         self.penalty: Penalty | None = None
-        self.anchor: Parameters = {}
+        self.context = Context()
 
     def build(self, num_features: int | tuple[int, ...], num_outputs: int) -> None:
         """Create the nets once the data's sizes are known; ``net`` is the first."""
@@ -102,22 +105,20 @@ class ClientModule(LightningModule):
         output: NetOutput = functional_call(self.net, dict(parameters), (batch,), tie_weights=False)
         return output
 
-    def objective(
-        self, parameters: Parameters, batch: Batch, anchor: Parameters, penalty: Penalty | None = None
-    ) -> Tensor:
-        """The local loss, a pure function: task loss plus the strategy's penalty.
+    def objective(self, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+        """The local loss, a pure function: the loss of the net's output on the batch.
+
+        A stage may have another objective (``Stage.objective``) and a penalty beside it (``Stage.penalty``).
 
         Args:
             parameters: All parameters of the net.
             batch: One client's batch.
-            anchor: The parameters as they were when the stage began.
-            penalty: The strategy's term, if it has one.
+            context: What else the client knows: the parameters it began the stage with, what the server sent.
 
         Returns:
             Scalar loss.
         """
-        loss = self.loss(self.output(parameters, batch), batch)
-        return loss if penalty is None else loss + penalty(parameters, anchor)
+        return self.loss(self.output(parameters, batch), batch)
 
     def loss(self, output: NetOutput, batch: Batch) -> Tensor:
         """Mean cross entropy over the labelled training examples, scalar (or one for each client of a stack)."""
@@ -137,8 +138,13 @@ class ClientModule(LightningModule):
         return {name: torch.stack([value.float() for value in pair], dim=-1) for name, pair in found.items()}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The local objective on this client's own parameters."""
-        return self.objective(self.parameter_dict(), batch, self.anchor, self.penalty)
+        """The stage's objective and its penalty on this client's own parameters."""
+        parameters = self.parameter_dict()
+        if self.stage_objective is None:
+            loss = self.objective(parameters, batch, self.context)
+        else:
+            loss = self.stage_objective(self, parameters, batch, self.context)
+        return loss if self.penalty is None else loss + self.penalty(parameters, self.context)
 
     def _evaluation_step(self, batch: Batch, split: str) -> dict[str, Tensor]:
         scores = self.scores(self.output(self.parameter_dict(), batch), batch)
@@ -183,7 +189,7 @@ class ClientModule(LightningModule):
         factor_C = (self.gradient_clip_val / (norm_C + 1e-6)).clamp(max=1.0)
         return {name: g if g is None else g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
 
-    def constrain(self, parameters: Parameters) -> Parameters:
+    def constrain(self, parameters: Parameters, context: Context) -> Parameters:
         """Values that replace parameters after every optimiser step, by name: a projection onto what is allowed.
 
         A pure function of all parameters of one client; none is constrained here. It must leave alone what is allowed.

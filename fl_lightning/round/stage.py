@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
-from fl_lightning.round.client import ClientModule, Parameters, Penalty
+from fl_lightning.round.client import ClientModule, Penalty
+from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 
-#: A pure function of (client module, its parameters, its batch), evaluated after local training in eval mode.
-Signal = Callable[[ClientModule, Parameters, Batch], Tensor]
+#: A pure function of (client module, its parameters, its batch, its context), evaluated after training in eval mode.
+Signal = Callable[[ClientModule, Parameters, Batch, Context], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from torch.optim import Adam, Optimizer
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.relations.similarity import cosine_similarity
-from fl_lightning.round.client import ClientModule, Parameters
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Signal, Stage
 from fl_lightning.strategies.base import server_dtype
@@ -29,7 +30,7 @@ from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
 from fl_lightning.strategies.hypernetwork.sheaf import SheafDiffusion
 
 
-def graph_embedding(client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
+def graph_embedding(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """Mean of the node embeddings of one graph (eq. 3), (D,)."""
     embedding_ND = client.output(parameters, batch).embedding
     embedding_ND = embedding_ND.to(server_dtype(embedding_ND.dtype))

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.models.projection_gcn import ProjectionGCN
-from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Parameters, Penalty, default_optimizer
+from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty, default_optimizer
+from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Signal
 from fl_lightning.strategies.mixing.aggregation import Aggregation
@@ -71,7 +72,7 @@ class FedAuxClient(ClientModule):
             group["weight_decay"] = self.projection_weight_decay
         return optimizer
 
-    def constrain(self, parameters: Parameters) -> Parameters:
+    def constrain(self, parameters: Parameters, context: Context) -> Parameters:
         """The APV at unit length, if asked for."""
         if not self.unit_norm_projection:
             return {}
@@ -79,7 +80,7 @@ class FedAuxClient(ClientModule):
         return {PROJECTION: projection_D / projection_D.norm()}
 
 
-def send_projection(client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
+def send_projection(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """The APV itself, (D,)."""
     return parameters[PROJECTION].clone()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.round.client import Parameters
+from fl_lightning.round.context import Context, Parameters
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
@@ -19,9 +19,9 @@ class Proximal:
 
     weight: float
 
-    def __call__(self, parameters: Parameters, anchor: Parameters) -> Tensor:
+    def __call__(self, parameters: Parameters, context: Context) -> Tensor:
         """Half the weighted squared distance to the received parameters."""
-        distances = [(parameters[name] - anchor[name]).square().sum() for name in parameters]
+        distances = [(parameters[name] - context.anchor[name]).square().sum() for name in parameters]
         return 0.5 * self.weight * sum(distances[1:], distances[0])
 
 

@@ -24,7 +24,8 @@ from fl_lightning.batches.graphs import GraphBatch, GraphCollator
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.models.masked_gcn import MaskedGCN
-from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Parameters, Penalty, default_optimizer
+from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty, default_optimizer
+from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.stage import Signal
 from fl_lightning.strategies.base import select_names
 from fl_lightning.strategies.hypernetwork.fedsheafhn import graph_embedding
@@ -48,10 +49,10 @@ class SparseProximal:
     sparsity_weight: float
     proximal_weight: float
 
-    def __call__(self, parameters: Parameters, anchor: Parameters) -> Tensor:
+    def __call__(self, parameters: Parameters, context: Context) -> Tensor:
         """The weighted sum of both terms."""
         sizes = [self.sparsity_weight * parameters[name].abs().sum() for name in self.masks]
-        moves = [self.proximal_weight * (parameters[n] - anchor[n]).square().sum() for n in self.received]
+        moves = [self.proximal_weight * (parameters[n] - context.anchor[n]).square().sum() for n in self.received]
         return torch.stack([*sizes, *moves]).sum()
 
 
@@ -124,9 +125,9 @@ class FunctionalEmbedding:
 
     proxy: GraphBatch
 
-    def __call__(self, client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
+    def __call__(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """Mean output of the last graph convolution, (D,)."""
-        return graph_embedding(client, parameters, self.proxy)
+        return graph_embedding(client, parameters, self.proxy, context)
 
     @classmethod
     def on(cls, graph: ClientGraph, parameter: Tensor) -> "FunctionalEmbedding":

@@ -12,6 +12,7 @@ from fl_lightning import Callback, Participation, Payload, SequentialExecutor, S
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.federation import Federation
+from fl_lightning.round.context import Context
 from fl_lightning.round.payload import flatten, unflatten
 from fl_lightning.strategies import FedSheafHN
 from fl_lightning.strategies.hypernetwork import GATDiffusion, GCNDiffusion, NoDiffusion, SheafDiffusion
@@ -203,9 +204,11 @@ def test_graph_embedding_is_the_mean_over_real_nodes_of_the_last_convolution(gra
     expected = (propagate @ hidden @ parameters["convs.1.weight"] + parameters["convs.1.bias"]).mean(dim=0)
     assert (expected < 0).any()  # the mean is taken before the ReLU
 
-    alone = graph_embedding(model, parameters, single(collator([4])))
+    alone = graph_embedding(model, parameters, single(collator([4])), Context())
     padded = collator([0, 4])  # client 4 has 8 nodes, client 0 has 30
-    beside = torch.vmap(lambda tensors: graph_embedding(model, parameters, padded.replace(tensors)))(padded.tensors())
+    beside = torch.vmap(lambda tensors: graph_embedding(model, parameters, padded.replace(tensors), Context()))(
+        padded.tensors()
+    )
 
     torch.testing.assert_close(alone, expected, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(beside[1], expected, rtol=1e-12, atol=1e-14)

@@ -13,6 +13,7 @@ from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.federation import Federation
 from fl_lightning.models import GCN, MaskedGCN
 from fl_lightning.relations.similarity import cosine_similarity, mixing_breadth, softmax_mixing
+from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedPub
 from fl_lightning.strategies.mixing.fedpub import FedPubClient, FunctionalEmbedding, proxy_graph, sparse_proximal
 
@@ -126,7 +127,7 @@ def test_both_penalties_have_the_gradients_of_the_paper() -> None:
     }
     anchor = {"convs.0.weight": torch.tensor([0.0, 1.0]), "head.bias": torch.tensor([4.0])}
 
-    value = penalty(parameters, anchor)
+    value = penalty(parameters, Context(anchor=anchor))
     value.backward()
 
     assert value.item() == pytest.approx(0.1 * 4.3 + 0.5 * (1 + 9 + 1))
@@ -158,7 +159,7 @@ def test_the_functional_embedding_sees_the_proxy_graph_only(graphs) -> None:
     signal = FunctionalEmbedding(single(batches([5])))
     parameters = {name: parameter.detach() for name, parameter in client.net.named_parameters()}
 
-    found = [signal(client, parameters, single(batches([index]))) for index in (0, 3)]
+    found = [signal(client, parameters, single(batches([index])), Context()) for index in (0, 3)]
 
     torch.testing.assert_close(found[0], client.net(signal.proxy).embedding.mean(dim=0).detach())
     assert torch.equal(*found)

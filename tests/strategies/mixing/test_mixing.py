@@ -10,6 +10,7 @@ from torch.optim import SGD
 from fl_lightning import ClientModule, FederatedTrainer, Participation, Payload, SequentialExecutor, StackedExecutor
 from fl_lightning.data import ClientGraph
 from fl_lightning.models import NetOutput
+from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, FedAvgFinetune, FedPer, FedProx, Local
 from fl_lightning.strategies.mixing.base import Mixing, example_weights
 from fl_lightning.strategies.mixing.fedprox import Proximal
@@ -168,7 +169,7 @@ def test_gradient_of_the_proximal_term() -> None:
     parameters = {"a": torch.tensor([1.0, -2.0], requires_grad=True), "b": torch.tensor([[3.0]], requires_grad=True)}
     anchor = {"a": torch.tensor([0.5, 1.0]), "b": torch.tensor([[-1.0]])}
 
-    penalty = Proximal(0.3)(parameters, anchor)
+    penalty = Proximal(0.3)(parameters, Context(anchor=anchor))
     penalty.backward()
 
     assert penalty.item() == pytest.approx(0.15 * (0.25 + 9 + 16))
