@@ -12,7 +12,8 @@ from torch.optim import LBFGS, Optimizer
 from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.executors.keys import derive_keys
 from fl_lightning.executors.storage import Allocate, in_memory
-from fl_lightning.round.client import ClientModule, Parameters
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Parameters
 from fl_lightning.round.payload import Payload, from_wire, to_wire
 from fl_lightning.round.stage import Evaluation, Stage
 

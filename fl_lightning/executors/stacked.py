@@ -16,8 +16,8 @@ from fl_lightning.executors.base import Executor, Outcome, Work, check_optimizer
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
-from fl_lightning.round.client import ClientModule, Parameters
-from fl_lightning.round.context import Context
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.stage import Evaluation, Stage
 

@@ -206,9 +206,8 @@ def test_graph_embedding_is_the_mean_over_real_nodes_of_the_last_convolution(gra
 
     alone = graph_embedding(model, parameters, single(collator([4])), Context())
     padded = collator([0, 4])  # client 4 has 8 nodes, client 0 has 30
-    beside = torch.vmap(lambda tensors: graph_embedding(model, parameters, padded.replace(tensors), Context()))(
-        padded.tensors()
-    )
+    embed = torch.vmap(lambda tensors: graph_embedding(model, parameters, padded.replace(tensors), Context()))
+    beside = embed(padded.tensors())
 
     torch.testing.assert_close(alone, expected, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(beside[1], expected, rtol=1e-12, atol=1e-14)
