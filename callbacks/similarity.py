@@ -23,7 +23,7 @@ from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
-from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.round.stage import Signal, Stage, StageAddress
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.hypernetwork.fedsheafhn import graph_embedding
 from fl_lightning.strategies.mixing.fedpub import FunctionalEmbedding, proxy_graph
@@ -277,9 +277,9 @@ class SimilarityLogger(Callback):
         """Cosines of what every client answers, without training it or sending it anything."""
         if not signals:
             return {}
-        nobody_trains = dict.fromkeys(trainer.training_clients, 0)
         stage = Stage(name="similarity", signals=signals)
-        question = Work(stage=stage, round_idx=trainer.round_idx, num_epochs=nobody_trains)
+        address = StageAddress(phase="callback", round_idx=trainer.round_idx, name=stage.name)
+        question = Work(stage=stage, address=address, effort=dict.fromkeys(trainer.training_clients, 1.0))
         answer = gather(trainer.fabric, trainer.executor.run(question).upload)
         return {
             name: _embed(cosine_similarity(signal.float()), answer.clients, trainer.training_clients)

@@ -20,15 +20,16 @@ from torch import Tensor
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.data import ClientGraph, FederatedDataModule, PartitionTable
 from fl_lightning.executors import ByArchitecture, Executor, Outcome, StackedExecutor, Work
+from fl_lightning.executors.base import check_optimizer
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import inspect_upload
 from fl_lightning.round.metrics import summarise
-from fl_lightning.round.participation import Participation, epochs_of
+from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
-from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.round.stage import Evaluation, Phase, Stage, StageAddress
 from fl_lightning.run import checkpoint, state
 from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
@@ -46,6 +47,11 @@ _DTYPES = {
     "64-true": torch.float64,
     "64": torch.float64,
 }
+
+
+def gather_failures(fabric: Fabric, outcome: Outcome) -> dict[int, str]:
+    """Why clients of any process failed."""
+    return {client: why for part in gather_objects(fabric, dict(outcome.failures)) for client, why in part.items()}
 
 
 class ClientFailure(RuntimeError):
@@ -172,7 +178,7 @@ class FederatedTrainer:
             self._call("on_fit_start")
             with self.interruption:
                 if resume is None:
-                    self._run_stages(algorithm.initial_stages(), self.training_clients, "before round 0")
+                    self._run_stages(algorithm.initial_stages(), self.training_clients, "initial")
                 self.clock = RoundClock()  # of the rounds alone
                 while self.round_idx < self.num_rounds and not self.should_stop:
                     self._run_round()
@@ -246,7 +252,7 @@ class FederatedTrainer:
         self._call("on_round_start")
         effort, dropped = self.participation.draw(self.training_clients, self.round_idx, self.seed)
         self.failures = {self.client_names[client]: "dropped out" for client in dropped}
-        self._run_stages(self.algorithm.stages(self.round_idx), effort, f"round {self.round_idx}")
+        self._run_stages(self.algorithm.stages(self.round_idx), effort, "round")
         metrics: dict[str, float] = dict(self.algorithm.metrics())
         if (self.round_idx + 1) % self.evaluate_every == 0 or self.round_idx + 1 == self.num_rounds:
             with self.clock.part("evaluation"):
@@ -273,9 +279,7 @@ class FederatedTrainer:
         self,
         stages: Sequence[Stage],
         clients: Sequence[int] | Mapping[int, float],
-        when: str,
-        *,
-        newcomers: bool = False,
+        phase: Phase,
     ) -> None:
         """Send, work, answer, take in: one exchange a stage. A client that fails is out of the stages that follow."""
         effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
@@ -285,24 +289,22 @@ class FederatedTrainer:
             with self.clock.part("server"):
                 payload = self.algorithm.configure(stage, tuple(effort))
             self._call("on_send", stage, payload)
-            epochs = {client: epochs_of(share, stage.num_epochs) for client, share in effort.items()}
-            silent, self.executor.report = self.executor.report, functools.partial(self._call, "on_clients_done", stage)
-            work = Work(stage=stage, round_idx=self.round_idx, num_epochs=epochs, payload=payload)
+            address = StageAddress(phase=phase, round_idx=self.round_idx, name=stage.name)
+            work = Work(stage=stage, address=address, effort=effort, payload=payload)
             with self.clock.part("clients"):
-                outcome = self.executor.run(work)
-            self.executor.report = silent  # or the trainer would hold itself, and its memory be freed late
+                outcome = self.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
             with self.clock.part("payloads"):
                 upload, failures = self._take_in(stage, outcome)
-            self._report(failures, stage, when)
+            self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
             effort = {client: share for client, share in effort.items() if client not in failures}
             with self.clock.part("server"):
-                (self.algorithm.admit if newcomers else self.algorithm.aggregate)(stage, upload)
+                (self.algorithm.admit if phase == "admission" else self.algorithm.aggregate)(stage, upload)
             self._call("on_stage_end", stage, upload)
 
     def _take_in(self, stage: Stage, outcome: Outcome) -> tuple[Payload, dict[int, str]]:
         """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
         upload = gather(self.fabric, outcome.upload)
-        failures = {c: why for part in gather_objects(self.fabric, dict(outcome.failures)) for c, why in part.items()}
+        failures = gather_failures(self.fabric, outcome)
         sent = upload.clients
         for callback in self.callbacks:
             upload = callback.on_upload(self, stage, upload)
@@ -313,25 +315,30 @@ class FederatedTrainer:
     def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
         """Score the given clients' models as the strategy says; keep the scores in ``self.scores``."""
         metrics: dict[str, float] = {}
-        for kind, evaluation in self.algorithm.evaluations(clients).items():
-            scores = gather(self.fabric, self.executor.evaluate(evaluation, clients, self.round_idx))
-            self.scores[prefix + kind] = scores
+        outcomes = self.executor.evaluate(self.algorithm.evaluations(clients), clients, self.round_idx)
+        for kind, outcome in outcomes.items():
+            scores = self.scores[prefix + kind] = gather(self.fabric, outcome.upload)
             metrics |= summarise(scores, prefix + kind)
+            self._report(gather_failures(self.fabric, outcome), f"in the evaluation {prefix + kind!r}")
         for callback in self.callbacks:
             callback.on_evaluate(self, metrics, prefix)
         return metrics
 
     def _admit_new_clients(self) -> dict[str, float]:
         """Let the held-out clients join a trained server, and score them."""
-        self._run_stages(
-            self.algorithm.admission_stages(), self.new_clients, "while new clients joined", newcomers=True
-        )
+        self._run_stages(self.algorithm.admission_stages(), self.new_clients, "admission")
         return self.evaluate(self.new_clients, "new/")
 
-    def _report(self, failures: Mapping[int, str], stage: Stage, when: str) -> None:
+    def _when(self, phase: Phase) -> str:
+        """A phase in words."""
+        if phase == "round":
+            return f"round {self.round_idx}"
+        return "before round 0" if phase == "initial" else "while new clients joined"
+
+    def _report(self, failures: Mapping[int, str], where: str) -> None:
         for client, why in failures.items():
             name = self.client_names[client]
-            message = f"{name} failed in stage {stage.name!r} {when}: {why}"
+            message = f"{name} failed {where}: {why}"
             if self.participation.on_failure == "stop":
                 raise ClientFailure(f"{message} (participation.on_failure is 'stop')")
             self.failures[name] = why
@@ -375,7 +382,7 @@ class FederatedTrainer:
         self.run_dir = self.fabric.broadcast(run_dir or new_run_folder(self.root))
         with self.fabric.init_module(), torch.random.fork_rng([]):
             torch.manual_seed(derive_key(self.seed, "client", "initialisation"))
-            model.build(datamodule.num_features, datamodule.num_outputs)
+            model.build(datamodule.num_features, datamodule.num_outputs, algorithm.build_net)
         if len(model.nets) > 1 and not algorithm.takes_architectures:
             raise ValueError(
                 f"model.net lists {len(model.nets)} nets, but {type(algorithm).__name__} needs clients that are alike: "
@@ -396,7 +403,7 @@ class FederatedTrainer:
                 seed=self.seed,
                 device=self.fabric.device,
                 client_names=tuple(self.client_names),
-                learning_rate=float(model.configure_optimizers().param_groups[0]["lr"]),
+                learning_rate=float(check_optimizer(model.configure_optimizers()).param_groups[0]["lr"]),
                 architectures=self.architectures,
                 relation_CC=None if relation_CC is None else relation_CC.to(self.fabric.device),
             )
@@ -406,9 +413,11 @@ class FederatedTrainer:
             clients = callback.on_clients(self, clients)
         shards = shard([client.work for client in clients], self.fabric.world_size)
         collator = datamodule.collator(clients, device=self.fabric.device, dtype=self.dtype)
+        self.executor = self.executor.suited(model)
         if len(model.nets) > 1 and not isinstance(self.executor, ByArchitecture):
             self.executor = ByArchitecture(self.executor)
-        self.executor.setup(self.fabric, model, collator, shards[self.fabric.global_rank], seed=self.seed)
+        mine = shards[self.fabric.global_rank]
+        self.executor.setup(self.fabric, model, collator, mine, seed=self.seed, memory=algorithm.memory())
         self.selection = Selection(self.monitor or model.monitor, self.monitor_mode)
         self._check_monitor()
         self.round_idx = 0
@@ -421,7 +430,7 @@ class FederatedTrainer:
 
     def _check_monitor(self) -> None:
         """Score one client before anything is trained: the monitored metric must be there."""
-        scores = self.executor.evaluate(Evaluation(), self.executor.clients[:1], 0)
+        scores = self.executor.evaluate({"": Evaluation()}, self.executor.clients[:1], 0)[""].upload
         if not self.selection.monitor.endswith(tuple(scores.signals)):
             raise ValueError(
                 f"trainer.monitor is {self.selection.monitor!r}, but the model is scored by "

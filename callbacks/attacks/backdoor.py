@@ -25,7 +25,7 @@ from fl_lightning.data import ClientExamples
 from fl_lightning.kernels.randomness import derive_key, generator
 from fl_lightning.round.metrics import summarise
 from fl_lightning.round.payload import Payload, from_wire
-from fl_lightning.round.stage import Evaluation
+from fl_lightning.round.stage import Evaluation, tune
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.base import select_names
 from fl_lightning.trainer import FederatedTrainer
@@ -129,8 +129,8 @@ class Backdoor(Attack):
             device, dtype = trainer.fabric.device, trainer.dtype
             self._collator = trainer.datamodule.collator(self.triggered, device=device, dtype=dtype)
         asked = tuple(client for client in trainer.training_clients if self.triggered[client].size)
-        mine = trainer.executor.evaluate(evaluation, asked, trainer.round_idx, collator=self._collator)
-        scores = gather(trainer.fabric, mine)
+        mine = trainer.executor.evaluate({"": evaluation}, asked, trainer.round_idx, collator=self._collator)[""]
+        scores = gather(trainer.fabric, mine.upload)
         if scores.clients and "test/acc" not in scores.signals:
             raise ValueError(
                 f"Backdoor needs the clients' test/acc, but they score {', '.join(sorted(scores.signals))}"
@@ -189,8 +189,8 @@ class SimpleTuning(Callback):
         if trainer.interruption.received is not None:
             return
         evaluation = self._tuning(trainer)
-        mine = trainer.executor.evaluate(evaluation, trainer.training_clients, trainer.round_idx)
-        scores = gather(trainer.fabric, mine)
+        mine = trainer.executor.evaluate({"": evaluation}, trainer.training_clients, trainer.round_idx)[""]
+        scores = gather(trainer.fabric, mine.upload)
         figures = summarise(scores, "tuned/")
         if any(isinstance(callback, Attack) for callback in trainer.callbacks):
             figures |= summarise(scores.rows(benign_clients(trainer)), "tuned/benign/")
@@ -211,14 +211,14 @@ class SimpleTuning(Callback):
         for name in select_names(list(shapes), self.classifier):
             parameters[name] = fresh[name].to(trainer.initial_parameters[name]).expand(len(clients), *shapes[name])
         payload = Payload(clients=clients, parameters=parameters)
-        return Evaluation(payload=payload, num_epochs=self.num_epochs, trained=self.classifier)
+        return Evaluation(payload=payload, tuning=tune(self.num_epochs, trained=self.classifier))
 
     def _draw(self, trainer: FederatedTrainer) -> dict[str, Tensor]:
         """Parameters of a net built anew."""
         client = copy.deepcopy(trainer.executor.client)
         with torch.random.fork_rng([]):
             torch.manual_seed(derive_key(trainer.seed if self.seed is None else self.seed, "simple tuning"))
-            client.build(trainer.datamodule.num_features, trainer.datamodule.num_outputs)
+            client.build(trainer.datamodule.num_features, trainer.datamodule.num_outputs, trainer.algorithm.build_net)
         return {name: parameter.detach() for name, parameter in client.parameter_dict().items()}
 
 

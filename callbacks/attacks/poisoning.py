@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.round.payload import FLAT, Payload
-from fl_lightning.round.stage import Stage
+from fl_lightning.round.stage import Stage, StageAddress
 from fl_lightning.run.processes import gather
 from fl_lightning.trainer import FederatedTrainer
 
@@ -80,13 +80,10 @@ class ModelPoisoning(Attack):
 
 def _ask(trainer: FederatedTrainer, stage: Stage, payload: Payload | None, clients: Sequence[int]) -> Payload:
     """What some clients, of all processes, would answer in a stage if they did not train."""
-    question = dataclasses.replace(stage, num_epochs=0, signals={}, reset_optimizer=False)
-    work = Work(stage=question, round_idx=trainer.round_idx, num_epochs=dict.fromkeys(clients, 0), payload=payload)
-    executor = trainer.executor
-    report, executor.report = executor.report, lambda num_clients: None
-    answer = executor.run(work).upload
-    executor.report = report
-    return gather(trainer.fabric, answer)
+    question = Stage(name=stage.name, upload=stage.upload, flat=stage.flat)
+    address = StageAddress(phase="callback", round_idx=trainer.round_idx, name=stage.name)
+    work = Work(stage=question, address=address, effort=dict.fromkeys(clients, 1.0), payload=payload)
+    return gather(trainer.fabric, trainer.executor.run(work).upload)
 
 
 class SignFlip(ModelPoisoning):

@@ -8,7 +8,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -83,6 +83,14 @@ class Collator(ABC):
     @abstractmethod
     def size(self, client: int) -> int:
         """Number of examples of a client: what is padded."""
+
+    @abstractmethod
+    def held(self, client: int) -> Any:
+        """What a client holds."""
+
+    @abstractmethod
+    def hold(self, client: int, held: Any) -> None:
+        """Let a client hold something else from now on."""
 
     @abstractmethod
     def __call__(self, clients: Sequence[int]) -> Batch:

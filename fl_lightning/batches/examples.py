@@ -106,6 +106,14 @@ class ExampleCollator(Collator):
         self.device = device
         self.dtype = dtype
 
+    def held(self, client: int) -> "ClientExamples":
+        """A client's examples."""
+        return self.clients[client]
+
+    def hold(self, client: int, held: "ClientExamples") -> None:
+        """Give a client other examples."""
+        self.clients = [*self.clients[:client], held, *self.clients[client + 1 :]]
+
     def size(self, client: int) -> int:
         """Number of examples of a client."""
         return self.clients[client].size

@@ -91,6 +91,14 @@ class GraphCollator(Collator):
         nonzeros = sum(int(torch.count_nonzero(graph.x_NF)) for graph in graphs)
         self.sparse_features = nonzeros < SPARSE_FEATURE_DENSITY * sum(graph.x_NF.numel() for graph in graphs)
 
+    def held(self, client: int) -> "ClientGraph":
+        """A client's graph."""
+        return self.graphs[client]
+
+    def hold(self, client: int, held: "ClientGraph") -> None:
+        """Give a client another graph."""
+        self.graphs = [*self.graphs[:client], held, *self.graphs[client + 1 :]]
+
     def size(self, client: int) -> int:
         """Number of nodes of a client."""
         return self.graphs[client].num_nodes

@@ -1,21 +1,25 @@
 """An executor runs a stage for the clients of one process; it knows nothing of servers or other processes."""
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from fl_lightning.batches.base import Batch, Collator
+from fl_lightning.batches.base import AnyBatch, Batch, Collator
+from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.keys import derive_keys
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
-from fl_lightning.round.payload import Payload, from_wire, to_wire
-from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.round.payload import Payload, from_wire, pad_examples, to_wire
+from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,20 +28,23 @@ class Work:
 
     Attributes:
         stage: What to do.
-        round_idx: For the random keys.
-        num_epochs: Local epochs of each participating client (fewer than the stage's for a straggler), by client.
+        address: Where it is found; its round is part of the random keys.
+        effort: Share of the stage's steps that each participating client manages (1, or less for a straggler).
         payload: What the server sends to (at least) these clients.
     """
 
     stage: Stage
-    round_idx: int
-    num_epochs: Mapping[int, int]
+    address: StageAddress
+    effort: Mapping[int, float]
     payload: Payload | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of it: the upload of the clients that succeeded and the reasons of those that did not."""
+    """What came of it: the upload of the clients that succeeded and why the others did not.
+
+    Of an evaluation the upload's signals are each metric's numerator and denominator, (C, 2).
+    """
 
     upload: Payload
     failures: Mapping[int, str] = field(default_factory=dict)
@@ -48,16 +55,26 @@ class Executor(ABC):
 
     Attributes:
         num_flat: Length of the rows of parameters that travel flat.
-        report: Called with the number of clients that have just finished a stage.
         allocate: Makes tensors as large as the state of all clients, where that lies.
+        rewritten: What clients hold whose graphs a stage has changed.
     """
 
     def __init__(self) -> None:
-        self.report: Callable[[int], None] = lambda num_clients: None
         self.allocate: Allocate = in_memory
 
+    def suited(self, client: ClientModule) -> "Executor":
+        """This executor, or the one that a client with hooks of its own needs instead."""
+        return self
+
     def setup(
-        self, fabric: Fabric, client: ClientModule, collator: Collator, clients: Sequence[int], *, seed: int
+        self,
+        fabric: Fabric,
+        client: ClientModule,
+        collator: Collator,
+        clients: Sequence[int],
+        *,
+        seed: int,
+        memory: Mapping[str, Slot] | None = None,
     ) -> None:
         """Take over the clients of this process; all start from the given client's parameters.
 
@@ -67,10 +84,13 @@ class Executor(ABC):
             collator: Makes batches of clients.
             clients: Indices of this process's clients, ascending.
             seed: Root of every random key.
+            memory: What each client remembers, by name.
 
         Raises:
-            ValueError: The net or its optimiser is of a kind that clients cannot be run with.
+            ValueError: The net or its optimiser is of a kind that clients cannot be run with, or the client overrides a
+                hook that is never called.
         """
+        check_hooks(client)
         names = dict(client.net.named_parameters()).keys()
         twins = dict(client.net.named_parameters(remove_duplicate=False)).keys() - names
         if twins:
@@ -90,6 +110,9 @@ class Executor(ABC):
         self.clients = tuple(clients)
         self.seed = seed
         self.num_flat = client.num_parameters
+        self.slots = dict(memory or {})
+        self.rewritten: dict[int, Any] = {}
+        self.original_size = {member: collator.size(member) for member in clients}
         self._allocate()
 
     @abstractmethod
@@ -97,39 +120,83 @@ class Executor(ABC):
         """Create this process's clients."""
 
     def received(self, payload: Payload | None, clients: Sequence[int]) -> dict[str, Tensor]:
-        """What the server sent to some clients, by the names of this executor's net, (C, *shape)."""
-        shapes = {name: parameter.shape for name, parameter in self.client.net.named_parameters()}
-        return {} if payload is None else from_wire(payload.rows(clients).parameters, shapes)
+        """Parameters that the server sent to some clients, by the names of this executor's net, (C, *shape).
 
-    def sent(self, stage: Stage, trained: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What some clients answer: copies of parameters, or of how far they moved, (C, *shape)."""
+        Raises:
+            ValueError: The net has no such parameter.
+        """
+        if payload is None:
+            return {}
+        shapes = {name: parameter.shape for name, parameter in self.client.net.named_parameters()}
+        tensors = from_wire(payload.rows(clients).parameters, shapes)
+        for name, tensor in tensors.items():
+            if shapes.get(name) != tensor.shape[1:]:
+                has = f"has it in shape {tuple(shapes[name])}" if name in shapes else f"has {', '.join(shapes)}"
+                raise ValueError(
+                    f"the strategy sends a parameter {name!r} of shape {tuple(tensor.shape[1:])}, but the clients' net "
+                    f"{has}: send what is no parameter of it as a signal"
+                )
+        return tensors
+
+    def inbox(self, payload: Payload | None, clients: Sequence[int], num_examples: int) -> dict[str, Tensor]:
+        """Signals that the server sent to some clients, (C, ...); rows of examples are as many as the batch has."""
+        if payload is None or not payload.signals:
+            return {}
+        mine = payload.rows(clients)
+        return {
+            name: pad_examples(tensor, num_examples) if name in mine.lengths else tensor
+            for name, tensor in mine.signals.items()
+        }
+
+    def sent(self, stage: Stage, trained: Parameters, start: Parameters, anchor: Parameters) -> dict[str, Tensor]:
+        """What some clients answer: copies of parameters, of how far they moved, or of the anchor, (C, *shape)."""
         names = tuple(trained) if stage.flat else stage.upload
-        answer = {name: trained[name] - anchor[name] if stage.as_update else trained[name].clone() for name in names}
+        source = anchor if stage.send_anchor else trained
+        answer = {name: source[name] - start[name] if stage.as_update else source[name].clone() for name in names}
         return to_wire(answer, self.num_flat) if stage.flat else answer
 
+    def num_steps(self, stage: Stage, client: int, effort: float) -> int:
+        """Local steps of a client in a stage."""
+        return math.prod(stage.schedule(effort, self.collator.steps_per_epoch(client)))
+
     @abstractmethod
-    def run(self, work: Work) -> Outcome:
+    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run a stage for those of its clients that are of this process.
 
         A client whose parameters or answer are not finite, or that raises, is restored to how it began the stage (what
         it received included), with a fresh optimiser, and is reported in ``failures``.
-        """
-
-    @abstractmethod
-    def evaluate(
-        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, *, collator: Collator | None = None
-    ) -> Payload:
-        """Score a model of each of the given clients that are of this process.
 
         Args:
-            evaluation: Which model.
+            work: The stage, who takes part in it, and what the server sends.
+            report: Called with the number of clients that have just finished.
+        """
+
+    def evaluate(
+        self,
+        evaluations: Mapping[str, Evaluation],
+        clients: Sequence[int],
+        round_idx: int,
+        *,
+        collator: Collator | None = None,
+    ) -> dict[str, Outcome]:
+        """Score models of each of the given clients that are of this process.
+
+        Args:
+            evaluations: Which models, by the prefix of their metrics.
             clients: Whose.
             round_idx: For the random keys of fine-tuning.
-            collator: Makes the batches that are scored, in place of the clients' own.
+            collator: Makes the batches that are scored, instead of the clients' own.
 
         Returns:
-            Payload whose signals are, for each metric, its numerator and denominator, (C, 2).
+            For each model the scores, (C, 2) for each metric, and the clients that could not be scored.
         """
+        return {kind: self._score(each, clients, round_idx, collator) for kind, each in evaluations.items()}
+
+    @abstractmethod
+    def _score(
+        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
+    ) -> Outcome:
+        """Score one model of each of the given clients that are of this process."""
 
     @abstractmethod
     def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
@@ -137,7 +204,25 @@ class Executor(ABC):
 
     @abstractmethod
     def state(self) -> Payload:
-        """Everything that lives on in this process's clients: parameters, and optimiser state as signals."""
+        """Everything that lives on in this process's clients: parameters; optimiser state and memory as signals."""
+
+    def holdings(self) -> dict[int, dict[str, Tensor]]:
+        """What this process's clients hold whose graphs a stage has changed, by client and field."""
+        return {
+            client: {name: value for name, value in vars(held).items() if isinstance(value, Tensor)}
+            for client, held in self.rewritten.items()
+        }
+
+    def load_holdings(self, holdings: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Restore :meth:`holdings` of this process's clients, before their state is loaded."""
+        mine = {client: fields for client, fields in holdings.items() if client in set(self.clients)}
+        self.rewrite({c: dataclasses.replace(self.collator.held(c), **fields) for c, fields in mine.items()})
+
+    def rewrite(self, held: Mapping[int, Any]) -> None:
+        """Let clients hold other data from now on; their own examples come first among them."""
+        self.rewritten |= held
+        for client, each in held.items():
+            self.collator.hold(client, each)
 
     @abstractmethod
     def load_state(self, state: Payload) -> None:
@@ -149,23 +234,57 @@ class Executor(ABC):
             self.seed, stage, round_idx, torch.tensor(clients, dtype=torch.int64), torch.arange(num_steps)[:, None]
         ).to(self.fabric.device)
 
-    def sum_scores(
-        self, parameters: Parameters, batch: Batch, compute: Callable[[Parameters, Batch], dict[str, Tensor]]
-    ) -> dict[str, Tensor]:
+    def sum_scores(self, batch: Batch, compute: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Numerators and denominators (..., 2) of every metric, summed over the parts of a batch."""
         with torch.no_grad(), self.fabric.autocast():
-            parts = [compute(parameters, part) for part in batch.parts()]
+            parts = [compute(part) for part in batch.parts()]
         if len(parts) == 1:
             return parts[0]
         return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
 
 
-def check_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Refuse optimisers that cannot step a client from its gradient alone.
+def lasting(slots: Mapping[str, Slot]) -> list[tuple[str, Slot]]:
+    """What of a client's memory lives on between stages."""
+    return [(name, slot) for name, slot in slots.items() if slot.lasting]
+
+
+def spread_signals(found: Mapping[str, Tensor | Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Name each tensor of signals that are several: ``name/key``."""
+    named: dict[str, Tensor] = {}
+    for name, value in found.items():
+        named |= {name: value} if isinstance(value, Tensor) else {f"{name}/{key}": t for key, t in value.items()}
+    return named
+
+
+def draw_batches(batch: AnyBatch, keys: Tensor, repeat: int) -> Iterator[AnyBatch]:
+    """What each step trains on: every drawn batch ``repeat`` times, with a dropout of its own for each.
+
+    Args:
+        batch: All of the data of one client or of a stack.
+        keys: The random key of every step, (steps, C), or (steps,).
+        repeat: Steps on each drawn batch.
+    """
+    if repeat == 1:
+        yield from batch.draws(keys)
+        return
+    for first, drawn in zip(range(0, len(keys), repeat), batch.draws(keys[::repeat]), strict=True):
+        for key in keys[first : first + repeat]:
+            yield drawn.replace({"key": key})
+
+
+def check_optimizer(optimizer: Any) -> Optimizer:
+    """Refuse what cannot step a client from its gradient alone.
 
     Raises:
-        ValueError: The optimiser needs closures.
+        ValueError: It is no optimiser, or one that needs closures.
     """
+    if not isinstance(optimizer, Optimizer):
+        parts = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer
+        names = [type(each).__name__ for part in parts for each in (part if isinstance(part, list | tuple) else [part])]
+        raise ValueError(
+            f"model.configure_optimizers returned {', '.join(names)}: return one optimiser; schedulers are not "
+            "supported, since clients take part in different rounds (set the rate in model.optimizer)"
+        )
     if isinstance(optimizer, LBFGS):
         raise ValueError(
             "model.optimizer: LBFGS needs a closure; choose a first-order optimiser such as torch.optim.Adam"
@@ -206,7 +325,7 @@ def unpack_optimizer_state(name: str, row: int, parameter: Tensor, optimizer: Op
         return
     group = optimizer.param_groups[0]
     for key, tensor in state.signals.items():
-        _, slot, of = key.split("/", 2)
-        if of == name and slot != "started":
+        slot, _, of = key.removeprefix("optimizer/").partition("/")
+        if key.startswith("optimizer/") and of == name and slot != "started":
             on_host = slot == "step" and not (group.get("fused") or group.get("capturable"))
             optimizer.state[parameter][slot] = tensor[row].clone().to("cpu" if on_host else parameter.device)

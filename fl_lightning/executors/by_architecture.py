@@ -2,8 +2,8 @@
 
 import copy
 import dataclasses
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lightning.fabric import Fabric
 from torch import Tensor
@@ -12,7 +12,7 @@ from fl_lightning.batches.base import Collator
 from fl_lightning.executors.base import Executor, Outcome, Work
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate
-from fl_lightning.round.stage import Evaluation
+from fl_lightning.round.stage import Evaluation, Slot
 
 
 class ByArchitecture(Executor):
@@ -30,40 +30,41 @@ class ByArchitecture(Executor):
         self.allocate = executor.allocate
 
     def setup(
-        self, fabric: Fabric, client: ClientModule, collator: Collator, clients: Sequence[int], *, seed: int
+        self,
+        fabric: Fabric,
+        client: ClientModule,
+        collator: Collator,
+        clients: Sequence[int],
+        *,
+        seed: int,
+        memory: Mapping[str, Slot] | None = None,
     ) -> None:
         """Take over the clients of this process; the nets are given to the clients in turn."""
         self.clients = tuple(clients)
         self.collator = collator
         self.parts: dict[str, Executor] = {}
-        whole = weakref.proxy(self)  # parts that held the whole would be freed late
         variants = client.variants()
         for kind, variant in enumerate(variants):
             own = [member for member in clients if member % len(variants) == kind]
             if not own:
                 continue
             part = copy.deepcopy(self.executor)
-            part.setup(fabric, variant, collator, own, seed=seed)
+            part.setup(fabric, variant, collator, own, seed=seed, memory=memory)
             part.num_flat = max(other.num_parameters for other in variants)
-            part.report = lambda num_clients: whole.report(num_clients)
             self.parts[f"net{kind}/"] = part
 
     def _allocate(self) -> None:
         """Each part creates its own clients."""
 
-    def run(self, work: Work) -> Outcome:
+    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage, one architecture after another."""
-        outcomes = [part.run(_of(work, part.clients)) for part in self.parts.values()]
-        failures = {client: why for outcome in outcomes for client, why in outcome.failures.items()}
-        return Outcome(upload=concatenate(outcome.upload for outcome in outcomes), failures=failures)
+        return _join([part.run(_of(work, part.clients), report) for part in self.parts.values()])
 
-    def evaluate(
-        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, *, collator: Collator | None = None
-    ) -> Payload:
+    def _score(
+        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
+    ) -> Outcome:
         """Score the clients, one architecture after another."""
-        return concatenate(
-            part.evaluate(evaluation, clients, round_idx, collator=collator) for part in self.parts.values()
-        )
+        return _join([part._score(evaluation, clients, round_idx, collator) for part in self.parts.values()])
 
     def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
         """Predict the clients, one architecture after another."""
@@ -75,6 +76,20 @@ class ByArchitecture(Executor):
         for prefix, part in self.parts.items():
             whole = _widen(whole, prefix, part.state())
         return whole
+
+    def holdings(self) -> dict[int, dict[str, Tensor]]:
+        """Those of every architecture's clients."""
+        return {client: fields for part in self.parts.values() for client, fields in part.holdings().items()}
+
+    def load_holdings(self, holdings: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Restore every architecture's clients."""
+        for part in self.parts.values():
+            part.load_holdings(holdings)
+
+    def rewrite(self, held: Mapping[int, Any]) -> None:
+        """Let clients hold other data."""
+        for part in self.parts.values():
+            part.rewrite({client: each for client, each in held.items() if client in set(part.clients)})
 
     def load_state(self, state: Payload) -> None:
         """Restore every architecture's clients."""
@@ -92,7 +107,12 @@ class ByArchitecture(Executor):
 def _of(work: Work, clients: Sequence[int]) -> Work:
     """The part of the work that falls to some clients."""
     mine = set(clients)
-    return dataclasses.replace(work, num_epochs={c: n for c, n in work.num_epochs.items() if c in mine})
+    return dataclasses.replace(work, effort={c: share for c, share in work.effort.items() if c in mine})
+
+
+def _join(outcomes: Sequence[Outcome]) -> Outcome:
+    failures = {client: why for outcome in outcomes for client, why in outcome.failures.items()}
+    return Outcome(upload=concatenate(outcome.upload for outcome in outcomes), failures=failures)
 
 
 def _widen(whole: Payload, prefix: str, part: Payload) -> Payload:

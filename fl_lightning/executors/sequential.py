@@ -1,9 +1,11 @@
 """The reference executor: one client after another, each a LightningModule of its own with its own optimiser."""
 
 import copy
-import itertools
+import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +17,16 @@ from fl_lightning.executors.base import (
     Outcome,
     Work,
     check_optimizer,
+    draw_batches,
+    lasting,
     pack_optimizer_state,
+    spread_signals,
     unpack_optimizer_state,
 )
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
-from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.round.stage import Evaluation, Slot, Stage
 
 
 class SequentialExecutor(Executor):
@@ -34,91 +39,174 @@ class SequentialExecutor(Executor):
     def _allocate(self) -> None:
         self.modules: dict[int, ClientModule] = {}
         self.optimizers: dict[int, Optimizer] = {}
+        self.memories: dict[int, dict[str, Tensor]] = {}
         self._batches: dict[int, Batch] = {}
+        self._new_data: dict[int, Any] = {}
         for client in self.clients:
             self.modules[client] = copy.deepcopy(self.client).to(self.fabric.device)
             self.modules[client].fabric = self.fabric
             self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
+            self.memories[client] = {name: self._first(slot, client) for name, slot in self.slots.items()}
 
-    def run(self, work: Work) -> Outcome:
+    def _first(self, slot: Slot, client: int) -> Tensor:
+        """What a client remembers before its first stage."""
+        initial = slot.initial.to(self.fabric.device)
+        return initial.expand(self.collator.size(client), *initial.shape).clone() if slot.per_example else initial
+
+    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage for each client in turn."""
         answers: dict[int, Payload] = {}
+        contexts: dict[int, tuple[Context, Context]] = {}  # at the start and at the end of the stage
         failures: dict[int, str] = {}
-        for client in (client for client in self.clients if client in work.num_epochs):
+        for client in (client for client in self.clients if client in work.effort):
             module = self.modules[client]
             _load(module, {name: tensor[0] for name, tensor in self.received(work.payload, [client]).items()})
-            anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
-            module.context = Context(anchor=anchor)
+            start = module.context = self._context(client, work.payload)
             try:
                 answers[client] = self._run_client(client, work)
             except Exception as error:  # a client runs its user's code: whatever it raises is this client's failure
                 failures[client] = f"{type(error).__name__}: {error}"
-            self.report(1)
-        failures |= _misfits(answers)
+            contexts[client] = start, module.context
+            if report is not None:
+                report(1)
+        failures |= _misfits(answers, work.stage.per_example)
         for client in failures:
-            _load(self.modules[client], self.modules[client].context.anchor)
+            _load(self.modules[client], contexts[client][0].anchor)
             self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
-        parts = [answer for client, answer in answers.items() if client not in failures]
-        return Outcome(upload=concatenate(parts), failures=failures)
+        succeeded = [client for client in answers if client not in failures]
+        for client in succeeded:
+            self.memories[client] = dict(contexts[client][1].memory)
+        if work.stage.rewrite is not None:
+            self.rewrite({client: self._new_data[client] for client in succeeded})
+        return Outcome(upload=concatenate(answers[client] for client in succeeded), failures=failures)
+
+    def _context(self, client: int, payload: Payload | None) -> Context:
+        """What a client knows as a stage begins."""
+        anchor = {name: parameter.detach().clone() for name, parameter in self.modules[client].parameter_dict().items()}
+        fresh = {n: self._first(slot, client) for n, slot in self.slots.items() if not slot.lasting}
+        inbox = self.inbox(payload, [client], self.collator.size(client))
+        memory = {**self.memories[client], **fresh}
+        return Context(anchor=anchor, inbox={name: tensor[0] for name, tensor in inbox.items()}, memory=memory)
 
     def _run_client(self, client: int, work: Work) -> Payload:
         module, stage, batch = self.modules[client], work.stage, self._batch(client)
+        start = module.context.anchor
         if stage.reset_optimizer:
             self.optimizers[client] = check_optimizer(module.configure_optimizers())
-        self._train(module, self.optimizers[client], stage, client, work.num_epochs[client], work.round_idx)
+        optimizer = self._stage_optimizer(stage, module) or self.optimizers[client]
+        num_steps = self._train(module, optimizer, stage, client, work.effort[client], work.address.round_idx)
         parameters = {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
         context = module.context
         with torch.no_grad(), self.fabric.autocast():
-            signals = {name: signal(module, parameters, batch, context) for name, signal in stage.signals.items()}
-        if not finite_rows(tensor[None] for tensor in (*parameters.values(), *signals.values())).all():
+            asked = {name: signal(module, parameters, batch, context) for name, signal in stage.signals.items()}
+            signals = spread_signals(asked)
+            new = {name: value(module, parameters, batch, context) for name, value in stage.memory.items()}
+            memory = {**context.memory, **spread_signals(new)}
+            if stage.rewrite is not None:
+                self._new_data[client] = stage.rewrite(module, parameters, self.collator.held(client), context)
+        module.context = dataclasses.replace(context, memory=memory)
+        found = (*parameters.values(), *signals.values(), *memory.values())
+        if not finite_rows(tensor[None] for tensor in found if tensor.is_floating_point()).all():
             raise FloatingPointError("its parameters or its answer are not finite after local training")
-        trained, anchor = ({n: t[None] for n, t in tensors.items()} for tensors in (parameters, module.context.anchor))
+        trained, began, anchor = ({n: t[None] for n, t in p.items()} for p in (parameters, start, context.anchor))
+        size = torch.tensor([self.collator.size(client)], device=self.fabric.device)
         return Payload(
             clients=(client,),
-            parameters=self.sent(stage, trained, anchor),
+            parameters=self.sent(stage, trained, began, anchor),
             signals={name: tensor[None] for name, tensor in signals.items()},
             num_examples=module.example_count(batch)[None],
+            num_steps=torch.tensor([num_steps], device=self.fabric.device),
+            lengths={name: size for name in stage.per_example},
         )
 
+    @staticmethod
+    def _stage_optimizer(stage: Stage, module: ClientModule) -> Optimizer | None:
+        """The stage's own optimiser, if it has one."""
+        return None if stage.optimizer is None else check_optimizer(stage.optimizer(list(module.net.parameters())))
+
     def _train(
-        self, module: ClientModule, optimizer: Optimizer, stage: Stage, client: int, num_epochs: int, round_idx: int
-    ) -> None:
-        module.penalty = stage.penalty
-        batch, num_steps = self._batch(client), self.collator.steps_per_epoch(client)
-        untrained = [parameter for name, parameter in module.net.named_parameters() if not stage.trains(name)]
+        self, module: ClientModule, optimizer: Optimizer, stage: Stage, client: int, effort: float, round_idx: int
+    ) -> int:
+        """Train a client, and return the steps that it took."""
+        module.stage_objective, module.penalty = stage.objective, stage.penalty
+        batch = self._batch(client)
+        num_epochs, steps_per_epoch = stage.schedule(effort, self.collator.steps_per_epoch(client))
+        trained = {name: p for name, p in module.net.named_parameters() if p.requires_grad and stage.trains(name)}
+        num_steps = num_epochs * steps_per_epoch if trained else 0
+        keys = self.keys(round_idx, stage.name, [client], num_steps)[:, 0]
         module.train()
         module.on_train_start()
-        draws = batch.draws(self.keys(round_idx, stage.name, [client], num_epochs * num_steps)[:, 0])
-        for _ in range(num_epochs):
-            module.on_train_epoch_start()
-            for batch_idx, drawn in enumerate(itertools.islice(draws, num_steps)):
-                module.zero_grad()
-                with self.fabric.autocast():
-                    loss = module.training_step(drawn, batch_idx)
-                loss.backward()  # type: ignore[no-untyped-call]
-                for parameter in untrained:
-                    parameter.grad = None
-                _clip(module)
-                optimizer.step()
-                with torch.no_grad():
-                    _load(module, module.constrain(module.parameter_dict(), module.context))
-            module.on_train_epoch_end()
+        for step, drawn in enumerate(draw_batches(batch, keys, stage.repeat)):
+            batch_idx = step % steps_per_epoch
+            if batch_idx == 0:
+                module.on_train_epoch_start()
+            module.context = dataclasses.replace(module.context, step=step)
+            if stage.reset_every and step and step % stage.reset_every == 0:
+                optimizer.state.clear()
+            if module.on_train_batch_start(drawn, batch_idx) != -1:
+                self._step(module, optimizer, stage, trained, drawn, batch_idx)
+            if batch_idx + 1 == steps_per_epoch:
+                module.on_train_epoch_end()
         module.on_train_end()
         module.eval()
+        return num_steps
 
-    def evaluate(
-        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, *, collator: Collator | None = None
-    ) -> Payload:
+    def _step(
+        self,
+        module: ClientModule,
+        optimizer: Optimizer,
+        stage: Stage,
+        trained: Mapping[str, Tensor],
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        """One local step: gradient, the stage's rule, clipping, optimiser, constraint, what else the stage changes."""
+        module.on_before_zero_grad(optimizer)
+        module.zero_grad()
+        with self.fabric.autocast():
+            loss = module.training_step(batch, batch_idx)
+        module.on_before_backward(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        module.on_after_backward()
+        raw = {name: p.grad for name, p in trained.items() if p.grad is not None}
+        parameters = {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
+        with torch.no_grad():
+            ruled = raw if stage.gradient is None else stage.gradient(raw, parameters, module.context)
+        clipped = module.clip({name: ruled[name][None] if name in ruled else None for name in trained})
+        for name, parameter in module.net.named_parameters():
+            gradient = clipped.get(name)
+            parameter.grad = None if gradient is None else gradient[0]
+        module.on_before_optimizer_step(optimizer)
+        optimizer.step()
+        with torch.no_grad():
+            _load(module, module.constrain(parameters, module.context))
+            if stage.after_step is not None:
+                change = stage.after_step(parameters, raw, module.context)
+                _load(module, change.parameters)
+                moved = {**module.context.anchor, **change.anchor}
+                memory = {**module.context.memory, **change.memory}
+                module.context = dataclasses.replace(module.context, anchor=moved, memory=memory)
+        module.on_train_batch_end(loss.detach(), batch, batch_idx)
+
+    def _score(
+        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
+    ) -> Outcome:
         """Score each client in turn."""
-        mine = [client for client in self.clients if client in set(clients)]
-        scores: dict[str, list[Tensor]] = {}
-        for client in mine:
-            module = self._evaluated(evaluation, client, round_idx)
-            batch = self._batch(client) if collator is None else single(collator([client]))
-            found = self.sum_scores(module.parameter_dict(), batch, module.score_table)
-            for name, pair in found.items():
-                scores.setdefault(name, []).append(pair)
-        return Payload(clients=tuple(mine), signals={name: torch.stack(pairs) for name, pairs in scores.items()})
+        found: dict[int, Payload] = {}
+        failures: dict[int, str] = {}
+        for client in (client for client in self.clients if client in set(clients)):
+            try:
+                module = self._evaluated(evaluation, client, round_idx)
+                batch = self._batch(client) if collator is None else single(collator([client]))
+                scores = self.sum_scores(batch, functools.partial(self._table, module, evaluation))
+                found[client] = Payload(clients=(client,), signals={name: pair[None] for name, pair in scores.items()})
+            except Exception as error:  # as in training
+                failures[client] = f"{type(error).__name__}: {error}"
+        return Outcome(upload=concatenate(found.values()), failures=failures)
+
+    @staticmethod
+    def _table(module: ClientModule, evaluation: Evaluation, batch: Batch) -> dict[str, Tensor]:
+        return module.score_table(module.parameter_dict(), batch, module.context, evaluation.output)
 
     def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
         """Predict each client in turn."""
@@ -126,45 +214,73 @@ class SequentialExecutor(Executor):
         for client in (client for client in self.clients if client in set(clients)):
             with torch.no_grad(), self.fabric.autocast():
                 module = self._evaluated(evaluation, client, 0)
+                module.output_rule = evaluation.output
                 parts = [module.predict_step(part, 0).float() for part in self._batch(client).parts()]
-                predictions[client] = torch.cat(parts)
+                module.output_rule = None
+                predictions[client] = torch.cat(parts)[: self.original_size[client]]
         return predictions
 
     def _evaluated(self, evaluation: Evaluation, client: int, round_idx: int) -> ClientModule:
         """The module to score: the client's own, or a copy with other parameters or some more training."""
         module = self.modules[client]
-        if evaluation.payload is not None or evaluation.num_epochs:
-            module = copy.deepcopy(module, {id(module.fabric): module.fabric})  # Fabric is shared, not copied
-        if evaluation.payload is not None:
+        tuning = evaluation.tuning
+        if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
+            module = copy.copy(module)
+            module._modules = {"net": copy.deepcopy(module.net)}
             _load(module, {name: t[0] for name, t in self.received(evaluation.payload, [client]).items()})
-        if evaluation.num_epochs:
-            finetuning = Stage(name="finetune", trained=evaluation.trained)
+            context = self._context(client, evaluation.payload)
+            anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
+            module.context = dataclasses.replace(context, anchor=anchor)
+        if tuning is not None:
             with torch.enable_grad():
-                optimizer = check_optimizer(module.configure_optimizers())
-                self._train(module, optimizer, finetuning, client, evaluation.num_epochs, round_idx)
+                optimizer = self._stage_optimizer(tuning, module) or check_optimizer(module.configure_optimizers())
+                self._train(module, optimizer, tuning, client, 1.0, round_idx)
         return module.eval()
 
+    def rewrite(self, held: Mapping[int, Any]) -> None:
+        """Let clients hold other data; what they remember of new examples is as at first."""
+        super().rewrite(held)
+        for client in held:
+            self._batches.pop(client, None)
+            for name, slot in self.slots.items():
+                if slot.per_example:
+                    known, first = self.memories[client][name], self._first(slot, client)
+                    self.memories[client][name] = torch.cat([known, first[len(known) :]])[: len(first)]
+
     def state(self) -> Payload:
-        """Parameters and optimiser state of all clients."""
+        """Parameters, optimiser state and lasting memory of all clients."""
         nets = [dict(self.modules[client].net.named_parameters()) for client in self.clients]
         optimizers = [self.optimizers[client] for client in self.clients]
         names = list(nets[0]) if nets else []
-        return Payload(
-            clients=self.clients,
-            parameters={name: torch.stack([net[name].detach() for net in nets]) for name in names},
-            signals=pack_optimizer_state(
-                ((name, [net[name] for net in nets], optimizers) for name in names), self.fabric.device
-            ),
+        signals = pack_optimizer_state(
+            ((name, [net[name] for net in nets], optimizers) for name in names), self.fabric.device
         )
+        rows = [
+            Payload(
+                clients=(client,),
+                parameters={name: parameter.detach()[None] for name, parameter in net.items()},
+                signals={f"memory/{name}": self.memories[client][name][None] for name, s in lasting(self.slots)},
+                lengths={f"memory/{name}": self._size(client) for name, s in lasting(self.slots) if s.per_example},
+            )
+            for client, net in zip(self.clients, nets, strict=True)
+        ]
+        whole = concatenate(rows)
+        return dataclasses.replace(whole, signals={**signals, **whole.signals})
+
+    def _size(self, client: int) -> Tensor:
+        return torch.tensor([self.collator.size(client)], device=self.fabric.device)
 
     def load_state(self, state: Payload) -> None:
-        """Restore parameters and optimiser state."""
+        """Restore parameters, optimiser state and memory."""
         for client in self.clients:
             row = state.clients.index(client)
             module = self.modules[client]
             _load(module, {name: tensor[row] for name, tensor in state.parameters.items()})
             for name, parameter in module.net.named_parameters():
                 unpack_optimizer_state(name, row, parameter, self.optimizers[client], state)
+            for name, slot in lasting(self.slots):
+                value = state.signals[f"memory/{name}"][row].to(self.fabric.device)
+                self.memories[client][name] = value[: self.collator.size(client)] if slot.per_example else value.clone()
 
     def _batch(self, client: int) -> Batch:
         if client not in self._batches:
@@ -172,10 +288,12 @@ class SequentialExecutor(Executor):
         return self._batches[client]
 
 
-def _misfits(answers: Mapping[int, Payload]) -> dict[int, str]:
-    """Clients whose signals have other shapes than those of most."""
+def _misfits(answers: Mapping[int, Payload], per_example: Sequence[str]) -> dict[int, str]:
+    """Clients whose signals have other shapes than those of most; rows of examples may be any number."""
     shapes = {
-        client: tuple((name, tuple(tensor.shape[1:])) for name, tensor in answer.signals.items())
+        client: tuple(
+            (name, tuple(tensor.shape[2 if name in per_example else 1 :])) for name, tensor in answer.signals.items()
+        )
         for client, answer in answers.items()
     }
     usual = Counter(shapes.values()).most_common(1)
@@ -184,15 +302,6 @@ def _misfits(answers: Mapping[int, Payload]) -> dict[int, str]:
         for client, own in shapes.items()
         if own != usual[0][0]
     }
-
-
-def _clip(module: ClientModule) -> None:
-    own = module.parameter_dict()
-    gradients = {name: None if p.grad is None else p.grad[None] for name, p in own.items()}
-    clipped = module.clip(gradients)
-    if clipped is not gradients:
-        for name, gradient in clipped.items():
-            own[name].grad = None if gradient is None else gradient[0]
 
 
 def _load(module: ClientModule, tensors: Mapping[str, Tensor]) -> None:

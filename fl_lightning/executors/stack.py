@@ -1,7 +1,7 @@
 """Stacked clients: parameters and optimiser state of many clients, and the steps that they take together.
 
-An optimiser that treats every number on its own does not mind how many clients a tensor holds, so clients of the same
-age (with equal step counts) are one parameter of one optimiser; others are a parameter each.
+An optimiser that treats every number on its own does not mind how many clients a tensor holds, so clients that have
+taken equally many steps are one parameter of one optimiser; others are a parameter each.
 
 Shape legend: C clients of the stack.
 """
@@ -11,21 +11,20 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop
 
 from fl_lightning.executors.base import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
-from fl_lightning.round.client import ClientModule
-from fl_lightning.round.context import Context
+from fl_lightning.round.client import ClientModule, OptimizerFactory
 from fl_lightning.round.payload import Payload
 
 #: Optimisers that treat every number of a tensor on its own.
 ELEMENTWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop)
 
-#: Slots that hold one number for a whole parameter; equal for all clients of one age.
+#: Slots that hold one number for a whole parameter; equal for all clients that have taken as many steps.
 COUNTS = frozenset({"step", "mu_product", "eta", "mu"})
 
-#: With more runs of equal age than this, clients are put in the order of their ages before they step.
+#: With more runs of equal step counts than this, clients are put in the order of these before they step.
 MANY_BLOCKS = 32
 
 
@@ -49,38 +48,42 @@ class ClientStack:
         self.allocate = allocate
         self.slots: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
         self.started = {name: torch.zeros(len(t), dtype=torch.bool) for name, t in parameters.items()}
-        self._crews: dict[tuple[int, ...], Crew] = {}
+        self._slices: dict[tuple[int, ...], StackSlice] = {}
 
-    def in_step(self, positions: Sequence[int], num_steps: Sequence[int]) -> list[int]:
-        """An order of some clients in which those of equal age that are about to take as many steps are neighbours.
+    def training_order(self, positions: Sequence[int], num_steps: Sequence[int]) -> list[int]:
+        """An order of some clients in which those that can step as one are neighbours.
 
         It is their own order unless that has many more runs: rows that do not stand side by side have to be copied.
         """
         rows = list(range(len(positions)))
-        if len(rows) <= MANY_BLOCKS or (tuple(positions) in self._crews and len(set(num_steps)) == 1):
+        if len(rows) <= MANY_BLOCKS or (tuple(positions) in self._slices and len(set(num_steps)) == 1):
             return rows
-        ages = self.ages(positions, num_steps)
-        if len(_runs(ages)) <= MANY_BLOCKS:
+        counts = self.step_counts(positions, num_steps)
+        if len(_runs(counts)) <= MANY_BLOCKS:
             return rows
-        kind_C = torch.unique(ages, dim=0, return_inverse=True)[1]
+        kind_C = torch.unique(counts, dim=0, return_inverse=True)[1]
         order: list[int] = kind_C.argsort(stable=True).tolist()
         return order
 
-    def crew(self, positions: Sequence[int], num_steps: Sequence[int]) -> "Crew":
-        """Clients that are about to take so many steps each."""
+    def part(
+        self, positions: Sequence[int], num_steps: Sequence[int], optimizer: OptimizerFactory | None = None
+    ) -> "StackSlice":
+        """Clients that are about to take so many steps each, by an optimiser for now where one is given."""
         key = tuple(positions)
-        known = self._crews.get(key)
+        known = self._slices.get(key)
+        if optimizer is not None:
+            return StackSlice(self, positions, num_steps, optimizer)
         if known is not None and len(set(num_steps)) == 1:
             known.num_steps = [num_steps[0]]
             return known
-        self._dismiss(positions)
-        crew = Crew(self, positions, num_steps)
-        if isinstance(crew.rows, slice) and len(crew.blocks) == 1:
-            self._crews[key] = crew
-        return crew
+        self._drop_slices(positions)
+        part = StackSlice(self, positions, num_steps)
+        if isinstance(part.rows, slice) and len(part.blocks) == 1:
+            self._slices[key] = part
+        return part
 
-    def _dismiss(self, positions: Sequence[int]) -> None:
-        self._crews = {key: crew for key, crew in self._crews.items() if set(key).isdisjoint(positions)}
+    def _drop_slices(self, positions: Sequence[int]) -> None:
+        self._slices = {key: part for key, part in self._slices.items() if set(key).isdisjoint(positions)}
 
     def load(self, tensors: Mapping[str, Tensor], positions: Sequence[int]) -> None:
         """Overwrite some clients' parameters, one row of ``tensors`` each."""
@@ -90,13 +93,13 @@ class ClientStack:
 
     def forget(self, positions: Sequence[int]) -> None:
         """Start some clients' optimiser anew."""
-        self._dismiss(positions)
+        self._drop_slices(positions)
         for name, slots in self.slots.items():
             self.started[name][list(positions)] = False
             for slot in slots.values():
                 slot[rows_of(positions, slot.device)] = 0
 
-    def ages(self, positions: Sequence[int], num_steps: Sequence[int]) -> Tensor:
+    def step_counts(self, positions: Sequence[int], num_steps: Sequence[int]) -> Tensor:
         """What must be equal for clients to step as one: step counts and the like, and the steps to come."""
         columns = list(self.started.values())
         columns += [slot for slots in self.slots.values() for name, slot in slots.items() if name in COUNTS]
@@ -125,10 +128,12 @@ class ClientStack:
 
     def load_state(self, state: Payload, positions: Sequence[int]) -> None:
         """Restore what :meth:`state` returned."""
-        self._dismiss(positions)
+        self._drop_slices(positions)
         self.load(state.parameters, positions)
         for key, value in state.signals.items():
-            _, slot, name = key.split("/", 2)
+            if not key.startswith("optimizer/"):
+                continue
+            slot, _, name = key.removeprefix("optimizer/").partition("/")
             if slot == "started":
                 self.started[name][list(positions)] = value.cpu()
             else:
@@ -146,27 +151,34 @@ class ClientStack:
         return self.slots[name][slot]
 
 
-class Crew:
+class StackSlice:
     """Some clients of a stack while they step together.
 
     Attributes:
         parameters: By name, (clients, *shape): views of the stack's where the clients stand side by side, else copies
             that :meth:`store` writes back.
         rows: Where they stand.
-        blocks: Their runs of equal age and number of steps, each one parameter of the optimiser.
+        blocks: Their runs of equal step counts, each one parameter of the optimiser.
         sizes: Clients of each block.
         num_steps: Steps of each block.
     """
 
-    def __init__(self, stack: ClientStack, positions: Sequence[int], num_steps: Sequence[int]) -> None:
-        self.client = stack.client
+    def __init__(
+        self,
+        stack: ClientStack,
+        positions: Sequence[int],
+        num_steps: Sequence[int],
+        optimizer: OptimizerFactory | None = None,
+    ) -> None:
         self.positions = list(positions)
+        self.lasting = optimizer is None
         first = next(iter(stack.parameters.values()))
         self.rows = rows_of(positions, first.device)
         self.parameters = {name: tensor[self.rows] for name, tensor in stack.parameters.items()}
-        together = type(stack.client.configure_optimizers()) in ELEMENTWISE
+        kind = optimizer(list(stack.client.net.parameters())) if optimizer else stack.client.configure_optimizers()
+        together = type(kind) in ELEMENTWISE
         alone = [slice(row, row + 1) for row in range(len(positions))]
-        self.blocks = _runs(stack.ages(positions, num_steps)) if together else alone
+        self.blocks = _runs(stack.step_counts(positions, num_steps)) if together else alone
         self.sizes = [block.stop - block.start for block in self.blocks]
         self.num_steps = [num_steps[block.start] for block in self.blocks]
         self.members = {
@@ -174,12 +186,14 @@ class Crew:
             for name, tensor in self.parameters.items()
         }
         self.together = together
-        self.optimizer: Optimizer = check_optimizer(
-            stack.client.build_optimizer((name, member) for name, members in self.members.items() for member in members)
-        )
-        self._recall(stack)
+        named = [(name, member) for name, members in self.members.items() for member in members]
+        if optimizer is None:
+            self.optimizer = check_optimizer(stack.client.build_optimizer(named))
+            self._load_optimizer(stack)
+        else:
+            self.optimizer = check_optimizer(optimizer([member for _, member in named]))
 
-    def _recall(self, stack: ClientStack) -> None:
+    def _load_optimizer(self, stack: ClientStack) -> None:
         """Give the optimiser the state that its clients have."""
         group = self.optimizer.param_groups[0]
         on_device = group.get("fused") or group.get("capturable")
@@ -211,23 +225,32 @@ class Crew:
         for members in self.members.values():
             for member in members:
                 member.grad = None
-        if type(self.client).constrain is not ClientModule.constrain:
-            self._constrain([block for block, steps in zip(self.blocks, active, strict=True) if steps])
+
+    def steps(self, step: int) -> Tensor:
+        """Which clients take step number ``step``, boolean (clients,)."""
+        active = [step < number for number, size in zip(self.num_steps, self.sizes, strict=True) for _ in range(size)]
+        return torch.tensor(active, device=next(iter(self.parameters.values())).device)
 
     @torch.no_grad()
-    def _constrain(self, blocks: Sequence[slice]) -> None:
-        """Put the parameters of some blocks of clients back where they may be."""
-        device = next(iter(self.parameters.values())).device
-        rows = torch.cat([torch.arange(block.start, block.stop, device=device) for block in blocks])
-        constrain = torch.vmap(lambda parameters: self.client.constrain(parameters, Context()))
-        for name, tensor in constrain({n: t[rows] for n, t in self.parameters.items()}).items():
-            self.parameters[name][rows] = tensor
+    def put(self, tensors: Mapping[str, Tensor], active_C: Tensor) -> None:
+        """Give parameters of the active clients other values, (clients, *shape)."""
+        for name, tensor in tensors.items():
+            self.parameters[name].copy_(where_clients(active_C, tensor, self.parameters[name]))
+
+    def restart(self, step: int) -> None:
+        """Start the optimiser anew for the clients that take step number ``step``."""
+        for members in self.members.values():
+            for member, number in zip(members, self.num_steps, strict=True):
+                if step < number:
+                    self.optimizer.state.pop(member, None)
 
     @torch.no_grad()
     def store(self, stack: ClientStack) -> None:
         """Write everything back that is not in the stack already."""
         if not isinstance(self.rows, slice):
             stack.load(self.parameters, self.positions)
+        if not self.lasting:
+            return
         places = [rows_of(self.positions[block], torch.device("cpu")) for block in self.blocks]
         for name, members in self.members.items():
             for place, member in zip(places, members, strict=True):
@@ -247,6 +270,11 @@ class Crew:
                             self.optimizer.state[member][slot] = here
                     else:
                         storage[rows] = value if self.together else value[None]
+
+
+def where_clients(active_C: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new values of the active clients and the old ones of the others, (clients, ...)."""
+    return torch.where(active_C.view(-1, *[1] * (new.dim() - 1)), new, old)
 
 
 def rows_of(positions: Sequence[int], device: torch.device) -> slice | Tensor:

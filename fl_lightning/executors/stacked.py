@@ -4,22 +4,28 @@ The losses are summed, so each client's gradient is its own. Clients that do not
 untouched, exactly as if alone (``executors/stack.py``).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, single
-from fl_lightning.executors.base import Executor, Outcome, Work, check_optimizer
+from fl_lightning.executors.base import Executor, Outcome, Work, check_optimizer, lasting
 from fl_lightning.executors.budget import client_bytes
+from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, without_padding
+from fl_lightning.executors.hooks import SEQUENTIAL, overridden
+from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.payload import Payload, concatenate, finite_rows
-from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.round.payload import Payload, concatenate, finite_rows, pad_examples
+from fl_lightning.round.stage import Evaluation, Slot
 
 #: The client's functions that compute on a stack as they are, if the net does and none is overridden.
 _STACKABLE = ("objective", "output", "loss", "scores")
@@ -71,24 +77,33 @@ class StackedExecutor(Executor):
         self.storage = storage
         self.allocate = on_disk(storage_folder) if storage == "disk" else in_memory
 
+    def suited(self, client: ClientModule) -> Executor:
+        """This executor, or the sequential one for a client with hooks of its own or a net of plain PyG layers."""
+        own = overridden(client, SEQUENTIAL)
+        if not own:
+            return self
+        warnings.warn(
+            f"{type(client).__name__} overrides {', '.join(own)}, which the stacked executor does not call: clients "
+            "are run one after another (trainer.executor: SequentialExecutor)",
+            stacklevel=2,
+        )
+        return SequentialExecutor()
+
     def _allocate(self) -> None:
-        if type(self.client).training_step is not ClientModule.training_step:
+        if own := overridden(self.client, SEQUENTIAL):
             raise ValueError(
-                f"{type(self.client).__name__} overrides training_step, which the stacked executor does not call: "
-                "override objective or loss, or set trainer.executor to SequentialExecutor"
+                f"{type(self.client).__name__} overrides {', '.join(own)}, which the stacked executor does not call: "
+                "set trainer.executor to SequentialExecutor"
             )
         if self.storage == "disk" and self.fabric.device.type != "cpu":
             raise ValueError(
                 f"storage 'disk' is for clients on a CPU, but they are on {self.fabric.device}: use 'memory'"
             )
         self.client.to(self.fabric.device)
+        self.client.fabric = self.fabric
         plain = all(getattr(type(self.client), name) is getattr(ClientModule, name) for name in _STACKABLE)
         self.takes_stacks = plain and getattr(self.client.net, "takes_stacks", False)
         check_optimizer(self.client.configure_optimizers())
-        self.groups = self._group()
-        # the clients of a group stand side by side in the stack
-        self.position = {client: position for position, client in enumerate(c for group in self.groups for c in group)}
-        self.group_of = {client: group for group in self.groups for client in group}
         start = {
             name: self.allocate((len(self.clients), *parameter.shape), parameter.dtype, parameter.device).copy_(
                 parameter.detach()
@@ -96,8 +111,23 @@ class StackedExecutor(Executor):
             for name, parameter in self.client.net.named_parameters()
         }
         self.stack = ClientStack(self.client, start, self.allocate)
+        self._arrange()
+        self.memory = {name: self._first(slot, self.clients) for name, slot in lasting(self.slots)}
+
+    def _arrange(self) -> None:
+        """Give every client its group and its place in the stack; those of a group stand side by side."""
+        self.groups = self._group()
+        self.position = {client: position for position, client in enumerate(c for group in self.groups for c in group)}
+        self.group_of = {client: group for group in self.groups for client in group}
+        self.num_examples = max((self.collator.size(client) for client in self.clients), default=0)
         self._batches: dict[tuple[int, ...], Batch] = {}
         self._part: tuple[tuple[int, ...], Batch] | None = None
+
+    def _first(self, slot: Slot, clients: Sequence[int], num_examples: int | None = None) -> Tensor:
+        """What some clients remember before their first stage, (C, *shape) or (C, N, *shape)."""
+        initial = slot.initial.to(self.fabric.device)
+        size = (num_examples or self.num_examples,) if slot.per_example else ()
+        return initial.expand(len(clients), *size, *initial.shape).clone()
 
     def _group(self) -> list[tuple[int, ...]]:
         """Cut the clients, largest first, wherever padding, number or memory would exceed its bound."""
@@ -126,162 +156,249 @@ class StackedExecutor(Executor):
         self.client.eval()
         return max(1, min(limit, int(self.max_group_mib * 2**20 / needed)))
 
-    def run(self, work: Work) -> Outcome:
+    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage, one group of clients after another, all clients of a group at once."""
         failures: dict[int, str] = {}
+        held: dict[int, Any] = {}
 
         def uploads() -> Iterator[Payload]:
-            for members in self._split(work.num_epochs):
-                upload, failed = self._run_group(members, work)
-                self.report(len(members))
-                why = "its parameters or its answer are not finite after local training"
-                failures.update(dict.fromkeys(failed, why))
+            for members in self._split(work.effort):
+                upload, failed, new = self._run_group(members, work)
+                failures.update(failed)
+                held.update(new)
+                if report is not None:
+                    report(len(members))
                 yield upload
 
-        clients = [client for client in self.clients if client in work.num_epochs]
-        return Outcome(upload=Payload.collect(uploads(), clients, self.allocate), failures=failures)
+        clients = [client for client in self.clients if client in work.effort]
+        outcome = Outcome(upload=Payload.collect(uploads(), clients, self.allocate), failures=failures)
+        self.rewrite(held)
+        return outcome
 
-    def _in_step(self, stack: ClientStack, clients: tuple[int, ...], num_epochs: Mapping[int, int]) -> tuple[int, ...]:
-        """The clients in an order in which many can step together."""
-        positions = [self.position[client] for client in clients]
-        order = stack.in_step(positions, self._steps(clients, [num_epochs[client] for client in clients]))
-        return tuple(clients[row] for row in order)
-
-    def _steps(self, clients: Sequence[int], epochs: Sequence[int]) -> list[int]:
-        return [n * self.collator.steps_per_epoch(client) for n, client in zip(epochs, clients, strict=True)]
-
-    def _run_group(self, clients: tuple[int, ...], work: Work) -> tuple[Payload, list[int]]:
+    def _run_group(self, clients: tuple[int, ...], work: Work) -> tuple[Payload, dict[int, str], dict[int, Any]]:
+        """What clients of a group answer, why the others of them failed, and what they hold if that has changed."""
         stack, stage = self.stack, work.stage
         if stage.reset_optimizer:
             stack.forget([self.position[client] for client in clients])
-        clients = self._in_step(stack, clients, work.num_epochs)
+        steps = {client: self.num_steps(stage, client, work.effort[client]) for client in clients}
         positions = [self.position[client] for client in clients]
+        order = stack.training_order(positions, list(steps.values()))
+        clients, positions = tuple(clients[row] for row in order), [positions[row] for row in order]
         received = self.received(work.payload, clients)
         stack.load(received, positions)
-        rows = rows_of(positions, self.fabric.device)
-        anchor = {
+        rows, batch = rows_of(positions, self.fabric.device), self._batch(clients)
+        start = {
             name: received[name].to(tensor) if name in received else tensor[rows].clone()
             for name, tensor in stack.parameters.items()
         }
-        epochs = [work.num_epochs[client] for client in clients]
-        trained = self._train(stack, clients, positions, stage, anchor, epochs, work.round_idx)
-        batch = self._batch(clients)
-        signals = self._map_signals(stage, trained, batch)
-        finite = finite_rows((*trained.values(), *signals.values()))
-        failed = [row for row, fine in enumerate(finite.tolist()) if not fine]
+        knowledge = self._knowledge(clients, rows, work.payload, start, batch)
+        training = GroupTraining(self.client, stage, batch, knowledge, takes_stacks=self.takes_stacks)
+        keys = self.keys(work.address.round_idx, stage.name, clients, max(steps.values(), default=0))
+        num_steps = [steps[client] for client in clients]
+        with self.client_mode(training=True):
+            trained = training.run(stack.part(positions, num_steps, stage.optimizer), keys, self.fabric.autocast)
+            training.store(stack)
+        sizes_C = self._sizes(clients)
+        ask = functools.partial(training.ask, parameters=trained, autocast=self.fabric.autocast, sizes_C=sizes_C)
+        signals = ask(stage.signals, per_example=stage.per_example)
+        memory = {**knowledge["memory"], **ask(stage.memory)}
+        held = self._rewritten(work, clients, trained, training)
+        found = [*trained.values(), *signals.values(), *(m for m in memory.values() if m.is_floating_point())]
+        for row, fine in enumerate(finite_rows(found).tolist()):
+            if not fine:
+                training.failures.setdefault(row, "its parameters or its answer are not finite after local training")
+        failed = sorted(training.failures)
+        kept = [row for row in range(len(clients)) if row not in training.failures]
         upload = Payload(
             clients=clients,
-            parameters=self.sent(stage, trained, anchor),
+            parameters=self.sent(stage, trained, start, knowledge["anchor"]),
             signals=signals,
             num_examples=self.client.example_count(batch),
+            num_steps=torch.tensor(num_steps, device=self.fabric.device),
+            lengths=dict.fromkeys(stage.per_example, sizes_C),
         )
         if failed:
             lost = [positions[row] for row in failed]
-            stack.load({name: tensor[failed] for name, tensor in anchor.items()}, lost)
+            stack.load({name: tensor[failed] for name, tensor in start.items()}, lost)
             stack.forget(lost)
-            upload = upload.rows([client for client, fine in zip(clients, finite.tolist(), strict=True) if fine])
-        return upload, [clients[row] for row in failed]
+            upload = upload.rows([clients[row] for row in kept])
+        self._remember(memory, kept, [positions[row] for row in kept])
+        failures = {clients[row]: why for row, why in training.failures.items()}
+        return upload, failures, {client: new for client, new in held.items() if client not in failures}
 
-    def _train(
+    def _knowledge(
         self,
-        stack: ClientStack,
-        clients: tuple[int, ...],
-        positions: Sequence[int],
-        stage: Stage,
+        clients: Sequence[int],
+        rows: slice | Tensor,
+        payload: Payload | None,
         anchor: Mapping[str, Tensor],
-        epochs: Sequence[int],
-        round_idx: int,
-    ) -> dict[str, Tensor]:
-        """Train clients of a stack and return their parameters, (clients, *shape)."""
-        client, batch = self.client.train(), self._batch(clients)
-        trained = [n for n, parameter in client.net.named_parameters() if parameter.requires_grad and stage.trains(n)]
-        steps = self._steps(clients, epochs)
-        crew = stack.crew(positions, steps)
+        batch: Batch,
+    ) -> Knowledge:
+        """What the clients of a group know as a stage begins."""
+        num_examples = batch.real_mask.shape[1]
+        memory = {}
+        for name, slot in self.slots.items():
+            memory[name] = self.memory[name][rows] if slot.lasting else self._first(slot, clients, num_examples)
+            if slot.per_example:
+                memory[name] = memory[name][:, :num_examples]
+        return {"anchor": dict(anchor), "inbox": self.inbox(payload, clients, num_examples), "memory": memory}
 
-        def loss(parameters: dict[str, Tensor], tensors: dict[str, Tensor], anchor: dict[str, Tensor]) -> Tensor:
-            context = Context(anchor=anchor)
-            loss = client.objective(parameters, batch.replace(tensors), context)
-            return loss if stage.penalty is None else loss + stage.penalty(parameters, context)
+    def _remember(self, memory: Mapping[str, Tensor], rows: Sequence[int], positions: Sequence[int]) -> None:
+        """Keep what the clients in the given rows of a group, the ones that succeeded, remember."""
+        for name, slot in lasting(self.slots):
+            value, storage = memory[name][rows], self.memory[name]
+            place: Any = rows_of(positions, storage.device)
+            storage[(place, slice(value.shape[1])) if slot.per_example else place] = value
 
-        compute = loss if self.takes_stacks and stage.penalty is None else torch.vmap(loss)
-        num_steps = max(steps, default=0) if trained else 0
-        draws = batch.draws(self.keys(round_idx, stage.name, clients, num_steps))
-        leaves = {name: tensor.detach() for name, tensor in crew.parameters.items()}  # the crew steps their memory
-        inputs = [leaves[name].requires_grad_() for name in trained]
-        for step, drawn in enumerate(draws):
-            with self.fabric.autocast():
-                loss_C = compute(leaves, drawn.tensors(), dict(anchor))
-            gradients = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), allow_unused=True)
-            crew.step(client.clip(dict(zip(trained, gradients, strict=True))), step)
-        crew.store(stack)
-        client.eval()
-        return crew.parameters
+    def _rewritten(
+        self, work: Work, clients: Sequence[int], trained: Mapping[str, Tensor], training: GroupTraining
+    ) -> dict[int, Any]:
+        """What the clients hold from now on, one after another, for their data differ in shape."""
+        held: dict[int, Any] = {}
+        rewrite = work.stage.rewrite
+        if rewrite is None:
+            return held
+        ragged = {name for name, slot in self.slots.items() if slot.per_example}
+        ragged |= set() if work.payload is None else work.payload.lengths.keys()
+        for row, client in enumerate(clients):
+            own = {name: tensor[row] for name, tensor in trained.items()}
+            size = self.collator.size(client)
+            known = {
+                kind: {name: t[row, :size] if name in ragged else t[row] for name, t in tensors.items()}
+                for kind, tensors in training.knowledge.items()
+            }
+            with torch.no_grad():
+                try:
+                    held[client] = rewrite(self.client, own, self.collator.held(client), context_of(known))
+                except Exception as error:  # as in training
+                    training.failures.setdefault(row, f"{type(error).__name__}: {error}")
+        return held
 
-    @torch.no_grad()
-    def _map_signals(self, stage: Stage, parameters: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-        def signals(parameters: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            one = batch.replace(tensors)
-            return {name: signal(self.client, parameters, one, Context()) for name, signal in stage.signals.items()}
+    def rewrite(self, held: Mapping[int, Any]) -> None:
+        """Let clients hold other data, and group the clients anew."""
+        if not held:
+            return
+        state, sizes = self.state().copy(), {client: self.collator.size(client) for client in held}
+        super().rewrite(held)
+        self._arrange()
+        self.load_state(state)
+        for name, slot in lasting(self.slots):
+            for client, size in sizes.items() if slot.per_example else ():
+                self.memory[name][self.position[client], size:] = slot.initial
 
-        if not stage.signals:
-            return {}
-        with self.fabric.autocast():
-            return torch.vmap(signals)(dict(parameters), batch.tensors())
+    @contextmanager
+    def client_mode(self, *, training: bool) -> Iterator[None]:
+        """The client module in training mode, and in evaluation mode afterwards."""
+        self.client.train(training)
+        try:
+            yield
+        finally:
+            self.client.eval()
 
-    def evaluate(
-        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, *, collator: Collator | None = None
-    ) -> Payload:
+    def _sizes(self, clients: Sequence[int]) -> Tensor:
+        return torch.tensor([self.collator.size(client) for client in clients], device=self.fabric.device)
+
+    def _score(
+        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
+    ) -> Outcome:
         """Score the given clients, one group at a time, one forward for all splits."""
-        parts = []
+        parts, failures = [], {}
         for members in self._split(clients):
-            batch = self._batch(members) if collator is None else collator(members)
-            parameters = self._evaluated(evaluation, members, round_idx)
-            parts.append(Payload(clients=members, signals=self.sum_scores(parameters, batch, self._score)))
-        return concatenate(parts)
+            try:
+                parts.append(self._score_group(evaluation, members, round_idx, collator))
+            except Exception:  # a client runs its user's code: find out whose it was
+                for client in members:
+                    try:
+                        parts.append(self._score_group(evaluation, (client,), round_idx, collator))
+                    except Exception as error:
+                        failures[client] = f"{type(error).__name__}: {error}"
+        return Outcome(upload=concatenate(parts), failures=failures)
 
-    def _score(self, parameters: Parameters, batch: Batch) -> dict[str, Tensor]:
-        if self.takes_stacks:
-            return self.client.score_table(parameters, batch)
-        compute = torch.vmap(lambda p, tensors: self.client.score_table(p, batch.replace(tensors)))
-        return compute(dict(parameters), batch.tensors())
+    def _score_group(
+        self, evaluation: Evaluation, members: tuple[int, ...], round_idx: int, collator: Collator | None
+    ) -> Payload:
+        batch = self._batch(members) if collator is None else collator(members)
+        parameters, knowledge = self._evaluated(evaluation, members, round_idx)
+        rule = evaluation.output
+
+        def score(part: Batch) -> dict[str, Tensor]:
+            if self.takes_stacks and (rule is None or getattr(rule, "takes_stacks", False)):
+                return self.client.score_table(parameters, part, context_of(knowledge), rule)
+            table = torch.vmap(lambda p, t, k: self.client.score_table(p, part.replace(t), context_of(k), rule))
+            return table(parameters, part.tensors(), knowledge)
+
+        return Payload(clients=members, signals=self.sum_scores(batch, score))
 
     def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
         """Predict the given clients, one group at a time."""
         predictions: dict[int, Tensor] = {}
+        rule = evaluation.output
         for members in self._split(clients):
             batch = self._batch(members)
-            parameters = self._evaluated(evaluation, members, 0)
+            parameters, knowledge = self._evaluated(evaluation, members, 0)
+
+            def predict(p: Any, t: Any, k: Any, batch: Batch = batch) -> Tensor:
+                one = batch.replace(t)
+                output = self.client.output(p, one) if rule is None else rule(self.client, p, one, context_of(k))
+                return self.client.predictions(output)
+
             with torch.no_grad(), self.fabric.autocast():
-                compute = torch.vmap(lambda p, t, b=batch: self.client.predictions(self.client.output(p, b.replace(t))))
-                found = torch.cat([compute(parameters, part.tensors()) for part in batch.parts()], dim=1)
+                parts = [torch.vmap(predict)(parameters, part.tensors(), knowledge) for part in batch.parts()]
+                found = torch.cat(parts, dim=1)
             for row, client in enumerate(members):
-                predictions[client] = found[row, : self.collator.size(client)].float()
+                predictions[client] = found[row, : self.original_size[client]].float()
         return predictions
 
-    def _evaluated(self, evaluation: Evaluation, clients: tuple[int, ...], round_idx: int) -> dict[str, Tensor]:
+    def _evaluated(
+        self, evaluation: Evaluation, clients: tuple[int, ...], round_idx: int
+    ) -> tuple[dict[str, Tensor], Knowledge]:
         """The parameters to score: the clients' own, or others, or a copy after some more training."""
         rows = rows_of([self.position[client] for client in clients], self.fabric.device)
         parameters = {name: tensor[rows] for name, tensor in self.stack.parameters.items()}
         if evaluation.payload is not None:
             received = self.received(evaluation.payload, clients)
             parameters |= {name: tensor.to(parameters[name]) for name, tensor in received.items()}
-        if evaluation.num_epochs:
-            finetuning = Stage(name="finetune", trained=evaluation.trained)
+        tuning, knowledge = evaluation.tuning, Knowledge()
+        if tuning is not None or evaluation.output is not None:
+            knowledge = self._knowledge(clients, rows, evaluation.payload, parameters, self._batch(clients))
+        if tuning is not None:
             copies = ClientStack(self.client, {name: tensor.clone() for name, tensor in parameters.items()})
-            epochs = [evaluation.num_epochs] * len(clients)
-            parameters = self._train(copies, clients, range(len(clients)), finetuning, {}, epochs, round_idx)
+            steps = [self.num_steps(tuning, client, 1.0) for client in clients]
+            training = GroupTraining(
+                self.client, tuning, self._batch(clients), knowledge, takes_stacks=self.takes_stacks, blame=False
+            )
+            keys = self.keys(round_idx, tuning.name, clients, max(steps, default=0))
+            with self.client_mode(training=True):
+                part = copies.part(range(len(clients)), steps, tuning.optimizer)
+                parameters = training.run(part, keys, self.fabric.autocast)
         self.client.eval()
-        return parameters
+        return parameters, knowledge
 
     def state(self) -> Payload:
-        """Parameters and optimiser state of all clients."""
-        return self.stack.state(self.clients, [self.position[client] for client in self.clients], self.fabric.device)
+        """Parameters, optimiser state and lasting memory of all clients."""
+        positions = [self.position[client] for client in self.clients]
+        whole = self.stack.state(self.clients, positions, self.fabric.device)
+        rows = rows_of(positions, self.fabric.device)
+        sizes_C = self._sizes(self.clients)
+        memory, lengths = {}, {}
+        for name, slot in lasting(self.slots):
+            value = memory[f"memory/{name}"] = self.memory[name][rows]
+            if slot.per_example:
+                memory[f"memory/{name}"] = without_padding(value, sizes_C)
+                lengths[f"memory/{name}"] = sizes_C
+        return dataclasses.replace(whole, signals={**whole.signals, **memory}, lengths=lengths)
 
     def load_state(self, state: Payload) -> None:
-        """Restore parameters and optimiser state."""
-        self.stack.load_state(state.rows(self.clients), [self.position[client] for client in self.clients])
+        """Restore parameters, optimiser state and memory."""
+        own, positions = state.rows(self.clients), [self.position[client] for client in self.clients]
+        self.stack.load_state(own, positions)
+        rows = rows_of(positions, self.fabric.device)
+        for name, slot in lasting(self.slots):
+            value = own.signals[f"memory/{name}"].to(self.fabric.device)
+            self.memory[name] = self._first(slot, self.clients)
+            self.memory[name][rows] = pad_examples(value, self.num_examples) if slot.per_example else value
 
-    def _split(self, clients: Sequence[int] | Mapping[int, int]) -> list[tuple[int, ...]]:
+    def _split(self, clients: Sequence[int] | Mapping[int, float]) -> list[tuple[int, ...]]:
         """The given clients of this process by group."""
         wanted = set(clients)
         chosen = (tuple(client for client in group if client in wanted) for group in self.groups)

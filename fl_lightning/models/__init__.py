@@ -7,5 +7,6 @@ from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.models.mlp import MLP, LinearModel
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.projection_gcn import ProjectionGCN
+from fl_lightning.models.twin import Twin
 
-__all__ = ["CNN", "GCN", "MLP", "GRUForecaster", "LinearModel", "MaskedGCN", "NetOutput", "ProjectionGCN"]
+__all__ = ["CNN", "GCN", "MLP", "GRUForecaster", "LinearModel", "MaskedGCN", "NetOutput", "ProjectionGCN", "Twin"]

@@ -24,6 +24,8 @@ from fl_lightning.round.context import Context, Parameters
 Objective = Callable[["ClientModule", Parameters, Batch, Context], Tensor]
 #: A pure function of (trained parameters, context) that is added to the local loss, scalar.
 Penalty = Callable[[Parameters, Context], Tensor]
+#: A pure function of (client, parameters, batch, context): the predictions that are scored instead of the net's own.
+OutputRule = Callable[["ClientModule", Parameters, Batch, Context], NetOutput]
 #: Builds a net from the width of the inputs (their shape, where they are no vectors) and of the outputs.
 NetFactory = Callable[[Any, int], nn.Module]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
@@ -74,10 +76,23 @@ class ClientModule(LightningModule):
         self.stage_objective: Objective | None = None
         self.penalty: Penalty | None = None
         self.context = Context()
+        self.output_rule: OutputRule | None = None
 
-    def build(self, num_features: int | tuple[int, ...], num_outputs: int) -> None:
-        """Create the nets once the data's sizes are known; ``net`` is the first."""
-        self.nets = [factory(num_features, num_outputs) for factory in self.net_factories]
+    def build(
+        self,
+        num_features: int | tuple[int, ...],
+        num_outputs: int,
+        adapt: Callable[[nn.Module], nn.Module] | None = None,
+    ) -> None:
+        """Create the nets once the data's sizes are known; ``net`` is the first.
+
+        Args:
+            num_features: Width of the inputs, or the shape of one example.
+            num_outputs: Classes, or targets.
+            adapt: What the strategy makes of each net (``Strategy.build_net``).
+        """
+        nets = [factory(num_features, num_outputs) for factory in self.net_factories]
+        self.nets = nets if adapt is None else [adapt(net) for net in nets]
         self.net = self.nets[0]
 
     def variants(self) -> "list[ClientModule]":
@@ -104,6 +119,28 @@ class ClientModule(LightningModule):
         # executors refuse nets with tied weights, and to look for them here takes as long as a layer
         output: NetOutput = functional_call(self.net, dict(parameters), (batch,), tie_weights=False)
         return output
+
+    def part_output(self, part: str, parameters: Parameters, batch: Batch) -> NetOutput:
+        """Run one of several models of the client, a sub-net: ``part`` is its name in the net.
+
+        Args:
+            part: For example ``shared`` of a :class:`~fl_lightning.models.Twin`.
+            parameters: The client's; those of the sub-net are ``<part>.<name>``.
+            batch: One client's batch.
+        """
+        own = parameters_of(part, parameters)
+        output: NetOutput = functional_call(self.net.get_submodule(part), own, (batch,), tie_weights=False)
+        return output
+
+    def frozen_output(self, parameters: Parameters, batch: Batch) -> NetOutput:
+        """Run the net as a teacher: without dropout and without gradient, whatever the mode of the module."""
+        training = self.training
+        self.eval()
+        try:
+            with torch.no_grad():
+                return self.output(parameters, batch)
+        finally:
+            self.train(training)
 
     def objective(self, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The local loss, a pure function: the loss of the net's output on the batch.
@@ -132,9 +169,12 @@ class ClientModule(LightningModule):
         correct_N = output.logits.argmax(dim=-1) == batch.y
         return split_scores(batch, {"acc": correct_N, "loss": _cross_entropy(output.logits, batch.y)})
 
-    def score_table(self, parameters: Parameters, batch: Batch) -> dict[str, Tensor]:
+    def score_table(
+        self, parameters: Parameters, batch: Batch, context: Context, rule: OutputRule | None = None
+    ) -> dict[str, Tensor]:
         """The scores of a model, each metric's numerator and denominator as one float32 tensor (..., 2)."""
-        found = self.scores(self.output(parameters, batch), batch)
+        output = self.output(parameters, batch) if rule is None else rule(self, parameters, batch, context)
+        found = self.scores(output, batch)
         return {name: torch.stack([value.float() for value in pair], dim=-1) for name, pair in found.items()}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -146,25 +186,15 @@ class ClientModule(LightningModule):
             loss = self.stage_objective(self, parameters, batch, self.context)
         return loss if self.penalty is None else loss + self.penalty(parameters, self.context)
 
-    def _evaluation_step(self, batch: Batch, split: str) -> dict[str, Tensor]:
-        scores = self.scores(self.output(self.parameter_dict(), batch), batch)
-        return {name: total / count for name, (total, count) in scores.items() if name.startswith(split)}
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Metrics over this client's validation examples."""
-        return self._evaluation_step(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Metrics over this client's test examples."""
-        return self._evaluation_step(batch, "test")
-
     def predictions(self, output: NetOutput) -> Tensor:
         """Class probabilities of every example, (N, num_classes)."""
         return output.logits.softmax(dim=-1)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Predictions for every example, (N, num_outputs)."""
-        return self.predictions(self.output(self.parameter_dict(), batch))
+        parameters, rule = self.parameter_dict(), self.output_rule
+        output = self.output(parameters, batch) if rule is None else rule(self, parameters, batch, self.context)
+        return self.predictions(output)
 
     def configure_optimizers(self) -> Optimizer:
         """The client's optimiser over its own parameters."""
@@ -180,14 +210,23 @@ class ClientModule(LightningModule):
     def clip(self, gradients: Mapping[str, Tensor | None]) -> Mapping[str, Tensor | None]:
         """Scale each client's gradient down to ``gradient_clip_val``, (C, *shape) by name; None stays None.
 
-        Override it for another rule; both executors call it before every step of the optimiser.
+        Each of several models of a client has a norm of its own. Override it for another rule; both executors call it
+        before every step of the optimiser.
         """
-        if self.gradient_clip_val is None or all(g is None for g in gradients.values()):
+        if self.gradient_clip_val is None:
             return gradients
-        parts = [g.reshape(len(g), -1).norm(dim=1) for g in gradients.values() if g is not None]
-        norm_C = torch.stack(parts).norm(dim=0)
-        factor_C = (self.gradient_clip_val / (norm_C + 1e-6)).clamp(max=1.0)
-        return {name: g if g is None else g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
+        models = getattr(self.net, "models", ()) if hasattr(self, "net") else ()
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, gradient in gradients.items():
+            part = name.partition(".")[0]
+            if gradient is not None:
+                groups.setdefault(part if part in models else "", {})[name] = gradient
+        clipped: dict[str, Tensor | None] = dict(gradients)
+        for group in groups.values():
+            norm_C = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in group.values()]).norm(dim=0)
+            factor_C = (self.gradient_clip_val / (norm_C + 1e-6)).clamp(max=1.0)
+            clipped |= {name: g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in group.items()}
+        return clipped
 
     def constrain(self, parameters: Parameters, context: Context) -> Parameters:
         """Values that replace parameters after every optimiser step, by name: a projection onto what is allowed.
@@ -221,6 +260,16 @@ class RegressionClient(ClientModule):
     def predictions(self, output: NetOutput) -> Tensor:
         """Predicted targets, (N, num_outputs)."""
         return output.logits
+
+
+def parameters_of(part: str, parameters: Parameters) -> dict[str, Tensor]:
+    """Parameters of a sub-net by their names in it.
+
+    Example:
+        >>> sorted(parameters_of("shared", {"shared.head.bias": 1, "personal.head.bias": 2}))  # tensors, usually
+        ['head.bias']
+    """
+    return {name.removeprefix(f"{part}."): p for name, p in parameters.items() if name.startswith(f"{part}.")}
 
 
 def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

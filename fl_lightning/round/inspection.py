@@ -32,9 +32,10 @@ def inspect_upload(
     if stage.flat:
         expected = {FLAT: torch.Size([length])}
     found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
-    if expected != found or set(upload.signals) != set(stage.signals):
+    signals = {name if name in stage.signals else name.rpartition("/")[0] for name in upload.signals}
+    if expected != found or signals != set(stage.signals):
         wrong = {name for name in expected | found if expected.get(name) != found.get(name)}
-        wrong |= set(upload.signals) ^ set(stage.signals)
+        wrong |= signals ^ set(stage.signals)
         raise ValueError(
             f"stage {stage.name!r}: the upload's {sorted(wrong)} are missing, unexpected or of a wrong shape"
         )

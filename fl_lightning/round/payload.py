@@ -3,6 +3,7 @@
 Shape legend: C clients.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,12 +23,17 @@ class Payload:
         parameters: Model parameters by their name in the client's net, (C, *shape).
         signals: Everything else that is exchanged (embeddings, prototypes, ...), by name, (C, ...).
         num_examples: Labelled training examples of each client (C,), on uploads.
+        num_steps: Local steps that each client took (C,), on uploads.
+        lengths: Of each signal with a row for every example of a client, how many rows are the client's (C,); the rest
+            is padding, zero.
     """
 
     clients: tuple[int, ...]
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     signals: Mapping[str, Tensor] = field(default_factory=dict)
     num_examples: Tensor | None = None
+    num_steps: Tensor | None = None
+    lengths: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, tensor in self.tensors().items():
@@ -39,15 +45,42 @@ class Payload:
         return {**self.parameters, **self.signals}
 
     def named(self) -> dict[str, Tensor]:
-        """The same and ``num_examples``, parameters behind ``p/`` and signals behind ``s/``."""
+        """The same and what is counted: parameters behind ``p/``, signals behind ``s/``, lengths behind ``l/``."""
         named = {f"p/{name}": tensor for name, tensor in self.parameters.items()}
         named |= {f"s/{name}": tensor for name, tensor in self.signals.items()}
-        return named if self.num_examples is None else named | {"num_examples": self.num_examples}
+        named |= {f"l/{name}": tensor for name, tensor in self.lengths.items()}
+        counts = {"num_examples": self.num_examples, "num_steps": self.num_steps}
+        return named | {name: tensor for name, tensor in counts.items() if tensor is not None}
+
+    @classmethod
+    def from_named(cls, clients: Sequence[int], named: Mapping[str, Tensor]) -> "Payload":
+        """Undo :meth:`named`."""
+
+        def behind(prefix: str) -> dict[str, Tensor]:
+            return {name[2:]: tensor for name, tensor in named.items() if name.startswith(prefix)}
+
+        return cls(
+            clients=tuple(clients),
+            parameters=behind("p/"),
+            signals=behind("s/"),
+            num_examples=named.get("num_examples"),
+            num_steps=named.get("num_steps"),
+            lengths=behind("l/"),
+        )
+
+    def mask(self, name: str) -> Tensor:
+        """Which rows of a signal with one for every example are a client's own and no padding, boolean (C, N)."""
+        places_N = torch.arange(self.signals[name].shape[1], device=self.lengths[name].device)
+        return places_N < self.lengths[name][:, None]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the wire, all clients together."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+        """Bytes on the wire, all clients together, without padding."""
+        total = sum(tensor.nbytes for tensor in self.tensors().values())
+        for name, length_C in self.lengths.items():
+            num_rows, num_bytes = self.signals[name].shape[:2].numel(), self.signals[name].nbytes
+            total -= num_bytes * (num_rows - int(length_C.sum())) // max(num_rows, 1)
+        return total
 
     def rows(self, clients: Sequence[int]) -> "Payload":
         """The part of the payload that belongs to some of its clients, in their order."""
@@ -63,14 +96,20 @@ class Payload:
 
         return self._map(clients, pick)
 
+    def copy(self) -> "Payload":
+        """The same in memory of its own."""
+        return self._map(self.clients, torch.Tensor.clone)
+
+    def padded(self, name: str, size: int) -> "Payload":
+        """The payload with a signal that holds a row for every example padded to so many rows."""
+        tensor = self.signals[name]
+        if tensor.shape[1] == size:
+            return self
+        return dataclasses.replace(self, signals={**self.signals, name: pad_examples(tensor, size)})
+
     def _map(self, clients: Sequence[int], change: Callable[[Tensor], Tensor]) -> "Payload":
         """A payload of some clients, of changed tensors."""
-        return Payload(
-            clients=tuple(clients),
-            parameters={name: change(tensor) for name, tensor in self.parameters.items()},
-            signals={name: change(tensor) for name, tensor in self.signals.items()},
-            num_examples=None if self.num_examples is None else change(self.num_examples),
-        )
+        return Payload.from_named(clients, {name: change(tensor) for name, tensor in self.named().items()})
 
     @classmethod
     def collect(
@@ -92,9 +131,14 @@ class Payload:
         for part in payloads:
             if part.clients == tuple(clients):
                 return part
+            if not part.clients:
+                continue
             if not arrived:
                 whole = part._map(clients, lambda t: allocate((len(clients), *t.shape[1:]), t.dtype, t.device))
             rows = torch.tensor([row[client] for client in part.clients], dtype=torch.int64)
+            for name in part.lengths:
+                size = max(part.signals[name].shape[1], whole.signals[name].shape[1])
+                part, whole = part.padded(name, size), whole.padded(name, size)
             new = part.named()
             for name, tensor in whole.named().items():
                 tensor[rows.to(tensor.device)] = new[name]
@@ -111,10 +155,14 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
     parts = [payload for payload in payloads if payload.clients]
     if not parts:
         return Payload(clients=())
-    names = set(parts[0].tensors())
+    names = parts[0].named().keys()
     for part in parts[1:]:
-        if set(part.tensors()) != names:
-            raise ValueError(f"payloads hold different tensors: {sorted(names ^ set(part.tensors()))} are not in all")
+        if other := names ^ part.named().keys():
+            missing = sorted(name[2:] if name[1] == "/" else name for name in other)
+            raise ValueError(f"payloads hold different tensors: {missing} are not in all")
+    for name in parts[0].lengths:
+        size = max(part.signals[name].shape[1] for part in parts)
+        parts = [part.padded(name, size) for part in parts]
     clients = torch.tensor([client for part in parts for client in part.clients])
     ordered, order = clients.sort()
     is_ordered = torch.equal(clients, ordered)
@@ -128,12 +176,16 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
             joined[place.to(joined.device)] = tensor
         return joined
 
-    examples = [part.num_examples for part in parts if part.num_examples is not None]
-    return Payload(
-        clients=tuple(ordered.tolist()),
-        parameters={name: join([part.parameters[name] for part in parts]) for name in parts[0].parameters},
-        signals={name: join([part.signals[name] for part in parts]) for name in parts[0].signals},
-        num_examples=join(examples) if examples else None,
+    named = [part.named() for part in parts]
+    return Payload.from_named(ordered.tolist(), {name: join([each[name] for each in named]) for name in named[0]})
+
+
+def pad_examples(tensor_CN: Tensor, size: int) -> Tensor:
+    """Cut the second dimension, or pad it with zeros at its end, to the given size."""
+    if tensor_CN.shape[1] >= size:
+        return tensor_CN.narrow(1, 0, size)
+    return torch.cat(
+        [tensor_CN, tensor_CN.new_zeros(len(tensor_CN), size - tensor_CN.shape[1], *tensor_CN.shape[2:])], 1
     )
 
 

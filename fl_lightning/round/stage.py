@@ -1,18 +1,78 @@
-"""One exchange of a round: the server sends, the clients work, the clients answer."""
+"""One exchange of a round: the server sends, the clients work, the clients answer.
+
+What a client computes in it is said by pure functions of one client: its module, parameters, batch and
+:class:`Context`. Both executors call them, the stacked one for all clients at once under ``torch.vmap``.
+"""
 
 import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
-from fl_lightning.round.client import ClientModule, Penalty
+from fl_lightning.round.client import ClientModule, Objective, OptimizerFactory, OutputRule, Penalty
 from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.participation import epochs_of
 from fl_lightning.round.payload import Payload
 
-#: A pure function of (client module, its parameters, its batch, its context), evaluated after training in eval mode.
-Signal = Callable[[ClientModule, Parameters, Batch, Context], Tensor]
+#: A pure function of (client, parameters, batch, context), evaluated after training in eval mode and without gradient.
+#: Several tensors that come of one computation are a mapping: signal ``name`` then travels as ``name/key``.
+Signal = Callable[[ClientModule, Parameters, Batch, Context], Tensor | Mapping[str, Tensor]]
+#: A pure function of (gradients, parameters, context): the gradients that the optimiser is given in their place.
+GradientRule = Callable[[Parameters, Parameters, Context], Parameters]
+#: A pure function of (parameters, gradients of the objective, context): what else a step changes.
+AfterStep = Callable[[Parameters, Parameters, Context], "Change"]
+#: A function of (client, parameters, what the client holds, context): what it holds from now on.
+Rewrite = Callable[[ClientModule, Parameters, Any, Context], Any]
+
+Phase = Literal["initial", "round", "admission", "callback"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """New values after a step, by name; what is not named stays.
+
+    Attributes:
+        parameters: Of the client.
+        anchor: Of the context's anchor.
+        memory: Of the client's memory.
+    """
+
+    parameters: Parameters = field(default_factory=dict)
+    anchor: Parameters = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """A tensor of a client's memory.
+
+    Attributes:
+        initial: Its first value; of one example where it is ``per_example``.
+        per_example: There is one for each of the client's examples, (N, *shape).
+        lasting: It lives on and is in checkpoints; else it is set to its first value at the start of every stage.
+    """
+
+    initial: Tensor
+    per_example: bool = False
+    lasting: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageAddress:
+    """Where a stage is found, so that whoever has the strategy can make it again: stages hold functions.
+
+    Attributes:
+        phase: ``initial``, ``round``, ``admission`` (of newcomers), or ``callback`` (made by a callback, not found).
+        round_idx: The round, or the coming one.
+        name: The stage's.
+    """
+
+    phase: Phase
+    round_idx: int
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,41 +82,80 @@ class Stage:
     Attributes:
         name: For messages, logs and random keys; unique within a round.
         num_epochs: Local epochs.
-        upload: Names of the parameters sent up.
-        flat: All parameters are sent up as one row ``flat``, padded with zeros to the longest client's, in place of
-            ``upload``: for clients of different architectures.
-        as_update: Send the change since the start of the stage in place of the parameters.
-        signals: What goes up beside them, by name.
-        penalty: Term added to the local objective.
-        reset_optimizer: Start the local optimiser anew in place of keeping its state over the rounds.
+        num_steps: Local steps instead of epochs.
+        repeat: How many steps in a row are taken on each batch that is drawn (every one with its own dropout).
         trained: Shell-style patterns of the parameters that are trained.
+        objective: The local loss instead of the client's own. A function with a true attribute ``takes_stacks``
+            computes on a stack of clients by itself if the net does, and returns a loss for each, (C,).
+        penalty: Term added to the local loss.
+        gradient: Changes each step's gradients before they are clipped.
+        after_step: Changes parameters, anchor or memory after each step.
+        optimizer: Builds an optimiser for this stage alone, whose state ends with it; None for the client's own.
+        reset_optimizer: Start the local optimiser anew instead of keeping its state over the rounds.
+        reset_every: Also start it anew after so many steps.
+        upload: Names of the parameters sent up.
+        flat: All parameters are sent up as one row ``flat``, padded with zeros to the longest client's, instead of
+            ``upload``: for clients of different architectures.
+        as_update: Send the change since the start of the stage instead of the parameters.
+        send_anchor: Send the anchor, which the stage has moved, instead of the parameters.
+        signals: What goes up beside them, by name.
+        per_example: Names of the signals that hold a row for each of the client's examples, (N, ...).
+        memory: New values of the client's memory, by name, computed as signals are; kept only if the client succeeds.
+        rewrite: What the client holds from then on, its graph changed; kept only if the client succeeds.
     """
 
     name: str
     num_epochs: int = 0
+    num_steps: int | None = None
+    repeat: int = 1
+    trained: tuple[str, ...] = ("*",)
+    objective: Objective | None = None
+    penalty: Penalty | None = None
+    gradient: GradientRule | None = None
+    after_step: AfterStep | None = None
+    optimizer: OptimizerFactory | None = None
+    reset_optimizer: bool = False
+    reset_every: int | None = None
     upload: tuple[str, ...] = ()
     flat: bool = False
     as_update: bool = False
+    send_anchor: bool = False
     signals: Mapping[str, Signal] = field(default_factory=dict)
-    penalty: Penalty | None = None
-    reset_optimizer: bool = False
-    trained: tuple[str, ...] = ("*",)
+    per_example: tuple[str, ...] = ()
+    memory: Mapping[str, Signal] = field(default_factory=dict)
+    rewrite: Rewrite | None = None
 
     def trains(self, name: str) -> bool:
         """Whether a parameter is trained."""
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.trained)
 
+    def schedule(self, effort: float, steps_per_epoch: int) -> tuple[int, int]:
+        """Local epochs of a client and the steps of each; steps that are set are one epoch.
+
+        Args:
+            effort: Share of the work that the client manages, in [0, 1].
+            steps_per_epoch: Batches of its data that make an epoch.
+        """
+        if self.num_steps is not None:
+            return 1, epochs_of(effort, self.num_steps) * self.repeat
+        return epochs_of(effort, self.num_epochs), steps_per_epoch * self.repeat
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Which model of each client is evaluated.
+    """Which model of each client is evaluated, and how.
 
     Attributes:
-        payload: Parameters that replace the client's own; the client keeps what is not in it. None: its own model.
-        num_epochs: Local epochs on a copy before the evaluation (fine-tuning); the client's own state is untouched.
-        trained: Shell-style patterns of the parameters that these epochs train.
+        payload: Parameters that replace the client's own, which keeps what is not in it, and an inbox. None: its own.
+        tuning: Training on a copy before the evaluation; the client's own state is untouched.
+        output: The predictions that are scored instead of the net's own output.
     """
 
     payload: Payload | None = None
-    num_epochs: int = 0
-    trained: tuple[str, ...] = ("*",)
+    tuning: Stage | None = None
+    output: OutputRule | None = None
+
+
+def tune(num_epochs: int, *, trained: tuple[str, ...] = ("*",)) -> Stage:
+    """Fine-tuning with the client's own objective and a fresh optimiser of its own kind."""
+    return Stage(name="finetune", num_epochs=num_epochs, trained=trained)

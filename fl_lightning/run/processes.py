@@ -79,7 +79,10 @@ def gather(fabric: Fabric, payload: Payload) -> Payload:
     template: dict[str, tuple[torch.Size, torch.dtype]] = {}
     for _, described in shapes:
         for name, kind in described.items():
-            if template.setdefault(name, kind) != kind:
+            known = template.setdefault(name, kind)
+            if f"l/{name[2:]}" in described and name.startswith("s/") and kind[0][1:] == known[0][1:]:
+                template[name] = max(known, kind, key=lambda found: found[0][0])  # a row for every example
+            elif known != kind:
                 raise ValueError(f"processes sent {name[2:]!r} in different forms: {template[name]} and {kind}")
     rows: list[dict[str, Tensor]] = [{} for _ in shapes]
     for dtype in sorted({dtype for _, dtype in template.values()}, key=str):
@@ -87,12 +90,7 @@ def gather(fabric: Fabric, payload: Payload) -> Payload:
         for rank, tensors in enumerate(_all_gather(fabric, payload, alike, longest, dtype)):
             rows[rank] |= {name: tensor[: len(shapes[rank][0])] for name, tensor in tensors.items()}
     for rank, (clients, _) in enumerate(shapes):
-        parts[rank] = Payload(
-            clients=clients,
-            parameters={name[2:]: tensor for name, tensor in rows[rank].items() if name.startswith("p/")},
-            signals={name[2:]: tensor for name, tensor in rows[rank].items() if name.startswith("s/")},
-            num_examples=rows[rank].get("num_examples"),
-        )
+        parts[rank] = Payload.from_named(clients, rows[rank])
     return concatenate(parts)
 
 
@@ -131,10 +129,11 @@ def _all_gather(
 ) -> list[dict[str, Tensor]]:
     """Tensors of one type from every process, by rank and name, in one message: messages cost more than their bytes."""
     packed = torch.zeros(num_rows, sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=fabric.device)
-    own = payload.named()
+    own, ragged = payload.named(), {f"s/{name}" for name in payload.lengths}
     for name, tensor in unflatten(packed, shapes).items():
         if name in own:
-            tensor[: len(payload.clients)] = own[name]
+            mine = tensor[: len(payload.clients)]
+            (mine if name not in ragged else mine[:, : own[name].shape[1]]).copy_(own[name])
     everyone = [torch.empty_like(packed) for _ in range(fabric.world_size)]
     torch.distributed.all_gather(everyone, packed)
     return [unflatten(matrix, shapes) for matrix in everyone]

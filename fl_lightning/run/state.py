@@ -10,7 +10,7 @@ from lightning.fabric.loggers.logger import Logger
 from fl_lightning.callback import Callback
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint
-from fl_lightning.run.processes import gather
+from fl_lightning.run.processes import gather, gather_objects
 
 if TYPE_CHECKING:
     from fl_lightning.trainer import FederatedTrainer
@@ -27,6 +27,7 @@ def capture(trainer: "FederatedTrainer") -> dict[str, Any]:
             "clients": list(clients.clients),
             "parameters": dict(clients.parameters),
             "signals": dict(clients.signals),
+            "holdings": _holdings(trainer),
         },
         "callbacks": {key: callback.state_dict() for key, callback in _keyed_callbacks(trainer).items()},
         "random": checkpoint.random_state(),
@@ -49,6 +50,7 @@ def restore(trainer: "FederatedTrainer", path: Path) -> None:
     checkpoint.check_identity(path, state["identity"], _identity(trainer))
     clients = state["clients"]
     trainer.algorithm.load_state_dict(state["strategy"])
+    trainer.executor.load_holdings(clients["holdings"])
     trainer.executor.load_state(
         Payload(clients=tuple(clients["clients"]), parameters=clients["parameters"], signals=clients["signals"])
     )
@@ -62,6 +64,12 @@ def restore(trainer: "FederatedTrainer", path: Path) -> None:
     for logger in trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]:
         if state["wandb_id"] and hasattr(logger, "continue_run"):
             logger.continue_run(state["wandb_id"])
+
+
+def _holdings(trainer: "FederatedTrainer") -> dict[int, dict[str, Any]]:
+    """What clients hold whose graphs a stage has changed."""
+    parts = gather_objects(trainer.fabric, trainer.executor.holdings())
+    return {client: fields for part in parts for client, fields in part.items()}
 
 
 def _identity(trainer: "FederatedTrainer") -> dict[str, str]:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.federation import Federation
-from fl_lightning.round.client import ClientModule
+from fl_lightning.round.client import ClientModule, Penalty
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 
 
 class Strategy(ABC):
@@ -45,6 +45,42 @@ class Strategy(ABC):
     def setup(self, federation: Federation) -> None:
         """Create the server's state. Called once, before anything is trained or loaded."""
         self.federation = federation
+
+    def build_net(self, net: nn.Module) -> nn.Module:
+        """What the clients have of the user's net: itself, or one with more models or parameters beside it."""
+        return net
+
+    def memory(self) -> Mapping[str, Slot]:
+        """What each client remembers between stages beside its parameters, by name."""
+        return {}
+
+    def penalty(self) -> Penalty | None:
+        """The term added to the local objective."""
+        return None
+
+    def training(self, round_idx: int) -> Stage:
+        """The stage in which the clients train; override it to say what else they compute."""
+        return Stage(
+            name="train", num_epochs=self.num_epochs, reset_optimizer=self.reset_optimizer, penalty=self.penalty()
+        )
+
+    def stage(self, address: StageAddress) -> Stage:
+        """The stage at an address.
+
+        Raises:
+            ValueError: There is none.
+        """
+        found: Sequence[Stage] = ()
+        if address.phase == "initial":
+            found = self.initial_stages()
+        elif address.phase == "round":
+            found = self.stages(address.round_idx)
+        elif address.phase == "admission":
+            found = self.admission_stages()
+        named = [stage for stage in found if stage.name == address.name]
+        if not named:
+            raise ValueError(f"{type(self).__name__} has no stage at {address}")
+        return named[0]
 
     def initial_stages(self) -> Sequence[Stage]:
         """Stages to run once, before round 0."""

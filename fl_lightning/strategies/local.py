@@ -18,4 +18,4 @@ class Local(Strategy):
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """Train; send nothing."""
-        return [Stage(name="train", num_epochs=self.num_epochs, reset_optimizer=self.reset_optimizer)]
+        return [self.training(round_idx)]

@@ -22,6 +22,7 @@ from fl_lightning.data import ClientExamples, ClientSplit, Examples, ExampleSour
 from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.topology import Ring
 from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import tune
 from fl_lightning.strategies import FedAux, FedAvg, FedPub, FedSheafHN, Local
 
 SIZES = (40, 9, 23)
@@ -187,8 +188,8 @@ def test_fine_tuning_may_train_some_parameters_only(make_trainer) -> None:
     for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
         trainer = make_trainer(executor=executor, num_rounds=1)
         trainer.fit(module(), FederatedDataModule(Clouds()), Local(num_epochs=1))
-        none = trainer.executor.predict(Evaluation(num_epochs=5, trained=()), [0])[0]
-        bias = trainer.executor.predict(Evaluation(num_epochs=5, trained=("head.bias",)), [0])[0]
+        none = trainer.executor.predict(Evaluation(tuning=tune(5, trained=())), [0])[0]
+        bias = trainer.executor.predict(Evaluation(tuning=tune(5, trained=("head.bias",))), [0])[0]
         own = trainer.executor.predict(Evaluation(), [0])[0]
         assert torch.equal(none, own)
         shift = (bias.log() - own.log()).diff(dim=1)  # only the biases moved: the same shift of logits everywhere

@@ -394,9 +394,17 @@ def test_sequential_runs_the_hooks_of_an_own_training_step(federation, make_mode
     assert OwnStep.calls == ["start", "step 0", "epoch", "step 0", "epoch"] * 5
 
 
-def test_stacked_refuses_an_own_training_step(federation, make_model, make_trainer) -> None:
-    with pytest.raises(ValueError, match="OwnStep overrides training_step, which the stacked executor does not call"):
-        make_trainer(executor=StackedExecutor()).fit(make_model(OwnStep), federation, FedAvg())
+def test_stacked_hands_a_client_with_hooks_of_its_own_over(federation, make_model, make_trainer, assert_same) -> None:
+    def trained(executor) -> dict[str, torch.Tensor]:
+        trainer = make_trainer(executor=executor, num_rounds=1)
+        trainer.fit(make_model(OwnStep), federation, FedAvg(num_epochs=2))
+        return dict(trainer.executor.state().parameters)
+
+    with pytest.warns(
+        UserWarning, match="OwnStep overrides training_step, on_train_start, on_train_epoch_end, which the"
+    ):
+        handed_over = trained(StackedExecutor())
+    assert_same(handed_over, trained(SequentialExecutor()))
 
 
 def test_predictions_agree_and_are_probabilities(federation, make_model, make_trainer, tmp_path) -> None:

@@ -6,6 +6,7 @@ the edges of the topology is counted as communication (``peer_bytes``).
 Shape legend: C clients, P numbers in the longest client's parameters (shorter ones are padded with zeros).
 """
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,7 +76,7 @@ class Decentralised(Strategy):
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange with the neighbours."""
-        return [Stage(name="train", num_epochs=self.num_epochs, flat=True, reset_optimizer=self.reset_optimizer)]
+        return [dataclasses.replace(self.training(round_idx), flat=True)]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """What each client holds since it last combined."""

@@ -7,6 +7,7 @@ the descent direction. (FedSheafHN's eqs. 12 and 13 print the opposite sign, whi
 Shape legend: C clients, P generated parameters of one client.
 """
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,16 +86,8 @@ class Hypernetwork(Strategy):
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange: receive generated parameters, train, send how far they moved."""
-        return [
-            Stage(
-                name="train",
-                num_epochs=self.num_epochs,
-                upload=tuple(self.shapes),
-                as_update=True,
-                signals=self.signals(round_idx),
-                reset_optimizer=self.reset_optimizer,
-            )
-        ]
+        training, signals = self.training(round_idx), self.signals(round_idx)
+        return [dataclasses.replace(training, upload=tuple(self.shapes), as_update=True, signals=signals)]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:
         """Generate in training mode; the graph is kept for the server step that follows. Newcomers train nobody."""

@@ -3,6 +3,8 @@
 The members differ in how W is found, in which parameters it touches and in what the clients add to their objective.
 """
 
+import dataclasses
+import fnmatch
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
-from fl_lightning.round.client import Penalty
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.base import Strategy, select_names, server_dtype
@@ -44,12 +45,21 @@ class Mixing(Strategy):
         self.aggregation = aggregation
 
     @abstractmethod
-    def mixing_matrix(self, upload: Payload) -> Tensor:
-        """W over the clients of the upload: (1, C) for one common model, or (C, C)."""
+    def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
+        """W over the clients of the upload: (1, C) for one common model, or (C, C).
 
-    def penalty(self) -> Penalty | None:
-        """The term added to the local objective."""
-        return None
+        A mapping of shell-style patterns gives each group of parameters its own, the first pattern that matches.
+        """
+
+    def update(self, name: str, before: Tensor, mixed: Tensor) -> Tensor:
+        """What becomes of a parameter of the server: the mixed one, unless a server optimiser steps towards it.
+
+        Args:
+            name: The parameter's.
+            before: What the server had of the clients that answered, (1 or C, *shape).
+            mixed: W θ of them, likewise.
+        """
+        return mixed
 
     def signals(self) -> Mapping[str, Signal]:
         """What the clients send beside their parameters."""
@@ -70,16 +80,7 @@ class Mixing(Strategy):
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange: receive the mixed model, train, send the shared parameters."""
-        return [
-            Stage(
-                name="train",
-                num_epochs=self.num_epochs,
-                upload=self.shared,
-                signals=self.signals(),
-                penalty=self.penalty(),
-                reset_optimizer=self.reset_optimizer,
-            )
-        ]
+        return [dataclasses.replace(self.training(round_idx), upload=self.shared, signals=self.signals())]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """Each client's mixed model."""
@@ -95,16 +96,19 @@ class Mixing(Strategy):
         if not upload.clients:
             return
         mixing = self.mixing_matrix(upload)
-        rows = torch.tensor(upload.clients) if self.personalised else torch.tensor([0])
+        rows = torch.tensor(upload.clients if self.personalised else [0], device=self.federation.device)
         if self.aggregation is not None:
-            self._aggregate_robustly(self.aggregation, mixing, upload, rows.to(self.federation.device))
+            if not isinstance(mixing, Tensor):
+                raise ValueError(f"strategy.aggregation: {type(self).__name__} has a W for each group of parameters")
+            self._aggregate_robustly(self.aggregation, mixing, upload, rows)
             return
         for name, tensor in upload.parameters.items():
-            mixed = (mixing.to(tensor) @ tensor.reshape(len(tensor), -1)).view(len(mixing), *tensor.shape[1:])
+            own = mixing if isinstance(mixing, Tensor) else first_match(mixing, name)
+            mixed = (own.to(tensor) @ tensor.reshape(len(tensor), -1)).view(len(own), *tensor.shape[1:])
             if self.personalised:
-                self.models[name][rows.to(tensor.device)] = mixed
+                self.models[name][rows] = self.update(name, self.models[name][rows], mixed)
             else:
-                self.models[name] = mixed
+                self.models[name] = self.update(name, self.models[name], mixed)
 
     def _aggregate_robustly(self, aggregation: Aggregation, mixing: Tensor, upload: Payload, rows: Tensor) -> None:
         """All parameters of a client as one row, which is how distances and lengths are meant."""
@@ -114,7 +118,8 @@ class Mixing(Strategy):
         mixed = aggregation(mixing, sent.to(dtype), received.expand(sent.shape))
         shapes = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
         for name, tensor in unflatten(mixed, shapes).items():
-            self.models[name][rows] = tensor.to(self.models[name])
+            mixed_model = self.update(name, self.models[name][rows], tensor.to(self.models[name]))
+            self.models[name][rows] = mixed_model
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The mixed model with each client's personal parameters is the result; ``trained/...`` is before mixing."""
@@ -127,6 +132,23 @@ class Mixing(Strategy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the mixed models."""
         self.models = {name: tensor.to(self.federation.device) for name, tensor in state["models"].items()}
+
+
+def first_match(mixing: Mapping[str, Tensor], name: str) -> Tensor:
+    """The W of a parameter.
+
+    Raises:
+        ValueError: No pattern matches it.
+    """
+    for pattern, own in mixing.items():
+        if fnmatch.fnmatch(name, pattern):
+            return own
+    raise ValueError(f"mixing_matrix: none of {', '.join(mixing)} matches the parameter {name!r}")
+
+
+def equal_weights(upload: Payload) -> Tensor:
+    """Equal shares, (C,)."""
+    return torch.full((len(upload.clients),), 1 / len(upload.clients), dtype=torch.float64)
 
 
 def example_weights(upload: Payload) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fl_lightning.round.stage import Evaluation
+from fl_lightning.round.stage import Evaluation, tune
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
@@ -35,5 +35,5 @@ class FedAvgFinetune(FedAvg):
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The fine-tuned copies are the result; the global model is logged as ``global/...``."""
         shared = super().evaluations(clients)[""]
-        tuned = Evaluation(payload=shared.payload, num_epochs=self.num_finetune_epochs)
+        tuned = Evaluation(payload=shared.payload, tuning=tune(self.num_finetune_epochs))
         return {"": tuned, "global/": shared}

@@ -1,0 +1,262 @@
+"""One stage for a group of stacked clients: their local steps, and what they are asked afterwards.
+
+Shape legend: C clients of the group. Everything that a client knows has a leading client dimension here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.executors.base import draw_batches, spread_signals
+from fl_lightning.executors.stack import ClientStack, StackSlice, where_clients
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context
+from fl_lightning.round.payload import pad_examples
+from fl_lightning.round.stage import Signal, Stage
+
+#: ``anchor``, ``inbox`` and ``memory`` of a stack of clients: the tensors of their :class:`Context`.
+Knowledge = dict[str, dict[str, Tensor]]
+Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+def context_of(knowledge: Knowledge, step: int = 0) -> Context:
+    """What is known, as the functions of a stage are given it."""
+    return Context(step=step, **knowledge)
+
+
+class GroupTraining:
+    """Runs a stage for a group.
+
+    Args:
+        client: The client module.
+        stage: What to do.
+        batch: The data of all of the group's clients.
+        knowledge: What they know; a stage may move anchor and memory.
+        takes_stacks: The client's own functions and its net compute on stacks.
+        blame: Where the group cannot be computed, find out by which clients, and go on without these.
+
+    Attributes:
+        failures: Why clients failed, by their row.
+    """
+
+    def __init__(
+        self,
+        client: ClientModule,
+        stage: Stage,
+        batch: Batch,
+        knowledge: Knowledge,
+        *,
+        takes_stacks: bool,
+        blame: bool = True,
+    ) -> None:
+        self.client = client
+        self.stage = stage
+        self.batch = batch
+        self.knowledge = knowledge
+        self.blame = blame
+        self.failures: dict[int, str] = {}
+        self.on_stack = takes_stacks and (stage.objective is None or getattr(stage.objective, "takes_stacks", False))
+
+    def run(self, part: StackSlice, keys: Tensor, autocast: Autocast) -> dict[str, Tensor]:
+        """Train, and return the parameters, (C, *shape).
+
+        Args:
+            part: The group's clients in the stack.
+            keys: The random key of every step and client, (steps, C).
+            autocast: Precision of the forward passes.
+        """
+        self.part, stage = part, self.stage
+        named = self.client.net.named_parameters()
+        trained = [name for name, parameter in named if parameter.requires_grad and stage.trains(name)]
+        leaves = {name: tensor.detach() for name, tensor in part.parameters.items()}  # the slice steps their memory
+        for name in trained:
+            leaves[name].requires_grad_()
+        batches = draw_batches(self.batch, keys if trained else keys[:0], stage.repeat)
+        for step, drawn in enumerate(batches):
+            if stage.reset_every and step and step % stage.reset_every == 0:
+                part.restart(step)
+            raw = self._gradients(leaves, trained, drawn, step, autocast)
+            part.step(self.client.clip(self._ruled(raw, step)), step)
+            self._after(raw, step)
+        return part.parameters
+
+    def store(self, stack: ClientStack) -> None:
+        """Write the trained clients back."""
+        self.part.store(stack)
+
+    def loss(self, parameters: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge, step: int) -> Tensor:
+        """Each client's objective with its penalty, (C,)."""
+        client, objective, penalty = self.client, self.stage.objective, self.stage.penalty
+
+        def own(parameters: Mapping[str, Tensor], batch: Batch, context: Context) -> Tensor:
+            if objective is None:
+                return client.objective(parameters, batch, context)
+            return objective(client, parameters, batch, context)
+
+        def one(parameters: dict[str, Tensor], tensors: dict[str, Tensor], knowledge: Knowledge) -> Tensor:
+            context = context_of(knowledge, step)
+            loss = own(parameters, batch.replace(tensors), context)
+            return loss if penalty is None else loss + penalty(parameters, context)
+
+        if not self.on_stack:
+            mapped: Tensor = torch.vmap(one)(dict(parameters), batch.tensors(), knowledge)
+            return mapped
+        loss_C = own(parameters, batch, context_of(knowledge, step))
+        if penalty is None:
+            return loss_C
+        return loss_C + torch.vmap(lambda p, k: penalty(p, context_of(k, step)))(dict(parameters), knowledge)
+
+    def _gradients(
+        self, leaves: Mapping[str, Tensor], trained: Sequence[str], batch: Batch, step: int, autocast: Autocast
+    ) -> dict[str, Tensor | None]:
+        """The gradients of a step, (C, *shape); zero for clients that cannot be computed."""
+
+        def gradients(leaves: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor | None]:
+            with autocast():
+                loss_C = self.loss(leaves, batch, knowledge, step)
+            inputs = [leaves[name] for name in trained]
+            found = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), allow_unused=True)
+            return dict(zip(trained, found, strict=True))
+
+        try:
+            return gradients(leaves, batch, self.knowledge)
+        except Exception:  # a client runs its user's code: find out whose it was
+            if not self.blame:
+                raise
+
+        def alone(row: int) -> dict[str, Tensor | None]:
+            own = {name: tensor[row : row + 1].detach() for name, tensor in leaves.items()}
+            for name in trained:
+                own[name].requires_grad_()
+            return gradients(own, self._one(batch, row), self._know(row))
+
+        rows = self._one_by_one(alone)
+        joined: dict[str, Tensor | None] = {}
+        for name in trained:
+            found = {row: gradient for row, each in rows.items() if (gradient := each[name]) is not None}
+            zero = torch.zeros_like(leaves[name][:1])
+            joined[name] = torch.cat([found.get(row, zero) for row in range(len(leaves[name]))]) if found else None
+        return joined
+
+    def _one_by_one(self, compute: Callable[[int], dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """What can be computed for each row, noting why it cannot for others."""
+        rows: dict[int, dict[str, Any]] = {}
+        for row in range(len(self.batch.key)):
+            if row in self.failures:
+                continue
+            try:
+                rows[row] = compute(row)
+            except Exception as error:  # its user's code may raise anything
+                self.failures[row] = f"{type(error).__name__}: {error}"
+        return rows
+
+    @staticmethod
+    def _one(batch: Batch, row: int) -> Batch:
+        return batch.select(torch.tensor([row], device=batch.key.device))
+
+    def _know(self, row: int) -> Knowledge:
+        return {kind: {name: t[row : row + 1] for name, t in own.items()} for kind, own in self.knowledge.items()}
+
+    @torch.no_grad()
+    def _ruled(self, raw: dict[str, Tensor | None], step: int) -> dict[str, Tensor | None]:
+        """The gradients by the stage's rule."""
+        rule = self.stage.gradient
+        if rule is None:
+            return raw
+        mapped = torch.vmap(lambda g, p, k: dict(rule(g, p, context_of(k, step))))
+        found = {name: gradient for name, gradient in raw.items() if gradient is not None}
+        return {**dict.fromkeys(raw), **mapped(found, dict(self.part.parameters), self.knowledge)}
+
+    @torch.no_grad()
+    def _after(self, raw: Mapping[str, Tensor | None], step: int) -> None:
+        """The constraint, then what else the stage changes, for the clients that took the step."""
+        client, part, after_step = self.client, self.part, self.stage.after_step
+        constrains = type(client).constrain is not ClientModule.constrain
+        if not constrains and after_step is None:
+            return
+        active_C = part.steps(step)
+        if constrains:
+            mapped = torch.vmap(lambda p, k: dict(client.constrain(p, context_of(k, step))))
+            part.put(mapped(dict(part.parameters), self.knowledge), active_C)
+        if after_step is None:
+            return
+
+        def change(gradients: Any, parameters: Any, knowledge: Any) -> dict[str, dict[str, Tensor]]:
+            changed = after_step(parameters, gradients, context_of(knowledge, step))
+            return {kind: dict(getattr(changed, kind)) for kind in ("parameters", "anchor", "memory")}
+
+        found = {name: gradient for name, gradient in raw.items() if gradient is not None}
+        changed = torch.vmap(change)(found, dict(part.parameters), self.knowledge)
+        part.put(changed["parameters"], active_C)
+        for kind in ("anchor", "memory"):
+            own = self.knowledge[kind]
+            new = {name: where_clients(active_C, tensor, own[name]) for name, tensor in changed[kind].items()}
+            self.knowledge[kind] = {**own, **new}
+
+    @torch.no_grad()
+    def ask(
+        self,
+        functions: Mapping[str, Signal],
+        parameters: Mapping[str, Tensor],
+        autocast: Autocast,
+        *,
+        sizes_C: Tensor,
+        per_example: Sequence[str] = (),
+    ) -> dict[str, Tensor]:
+        """Evaluate functions of each client after training, (C, ...).
+
+        Args:
+            functions: By name; what they compute together is named ``name/key``.
+            parameters: The trained ones, (C, *shape).
+            autocast: Precision of the forward passes.
+            sizes_C: Examples of each client.
+            per_example: Names of results with a row for every example; those of padding become zero.
+        """
+        if not functions:
+            return {}
+        step = int(self.part.num_steps[0]) if self.part.num_steps else 0
+
+        def compute(parameters: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor]:
+            def one(p: dict[str, Tensor], t: dict[str, Tensor], k: Knowledge) -> dict[str, Tensor]:
+                own, context = batch.replace(t), context_of(k, step)
+                return spread_signals({name: f(self.client, p, own, context) for name, f in functions.items()})
+
+            with autocast():
+                found: dict[str, Tensor] = torch.vmap(one)(dict(parameters), batch.tensors(), knowledge)
+            return found
+
+        try:
+            found = compute(parameters, self.batch, self.knowledge)
+        except Exception:  # as for gradients
+            found = self._ask_one_by_one(compute, parameters, per_example)
+        for name in per_example:
+            if name in found:
+                found[name] = without_padding(found[name], sizes_C)
+        return found
+
+    def _ask_one_by_one(
+        self, compute: Callable[..., dict[str, Tensor]], parameters: Mapping[str, Tensor], per_example: Sequence[str]
+    ) -> dict[str, Tensor]:
+        def alone(row: int) -> dict[str, Tensor]:
+            own = {name: tensor[row : row + 1] for name, tensor in parameters.items()}
+            return compute(own, self._one(self.batch, row), self._know(row))
+
+        rows, num_clients = self._one_by_one(alone), len(self.batch.key)
+        joined: dict[str, Tensor] = {}
+        for name in next(iter(rows.values()), {}):
+            found = {row: each[name] for row, each in rows.items()}
+            if name in per_example:
+                found = {row: pad_examples(tensor, self.batch.real_mask.shape[1]) for row, tensor in found.items()}
+            zero = torch.zeros_like(next(iter(found.values())))
+            joined[name] = torch.cat([found.get(row, zero) for row in range(num_clients)])
+        return joined
+
+
+def without_padding(tensor_CN: Tensor, sizes_C: Tensor) -> Tensor:
+    """The rows of examples, zero where they are padding, (C, N, ...)."""
+    real_CN = torch.arange(tensor_CN.shape[1], device=sizes_C.device) < sizes_C[:, None]
+    return torch.where(real_CN.view(*real_CN.shape, *[1] * (tensor_CN.dim() - 2)), tensor_CN, 0)

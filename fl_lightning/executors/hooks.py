@@ -1,0 +1,75 @@
+"""Which of Lightning's hooks a client may override, and which executor honours them.
+
+| hook | sequential | stacked |
+|---|---|---|
+| ``objective``, ``output``, ``loss``, ``scores``, ``predictions`` | yes | yes |
+| ``build_optimizer``, ``clip``, ``constrain``, ``example_count`` | yes | yes |
+| ``training_step``, ``predict_step`` | yes | hands over |
+| ``configure_optimizers`` (one optimiser, no scheduler) | yes | hands over |
+| ``on_train_start``, ``on_train_epoch_start``, ``on_train_batch_start``, and their ends | yes | hands over |
+| ``on_before_zero_grad``, ``on_before_backward``, ``on_after_backward`` | yes | hands over |
+| ``on_before_optimizer_step`` | yes | hands over |
+| all other hooks of Lightning's training and evaluation loops | refused | refused |
+
+The stacked executor, which steps all clients as one, hands a client with hooks of its own over to the sequential one.
+"""
+
+import inspect
+
+from lightning.pytorch import LightningModule
+
+from fl_lightning.round.client import ClientModule
+
+#: Called for one client after another, so by the sequential executor alone.
+SEQUENTIAL = (
+    "training_step",
+    "predict_step",
+    "configure_optimizers",
+    "on_train_start",
+    "on_train_end",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+
+#: What to override instead of hooks that no executor calls.
+INSTEAD = {
+    "validation_step": "scores",
+    "test_step": "scores",
+    "optimizer_step": "build_optimizer, clip or constrain",
+    "optimizer_zero_grad": "build_optimizer, clip or constrain",
+    "lr_scheduler_step": "build_optimizer",
+    "configure_gradient_clipping": "clip",
+    "backward": "objective",
+    "manual_backward": "objective",
+    "forward": "output, or the net's own forward",
+}
+
+
+def overridden(client: ClientModule, names: tuple[str, ...]) -> list[str]:
+    """Which of the methods the client's class has of its own."""
+    return [name for name in names if getattr(type(client), name) is not getattr(ClientModule, name)]
+
+
+def check_hooks(client: ClientModule) -> None:
+    """Refuse a client with hooks that would be ignored in silence.
+
+    Raises:
+        ValueError: It overrides a hook of Lightning's loops that no executor calls.
+    """
+    loops = [
+        name
+        for name, _ in inspect.getmembers(LightningModule, inspect.isfunction)
+        if name.startswith(("on_", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"))
+    ]
+    names = dict.fromkeys([*INSTEAD, *loops, "transfer_batch_to_device", "configure_callbacks", "configure_model"])
+    ignored = overridden(client, tuple(name for name in names if name not in SEQUENTIAL))
+    if ignored:
+        name = ignored[0]
+        advice = f"override {INSTEAD[name]} instead" if name in INSTEAD else "see the table in executors/hooks.py"
+        raise ValueError(f"model: {type(client).__name__} overrides {name}, which a federation never calls: {advice}")

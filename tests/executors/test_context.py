@@ -1,0 +1,534 @@
+"""What a stage may have clients compute, keep and hear: both executors, resume, failures."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import StepLR
+
+from fl_lightning import Callback, ClientModule, Evaluation, Participation, Payload, SequentialExecutor, StackedExecutor
+from fl_lightning.models import Twin
+from fl_lightning.models.output import NetOutput
+from fl_lightning.round.client import parameters_of
+from fl_lightning.round.context import Context
+from fl_lightning.round.stage import Change, Slot, Stage, StageAddress
+from fl_lightning.strategies import FedAvg, Local
+
+EXECUTORS = {
+    "sequential": SequentialExecutor,
+    "stacked": functools.partial(StackedExecutor, max_padding=0.8),
+    "groups": functools.partial(StackedExecutor, max_clients_per_group=2),
+}
+each_executor = pytest.mark.parametrize("executor", EXECUTORS.values(), ids=EXECUTORS)
+
+
+class Training(FedAvg):
+    """FedAvg whose training stage has more settings."""
+
+    more: ClassVar[Mapping[str, Any]] = {}
+    remembers: ClassVar[Mapping[str, Slot]] = {}
+
+    def __init__(self, *, num_epochs: int = 3, more: Mapping[str, Any] | None = None, remembers: Any = None) -> None:
+        super().__init__(num_epochs=num_epochs)
+        self.own_more = dict(more or {})
+        self.own_slots = dict(remembers or {})
+        self.uploads: list[Payload] = []
+
+    def memory(self) -> Mapping[str, Slot]:
+        return self.own_slots
+
+    def signals(self) -> Mapping[str, Any]:
+        return self.own_more.get("signals", {})
+
+    def training(self, round_idx: int) -> Stage:
+        return dataclasses.replace(super().training(round_idx), **self.own_more)
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        self.uploads.append(upload)
+        super().aggregate(stage, upload)
+
+
+@pytest.fixture
+def fit(federation, make_model, make_trainer):
+    """Run a strategy; return the trainer."""
+
+    def run(executor, strategy, model=None, **settings):
+        settings = {"num_rounds": 3, "precision": "64-true", "seed": 1, **settings}
+        trainer = make_trainer(executor=executor(), **settings)
+        trainer.fit(model or make_model(dropout=0.5), federation, strategy)
+        return trainer
+
+    return run
+
+
+def agree(fit, assert_same, make_strategy, **settings) -> list[Any]:
+    """Run under every executor; all must end alike. Returns the strategies."""
+    runs = []
+    for executor in EXECUTORS.values():
+        strategy = make_strategy()
+        trainer = fit(executor, strategy, **settings)
+        runs.append((strategy, trainer.executor.state(), trainer.history))
+    (_, reference, history), *others = runs
+    for _, state, own in others:
+        assert_same(state.parameters, reference.parameters, tolerance=1e-9)
+        assert_same(state.signals, reference.signals, tolerance=1e-9)
+        assert_same(own, history, tolerance=1e-6)
+    return [strategy for strategy, *_ in runs]
+
+
+# ------------------------------------------------------------------ anchor, inbox, step
+
+
+class AnchoredClient(ClientModule):
+    """Its objective reads the anchor without a penalty being set."""
+
+    def objective(self, parameters, batch, context):
+        pull = sum((parameters[name] - context.anchor[name]).square().sum() for name in parameters)
+        return super().objective(parameters, batch, context) + 0.5 * pull
+
+
+def test_an_objective_sees_the_anchor_under_every_executor(fit, assert_same, make_model) -> None:
+    agree(fit, assert_same, FedAvg, model=make_model(AnchoredClient))
+
+
+class Sends(Training):
+    """Sends each client a direction that its objective goes along, and a row for each of its nodes."""
+
+    def configure(self, stage: Stage, clients: Any) -> Payload:
+        payload = super().configure(stage, clients)
+        self.generator = torch.Generator().manual_seed(0)
+        weight = payload.parameters["head.weight"]
+        directions = torch.arange(len(self.federation.training_clients)).to(weight)[list(clients)]
+        lengths = torch.tensor([30, 24, 18, 12, 8])[list(clients)]
+        places = torch.arange(30, dtype=weight.dtype).expand(len(clients), -1) * 0.1
+        rows = torch.where(torch.arange(30) < lengths[:, None], places, 0)
+        signals = {"direction": directions[:, None, None] * torch.ones_like(weight), "rows": rows}
+        return dataclasses.replace(payload, signals=signals, lengths={"rows": lengths})
+
+
+def along(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
+    output = client.output(parameters, batch)
+    weights_N = context.inbox["rows"] * batch.real_mask
+    loss = client.loss(output, batch) + 1e-2 * (weights_N[:, None] * output.embedding).square().sum()
+    return loss + (0.1 * (context.step + 1)) * (context.inbox["direction"] * parameters["head.weight"]).sum()
+
+
+def test_inbox_and_step_reach_the_objective(fit, assert_same) -> None:
+    agree(fit, assert_same, lambda: Sends(more={"objective": along}), participation=Participation(num_clients=3))
+
+
+def test_bytes_of_rows_are_counted_without_padding() -> None:
+    rows = torch.ones(2, 5, 3)
+    payload = Payload(clients=(0, 1), signals={"rows": rows}, lengths={"rows": torch.tensor([5, 2])})
+    assert payload.num_bytes == 7 * 3 * 4
+    assert payload.mask("rows").sum(dim=1).tolist() == [5, 2]
+    assert payload.rows([1]).num_bytes == 2 * 3 * 4
+
+
+@each_executor
+def test_a_parameter_that_the_net_lacks_is_named(executor, fit) -> None:
+    class Wrong(FedAvg):
+        def configure(self, stage, clients):
+            payload = super().configure(stage, clients)
+            return dataclasses.replace(payload, parameters={**payload.parameters, "control": torch.ones(5, 2)})
+
+    with pytest.raises(ValueError, match=r"the strategy sends a parameter 'control' of shape \(2,\), but the"):
+        fit(executor, Wrong())
+
+
+# ------------------------------------------------------------------ steps
+
+
+def flip_second(gradients: Any, parameters: Any, context: Context) -> Any:
+    return {name: gradient * (-0.5 if context.step == 1 else 1.0) for name, gradient in gradients.items()}
+
+
+def follow(parameters: Any, gradients: Any, context: Context) -> Change:
+    """Every second step the anchor follows; the gradients are added up."""
+    total = {name: context.memory[name] + gradient for name, gradient in gradients.items() if name in context.memory}
+    if context.step % 2 == 0:
+        return Change(memory=total)
+    moved = {name: context.anchor[name] + 0.5 * (parameters[name] - context.anchor[name]) for name in parameters}
+    back = {"head.bias": moved["head.bias"]}
+    return Change(anchor=moved, memory=total, parameters=back)
+
+
+def pull(parameters: Any, context: Context) -> Tensor:
+    return torch.stack([(parameters[n] - context.anchor[n]).square().sum() for n in sorted(parameters)]).sum()
+
+
+def total_gradient(client: Any, parameters: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+    return {"bias": context.memory["head.bias"], "weight": context.memory["head.weight"]}
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("model", [{}, {"gradient_clip_val": 0.05}, {"optimizer": functools.partial(SGD, lr=0.2)}])
+def test_gradient_rule_moving_anchor_and_memory(busy, model, fit, assert_same, make_model) -> None:
+    def strategy() -> Training:
+        first = {"head.bias": Slot(initial=torch.zeros(3).double(), lasting=False)}
+        first["head.weight"] = Slot(initial=torch.zeros(3, 8).double())
+        more = {"gradient": flip_second, "after_step": follow, "penalty": pull, "send_anchor": True}
+        return Training(num_epochs=4, more=more | {"signals": {"gradient": total_gradient}}, remembers=first)
+
+    participation = Participation(num_clients=4, straggler_probability=0.5) if busy else None
+    strategies = agree(fit, assert_same, strategy, model=make_model(dropout=0.3, **model), participation=participation)
+    last = strategies[0].uploads[-1]
+    assert set(last.signals) == {"gradient/bias", "gradient/weight"}
+    assert all(tensor.flatten(1).any(dim=1).all() for tensor in last.signals.values())
+    assert not busy or len(set(last.num_steps.tolist())) > 1
+    for other in strategies[1:]:
+        assert_same(dict(other.uploads[-1].signals), dict(last.signals), tolerance=1e-9)
+        assert other.uploads[-1].num_steps.tolist() == last.num_steps.tolist()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_steps": 5},
+        {"repeat": 2},
+        {"reset_every": 2},
+        {"optimizer": functools.partial(SGD, lr=0.3, momentum=0.9)},
+        {"optimizer": functools.partial(Adam, lr=0.1), "num_steps": 4},
+        {"trained": ("head.*",)},
+    ],
+    ids=str,
+)
+def test_steps_of_a_stage(more, fit, assert_same) -> None:
+    busy = Participation(num_clients=4, straggler_probability=0.5)
+    (reference, *_) = agree(fit, assert_same, lambda: Training(num_epochs=5, more=more), participation=busy)
+    assert int(reference.uploads[-1].num_steps.max()) <= 5 * more.get("repeat", 1)
+
+
+@each_executor
+def test_an_optimiser_of_a_stage_leaves_the_clients_own_alone(executor, fit) -> None:
+    trainer = fit(executor, Training(more={"optimizer": functools.partial(SGD, lr=0.1, momentum=0.9)}))
+    signals = trainer.executor.state().signals
+    assert not any(tensor.any() for name, tensor in signals.items() if name.startswith("optimizer/"))
+
+
+# ------------------------------------------------------------------ memory
+
+
+def remember_nodes(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
+    return 0.5 * context.memory["nodes"] + client.output(parameters, batch).embedding
+
+
+def near_memory(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
+    output = client.output(parameters, batch)
+    apart_ND = (output.embedding - context.memory["nodes"]) * batch.real_mask[:, None]
+    return client.loss(output, batch) + 0.01 * apart_ND.square().sum() + 0.1 * context.memory["count"]
+
+
+def remembering() -> Training:
+    slots = {
+        "nodes": Slot(initial=torch.full((8,), 0.1, dtype=torch.float64), per_example=True),
+        "count": Slot(initial=torch.zeros((), dtype=torch.float64)),
+    }
+    more = {
+        "objective": near_memory,
+        "memory": {"nodes": remember_nodes, "count": lambda client, p, batch, context: context.memory["count"] + 1},
+        "signals": {"nodes": lambda client, p, batch, context: client.output(p, batch).embedding},
+        "per_example": ("nodes",),
+    }
+    return Training(more=more, remembers=slots)
+
+
+def test_memory_of_nodes_and_of_clients(fit, assert_same) -> None:
+    strategies = agree(fit, assert_same, remembering, participation=Participation(num_clients=3))
+    for strategy in strategies:
+        for upload in strategy.uploads:
+            sizes = torch.tensor([30, 24, 18, 12, 8])[list(upload.clients)]
+            assert upload.lengths["nodes"].tolist() == sizes.tolist()
+            assert not upload.signals["nodes"][~upload.mask("nodes")].any()
+            assert upload.num_bytes == sum(t.nbytes for t in upload.parameters.values()) + int(sizes.sum()) * 8 * 8
+
+
+@each_executor
+def test_memory_is_resumed_exactly(executor, fit, federation, make_model, make_trainer, assert_same, tmp_path) -> None:
+    class Save(Callback):
+        def on_checkpoint_point(self, trainer: Any) -> None:
+            if trainer.round_idx == 2:
+                trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
+
+    busy = Participation(num_clients=3)
+    whole = fit(executor, remembering(), num_rounds=4, participation=busy, callbacks=[Save()])
+    resumed = make_trainer(executor=executor(), num_rounds=4, precision="64-true", seed=1, participation=busy)
+    resumed.fit(make_model(dropout=0.5), federation, remembering(), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
+    assert_same(dict(resumed.executor.state().signals), dict(whole.executor.state().signals))
+    counts = whole.executor.state().signals["memory/count"]
+    assert counts.sum() == 4 * 3
+
+
+@each_executor
+def test_memory_of_a_client_that_fails_is_rolled_back(executor, fit) -> None:
+    def fails(client: Any, parameters: Any, batch: Any, context: Context) -> Tensor:
+        return parameters["head.bias"].sum() / (batch.real_mask.sum() != 18)
+
+    strategy = remembering()
+    strategy.own_more["signals"] = {"odd": fails}
+    strategy.own_more["per_example"] = ()
+    with pytest.warns(UserWarning, match="failed in stage 'train'"):
+        trainer = fit(executor, strategy)
+    assert trainer.executor.state().signals["memory/count"].tolist() == [3, 3, 0, 3, 3]
+    assert (trainer.executor.state().signals["memory/nodes"][2, :18] == 0.1).all()
+
+
+# ------------------------------------------------------------------ failures
+
+
+class Explodes(ClientModule):
+    """Raises for the client of 18 nodes, and for all that are computed with it."""
+
+    def loss(self, output: NetOutput, batch: Any) -> Tensor:
+        if batch.real_mask.shape[-1] == 18 or mapped_clients(batch) > 1:
+            raise RuntimeError("odd client")
+        return super().loss(output, batch)
+
+
+def mapped_clients(batch: Any) -> int:
+    """How many clients ``vmap`` maps over."""
+    functorch = torch._C._functorch
+    return len(functorch.get_unwrapped(batch.y)) if functorch.is_batchedtensor(batch.y) else 1
+
+
+@pytest.mark.parametrize("executor", ["sequential", "stacked"])
+def test_only_the_culprit_is_blamed(executor, fit, make_model) -> None:
+    with pytest.warns(UserWarning, match=r"client-02 failed in stage 'train' round 0: RuntimeError: odd client"):
+        trainer = fit(EXECUTORS[executor], FedAvg(), model=make_model(Explodes), num_rounds=1)
+    assert trainer.history[-1]["num_failures"] == 1
+
+
+def test_clients_beside_a_failing_one_are_trained_as_if_it_were_not_there(fit, make_model, assert_same) -> None:
+    states = []
+    for executor in ("sequential", "stacked"):
+        with pytest.warns(UserWarning, match="odd client"):
+            trainer = fit(EXECUTORS[executor], Local(), model=make_model(Explodes, dropout=0.5))
+        states.append(dict(trainer.executor.state().parameters))
+    assert_same(states[1], states[0], tolerance=1e-9)
+
+
+# ------------------------------------------------------------------ evaluation
+
+
+def reversed_classes(client: ClientModule, parameters: Any, batch: Any, context: Context) -> NetOutput:
+    output = client.output(parameters, batch)
+    return NetOutput(output.logits.flip(-1) * context.inbox.get("scale", 1.0), output.embedding)
+
+
+class Evaluates(FedAvg):
+    """Other predictions, other optimisers, failures."""
+
+    def evaluations(self, clients):
+        tuning = Stage(name="adapt", num_steps=2, optimizer=functools.partial(SGD, lr=0.5), trained=("head.*",))
+        payload = super().evaluations(clients)[""].payload
+        scale = torch.full((len(clients),), 2.0, dtype=torch.float64)
+        scaled = dataclasses.replace(payload, signals={"scale": scale})
+        return {
+            "": Evaluation(payload=payload),
+            "reversed/": Evaluation(payload=scaled, output=reversed_classes),
+            "adapted/": Evaluation(payload=payload, tuning=tuning),
+            "both/": Evaluation(tuning=tuning, output=reversed_classes),
+        }
+
+
+def test_evaluation_with_its_own_optimiser_steps_and_predictions(fit, assert_same, federation) -> None:
+    agree(fit, assert_same, Evaluates)
+    trainer = fit(SequentialExecutor, Evaluates())
+    last = trainer.history[-1]
+    assert len({last["val/loss"], last["reversed/val/loss"], last["adapted/val/loss"], last["both/val/loss"]}) == 4
+    found = [
+        trainer.executor.predict(trainer.algorithm.evaluations((0,))["reversed/"], (0,))[0],
+        fit(StackedExecutor, Evaluates()).executor.predict(trainer.algorithm.evaluations((0,))["reversed/"], (0,))[0],
+    ]
+    assert_same(found[0], found[1], tolerance=1e-6)
+
+
+@each_executor
+def test_a_client_that_cannot_be_evaluated_is_left_out(executor, fit) -> None:
+    def odd(client: ClientModule, parameters: Any, batch: Any, context: Context) -> NetOutput:
+        if batch.real_mask.shape[-1] == 18 or mapped_clients(batch) > 1:
+            raise RuntimeError("odd client")
+        return client.output(parameters, batch)
+
+    class Odd(FedAvg):
+        def evaluations(self, clients):
+            return {"": Evaluation(), "odd/": Evaluation(output=odd)}
+
+    with pytest.warns(UserWarning, match="failed in the evaluation 'odd/': RuntimeError"):
+        trainer = fit(executor, Odd())
+    assert 2 not in trainer.scores["odd/"].clients
+    assert trainer.scores[""].clients == (0, 1, 2, 3, 4)
+
+
+# ------------------------------------------------------------------ several models, graphs
+
+
+class TwinAveraging(FedAvg):
+    """FedAvg of one copy; the other is trained alone."""
+
+    def __init__(self) -> None:
+        super().__init__(num_epochs=2)
+        self.personal = ("personal.*",)
+
+    def build_net(self, net: nn.Module) -> nn.Module:
+        return Twin(net)
+
+    def training(self, round_idx: int) -> Stage:
+        return dataclasses.replace(super().training(round_idx), objective=both)
+
+
+def both(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
+    losses = [client.loss(client.part_output(part, parameters, batch), batch) for part in Twin.models]
+    return losses[0] + losses[1]
+
+
+both.takes_stacks = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_two_models_are_trained_as_if_each_were_alone(clip, fit, assert_same, make_model) -> None:
+    def model() -> ClientModule:
+        return make_model(dropout=0.0, gradient_clip_val=clip)
+
+    for executor in EXECUTORS.values():
+        twin = fit(executor, TwinAveraging(), model=model()).executor.state().parameters
+        averaged = fit(executor, FedAvg(num_epochs=2), model=model()).executor.state().parameters
+        alone = fit(executor, Local(num_epochs=2), model=model()).executor.state().parameters
+        assert_same(parameters_of("shared", twin), dict(averaged), tolerance=1e-12)
+        assert_same(parameters_of("personal", twin), dict(alone), tolerance=1e-12)
+
+
+def add_node(client: ClientModule, parameters: Any, graph: Any, context: Context) -> Any:
+    """One more node, joined to the first, with its features."""
+    num_nodes = graph.num_nodes
+    edges = torch.tensor([[0, num_nodes], [num_nodes, 0]])
+    edge_index = torch.cat([graph.edge_index_2E, edges], dim=1)
+    order = (edge_index[0] * (num_nodes + 1) + edge_index[1]).argsort()
+    nobody = torch.zeros(1, dtype=torch.bool)
+    return dataclasses.replace(
+        graph,
+        x_NF=torch.cat([graph.x_NF, graph.x_NF[:1] + parameters["head.bias"].sum().float()]),
+        edge_index_2E=edge_index[:, order],
+        y_N=torch.cat([graph.y_N, torch.tensor([-1])]),
+        train_mask_N=torch.cat([graph.train_mask_N, nobody]),
+        val_mask_N=torch.cat([graph.val_mask_N, nobody]),
+        test_mask_N=torch.cat([graph.test_mask_N, nobody]),
+        node_idx_N=torch.cat([graph.node_idx_N, torch.tensor([-1])]),
+    )
+
+
+def growing() -> Training:
+    strategy = remembering()
+    strategy.own_more["rewrite"] = add_node
+    return strategy
+
+
+def test_a_stage_rewrites_the_graphs(fit, assert_same) -> None:
+    agree(fit, assert_same, growing, participation=Participation(num_clients=3), num_rounds=4)
+    trainer = fit(EXECUTORS["stacked"], growing())
+    assert [trainer.executor.collator.size(client) for client in range(5)] == [33, 27, 21, 15, 11]
+    predictions = trainer.executor.predict(Evaluation(), (0, 4))
+    assert [len(predictions[client]) for client in (0, 4)] == [30, 8]
+
+
+@each_executor
+def test_rewritten_graphs_are_resumed(
+    executor, fit, federation, make_model, make_trainer, assert_same, tmp_path
+) -> None:
+    class Save(Callback):
+        def on_checkpoint_point(self, trainer: Any) -> None:
+            if trainer.round_idx == 2:
+                trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
+
+    whole = fit(executor, growing(), num_rounds=4, callbacks=[Save()])
+    resumed = make_trainer(executor=executor(), num_rounds=4, precision="64-true", seed=1)
+    resumed.fit(make_model(dropout=0.5), federation, growing(), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
+    assert_same(dict(resumed.executor.state().signals), dict(whole.executor.state().signals))
+    assert_same(dict(resumed.executor.state().parameters), dict(whole.executor.state().parameters))
+
+
+# ------------------------------------------------------------------ Lightning's hooks, optimisers, addresses
+
+
+class OwnOptimizer(ClientModule):
+    def configure_optimizers(self):
+        return SGD(self.net.parameters(), lr=1e-9)
+
+
+def test_an_own_configure_optimizers_is_obeyed(fit, assert_same, make_model) -> None:
+    with pytest.warns(UserWarning, match="OwnOptimizer overrides configure_optimizers, which the stacked executor"):
+        trainer = fit(StackedExecutor, FedAvg(), model=make_model(OwnOptimizer))
+    start = trainer.initial_parameters
+    state = trainer.executor.state().parameters
+    assert all((state[name] - start[name]).abs().max() < 1e-6 for name in start)
+
+
+class Scheduled(ClientModule):
+    def configure_optimizers(self):
+        optimizer = SGD(self.net.parameters(), lr=0.1)
+        return {"optimizer": optimizer, "lr_scheduler": StepLR(optimizer, 1)}
+
+
+def test_schedulers_are_refused_by_name(fit, make_model) -> None:
+    with pytest.raises(ValueError, match=r"model\.configure_optimizers returned SGD, StepLR: return one optimiser"):
+        fit(SequentialExecutor, FedAvg(), model=make_model(Scheduled))
+
+
+@pytest.mark.parametrize("hook", ["validation_step", "optimizer_step", "on_validation_epoch_end", "on_fit_start"])
+@pytest.mark.parametrize("executor", ["sequential", "stacked"])
+def test_hooks_that_nothing_calls_are_refused(hook, executor, fit, make_model) -> None:
+    kind = type("Hooked", (ClientModule,), {hook: lambda self, *args: None})
+    with pytest.raises(ValueError, match=f"model: Hooked overrides {hook}, which a federation never calls"):
+        fit(EXECUTORS[executor], FedAvg(), model=make_model(kind))
+
+
+def test_sequential_calls_the_hooks_of_a_step(fit, make_model) -> None:
+    calls: list[str] = []
+    names = [
+        "on_before_zero_grad",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_train_batch_start",
+        "on_train_batch_end",
+    ]
+    kind = type("Noted", (ClientModule,), {n: lambda self, *args, n=n: calls.append(n) for n in names})
+    fit(SequentialExecutor, FedAvg(num_epochs=1), model=make_model(kind), num_rounds=1)
+    order = ["on_train_batch_start", *names[:4], "on_train_batch_end"]
+    assert calls == order * 5
+
+
+def test_a_stage_is_found_at_its_address(federation, make_model, make_trainer) -> None:
+    strategy = FedAvg(num_epochs=2)
+    make_trainer(num_rounds=1).fit(make_model(), federation, strategy)
+    found = strategy.stage(StageAddress(phase="round", round_idx=3, name="train"))
+    assert (found.name, found.num_epochs) == ("train", 2)
+    assert strategy.stage(StageAddress(phase="admission", round_idx=3, name="train")).upload == found.upload
+    with pytest.raises(ValueError, match="FedAvg has no stage at StageAddress"):
+        strategy.stage(StageAddress(phase="initial", round_idx=0, name="train"))
+
+
+# ------------------------------------------------------------------ mixing
+
+
+class Blockwise(FedAvg):
+    """The head by its own weights."""
+
+    def mixing_matrix(self, upload):
+        weights = torch.zeros(1, len(upload.clients), dtype=torch.float64)
+        weights[0, 0] = 1.0
+        return {"head.*": weights, "*": super().mixing_matrix(upload)}
+
+
+def test_each_group_of_parameters_has_its_own_weights(fit, assert_same) -> None:
+    strategy, plain = Blockwise(), FedAvg()
+    first = fit(StackedExecutor, strategy, num_rounds=1)
+    fit(StackedExecutor, plain, num_rounds=1)
+    trained = first.executor.state().parameters
+    assert_same(strategy.models["head.weight"][0], trained["head.weight"][0], tolerance=1e-12)
+    assert_same(strategy.models["convs.0.weight"], plain.models["convs.0.weight"], tolerance=1e-12)
