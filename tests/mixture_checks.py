@@ -55,7 +55,7 @@ def beside_received(net: nn.Module, parameters: Parameters, batch: Batch, scale:
     return value(net, parameters, batch, scale) * fixed
 
 
-FIRST_DERIVATIVES = (value, adapted, beside_fixed, beside_received)
+EVERY_COMPUTATION = (value, inner_gradient, adapted, beside_fixed, beside_received)
 
 
 class Mixture:
@@ -133,16 +133,17 @@ def assert_close(actual: Any, expected: Any, what: object) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10, msg=lambda message: f"{what}: {message}")
 
 
-def check(mixture: Mixture, what: object, *, computations: Sequence[Computation] = FIRST_DERIVATIVES) -> None:
-    """Values and gradients by outer autograd, and gradients inside of vmap, equal those of one client after another."""
+def check(mixture: Mixture, what: object, *computations: Computation) -> None:
+    """Values and their gradients by outer autograd, or inner gradients, equal those of one client after another."""
     for computation in computations:
         label = f"{what}, {computation.__name__}"
-        found, expected = mixture.together(computation), torch.stack(mixture.in_turn(computation))
-        assert_close(found, expected, label)
-        assert_close(mixture.gradients(found), mixture.gradients(expected), label)
-    inner, in_turn = mixture.together(inner_gradient), mixture.in_turn(inner_gradient)
-    for name, found in inner.items():
-        assert_close(found, torch.stack([own[name] for own in in_turn]), f"{what}, inner gradient of {name}")
+        found, in_turn = mixture.together(computation), mixture.in_turn(computation)
+        if isinstance(found, Tensor):
+            expected = torch.stack(in_turn)
+            assert_close(found, expected, label)
+            assert_close(mixture.gradients(found), mixture.gradients(expected), label)
+        else:
+            assert_close(found, {name: torch.stack([own[name] for own in in_turn]) for name in found}, label)
 
 
 def check_mixtures(net: nn.Module, collator: Collator, clients: Sequence[int], shared: int) -> None:
@@ -150,17 +151,18 @@ def check_mixtures(net: nn.Module, collator: Collator, clients: Sequence[int], s
     net = net.double().train()
     names = [name for name, _ in net.named_parameters()]
     for common in ((), names):
-        for common_key in (False, True):
-            for batch in (None, shared):
-                mixture = Mixture(net, collator, clients, common=common, common_key=common_key, shared=batch)
-                check(mixture, f"common {common}, key {common_key}, batch {batch}")
+        for batch in (None, shared):
+            settings = {"common": common, "shared": batch}
+            check(Mixture(net, collator, clients, **settings), settings, *EVERY_COMPUTATION)
+            check(Mixture(net, collator, clients, **settings, common_key=True), settings, value)
     for name in names:
         others = [other for other in names if other != name]
         for common, batch in (([name], None), (others, None), ([name], shared)):
-            mixture = Mixture(net, collator, clients, common=common, shared=batch)
-            check(mixture, f"common {common}, batch {batch}", computations=[value])
+            settings = {"common": common, "shared": batch}
+            mixture = Mixture(net, collator, clients, **settings)
+            check(mixture, settings, value, *([inner_gradient] if batch is None else []))
             if batch is None and getattr(net, "takes_stacks", False):
-                check_directly(mixture, f"common {common}, directly")
+                check_directly(mixture, settings)
 
 
 def check_directly(mixture: Mixture, what: object) -> None:

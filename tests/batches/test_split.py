@@ -92,11 +92,9 @@ def test_clients_under_vmap_may_have_one_key_or_one_batch(batches) -> None:
 
 
 def test_every_example_is_as_likely_in_every_part(batches) -> None:
-    batch = batches([0]).replace({"key": torch.tensor([0])})
-    shares = torch.stack(
-        [batch.replace({"key": torch.tensor([key])}).split(3)[1].train_mask[0] for key in range(2_000)]
-    ).double()
-    drawn = shares[:, batch.train_mask[0]].mean(dim=0)
+    one = single(batches([0]))
+    part = torch.vmap(lambda key: one.replace({"key": key}).split(3)[1].train_mask)(torch.arange(2_000))
+    drawn = part[:, one.train_mask].double().mean(dim=0)
     assert (drawn - 8 / 23).abs().max() < 5 * (8 / 23 * 15 / 23 / 2_000) ** 0.5
 
 
