@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fl_lightning.kernels.randomness import random_places, subkey
+
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 
 
@@ -54,6 +56,36 @@ class Batch:
             return (tensor.narrow(1, 0, size) if tensor.dim() > 1 else tensor).index_select(0, rows)
 
         return self.replace({name: pick(tensor) for name, tensor in self.tensors().items()})
+
+    def with_draw(self: AnyBatch, number: int) -> AnyBatch:
+        """The batch with another key, so that another view of it is dropped at random by itself; 0 is the batch."""
+        return self.replace({"key": subkey(self.key, "draw", number)}) if number else self
+
+    def split(self: AnyBatch, parts: int) -> tuple[AnyBatch, ...]:
+        """Share the training examples out at random, by the batch's key.
+
+        Everything else stays in every part. The parts are disjoint and their sizes differ by at most one; where a
+        client has fewer training examples than there are parts, each of them has all. What becomes of an example
+        does not depend on padding, and is the same for one client, on a stack and under ``vmap``.
+
+        Args:
+            parts: Number of parts, at least 1.
+
+        Returns:
+            The batch with the training examples of each part and with a key of the part's own.
+
+        Raises:
+            ValueError: There would be no part.
+        """
+        if parts < 1:
+            raise ValueError(f"a batch cannot be split into {parts} parts: split it into at least 1")
+        key = subkey(self.key, "split")
+        part_N = random_places(key, self.train_mask) % parts
+        too_few_1 = self.train_mask.sum(dim=-1, keepdim=True) < parts
+        return tuple(
+            self.replace({"train_mask": self.train_mask & ((part_N == part) | too_few_1), "key": subkey(key, part)})
+            for part in range(parts)
+        )
 
     def draws(self: AnyBatch, keys: Tensor) -> Iterator[AnyBatch]:
         """What each local step trains on; everything, unless the kind of data draws mini-batches.

@@ -49,12 +49,14 @@ class GraphBatch(Batch):
     """Graphs as a client's model sees them, trained full-batch. Padding nodes have every mask false and no edges.
 
     Attributes:
+        degree: Neighbours of each node, itself not among them, int64 (C, N).
         propagated_x: Â X (C, N, F) where the features are dense, else None.
         adjacency: The normalised adjacency Â as an (N, N) operator.
         sparse_x: The features as an (N, F) operator where they are sparse, else None.
         plain: The graph for nets of PyG layers, in a batch of one client (under the sequential executor).
     """
 
+    degree: Tensor
     propagated_x: Tensor | None
     adjacency: BlockSparse
     sparse_x: BlockSparse | None
@@ -115,6 +117,7 @@ class GraphCollator(Collator):
             val_mask=pad([graph.val_mask_N for graph in graphs], self.device),
             test_mask=pad([graph.test_mask_N for graph in graphs], self.device),
             key=torch.zeros(len(graphs), dtype=torch.int64, device=self.device),
+            degree=pad([_degree(graph) for graph in graphs], self.device),
             propagated_x=None if self.sparse_features else self._propagate(graphs, adjacency),
             adjacency=adjacency.to(self.device, self.operator_dtype),
             sparse_x=self._features(graphs, real_mask_CN.shape[1]) if self.sparse_features else None,
@@ -144,6 +147,11 @@ class GraphCollator(Collator):
         return BlockSparse.from_coordinates(
             _offset(coordinates, shape), torch.cat(values).to(self.operator_dtype), shape, len(graphs)
         ).to(self.device, self.operator_dtype)
+
+
+def _degree(graph: "ClientGraph") -> Tensor:
+    """Neighbours of each node, (N,)."""
+    return torch.bincount(graph.edge_index_2E[0], minlength=graph.num_nodes)
 
 
 def _offset(coordinates: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from fl_lightning.kernels.autograd import quick
+from fl_lightning.kernels.autograd import lead_with_clients, quick
 
 
 class BlockSparse:
@@ -74,7 +74,12 @@ class BlockSparse:
             columns = x.flatten(0, -3).movedim(0, 1).flatten(1)
             product = _csr_matmul(matrix, columns).view(len(matrix), -1, width).movedim(0, 1)
             return product.reshape(*leading, -1, width).to(dtype)
-        if x.dim() > 2 and x.stride(0) == 0 and not transpose:
+        if x.shape[:-1].numel() != matrix.shape[1]:
+            raise ValueError(
+                f"{self.num_blocks} blocks of {matrix.shape[1] // self.num_blocks} columns cannot be multiplied with "
+                f"a matrix of shape {tuple(x.shape)}: it needs one for each block. Under vmap name the blocks' owner"
+            )
+        if x.dim() == 3 and x.stride(0) == 0 and not transpose:
             product = _csr_matmul(self.common, x[0])
         else:
             product = _csr_matmul(matrix, x.flatten(0, -2))
@@ -139,24 +144,47 @@ def _csr_matmul(matrix: Tensor, x: Tensor) -> Tensor:
 @quick
 class _BlockMatmul(Function):
     @staticmethod
-    def forward(x: Tensor, operator: BlockSparse, transpose: bool) -> Tensor:
+    def forward(x: Tensor, operator: BlockSparse, transpose: bool, owner: Tensor | None) -> Tensor:
         return operator.multiply(x, transpose=transpose)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.operator, ctx.transpose = inputs
+        _, ctx.operator, ctx.transpose, owner = inputs
+        ctx.save_for_backward(owner)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return block_matmul(ctx.operator, grad, transpose=not ctx.transpose), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        [owner] = ctx.saved_tensors
+        return block_matmul(ctx.operator, grad, transpose=not ctx.transpose, owner=owner), None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, operator: BlockSparse, transpose: bool) -> tuple[Any, int]:
-        return block_matmul(operator, x.movedim(in_dims[0], 0), transpose=transpose), 0
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], x: Tensor, operator: BlockSparse, transpose: bool, owner: Tensor | None
+    ) -> tuple[Tensor, int]:
+        x_dim, _, _, owner_dim = in_dims
+        if owner is not None and owner_dim is None:  # this vmap is not over the clients: side by side
+            columns = x.movedim(x_dim, -2)
+            product = block_matmul(operator, columns.flatten(-2), transpose=transpose, owner=owner)
+            return torch.unflatten(product, -1, columns.shape[-2:]), product.dim() - 1
+        [x] = lead_with_clients(info.batch_size, [x_dim], [x])
+        if owner is not None:
+            owner = owner.movedim(owner_dim, 0)
+        return block_matmul(operator, x, transpose=transpose, owner=owner), 0
 
 
-def block_matmul(operator: BlockSparse, x: Tensor, *, transpose: bool = False) -> Tensor:
-    """Multiply each client's sparse block (or its transpose) with its dense matrix.
+def block_matmul(operator: BlockSparse, x: Tensor, *, transpose: bool = False, owner: Tensor | None = None) -> Tensor:
+    """Multiply each client's sparse block (or its transpose) with its dense matrix, or with one that all have.
+
+    ``vmap`` does not see whose the blocks are, as they travel in one object. A tensor that it does see tells it: where
+    the owner is mapped, every client has a block of its own, also if ``x`` is the same for all; where it is not, the
+    blocks are the same for all that is mapped.
+
+    Args:
+        operator: The blocks.
+        x: The dense matrices.
+        transpose: Multiply with the transposed blocks.
+        owner: Any tensor of the clients' that has a leading client dimension wherever the blocks have one, such as a
+            mask of their batch; its values are not read. None: of ``x``, every ``vmap`` is over the clients.
 
     Shapes:
         x: (M, D), or (C, M, D), also where it is seen as (M, D) under ``vmap``; the operator's ``num_blocks`` must be
@@ -165,5 +193,5 @@ def block_matmul(operator: BlockSparse, x: Tensor, *, transpose: bool = False) -
     Returns:
         (N, D), likewise.
     """
-    product: Tensor = _BlockMatmul.apply(x, operator, transpose)  # type: ignore[no-untyped-call]
+    product: Tensor = _BlockMatmul.apply(x, operator, transpose, owner)  # type: ignore[no-untyped-call]
     return product

@@ -66,6 +66,38 @@ def generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(derive_key(*parts))
 
 
+def subkey(key: Tensor, *parts: int | str) -> Tensor:
+    """Keys that follow from others, for draws that must not meet theirs; also under ``vmap``.
+
+    Args:
+        key: int64 keys of any shape.
+        parts: What the draws are for, such as a name and a number; the order matters.
+
+    Returns:
+        int64 keys of that shape, below 2**63 and not negative.
+
+    Example:
+        >>> int(subkey(torch.tensor(5), 3)) == splitmix64(5 ^ 3) & MASK_63
+        True
+    """
+    for part in parts:
+        state = (key ^ _signed(part_number(part))) + _signed(0x9E3779B97F4A7C15)
+        state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+        state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
+        key = (state ^ _shifted(state, 31)) & MASK_63
+    return key
+
+
+def _signed(number: int) -> int:
+    """The number whose int64 has the bits of the given one of 64 bits."""
+    return number - (1 << 64) if number > MASK_63 else number
+
+
+def _shifted(number: Tensor, bits: int) -> Tensor:
+    """The bits of an int64 moved to the right, zeros before them."""
+    return (number >> bits) & (MASK_64 >> bits)
+
+
 def _mix(word: Tensor) -> Tensor:
     """One multiply-xorshift round over int32 words, in place (arithmetic shifts are masked to be logical)."""
     word.bitwise_xor_((word >> _15).bitwise_and_(_MASK_17)).mul_(_FACTOR_1)
@@ -127,13 +159,32 @@ def random_order(key: Tensor, mask: Tensor, count: int) -> tuple[Tensor, Tensor]
     Returns:
         Indices (*batch, count), and which of them were allowed: false only where fewer than ``count`` are.
     """
+    drawn = _tickets(key, mask).topk(count, dim=-1, largest=False, sorted=True)
+    return drawn.indices, drawn.values < _NO_TICKET
+
+
+def random_places(key: Tensor, mask: Tensor) -> Tensor:
+    """Where each element comes in a uniformly random order of those that the mask allows.
+
+    Args:
+        key: int64 keys, shape (*batch).
+        mask: Which elements are ordered, (*batch, N). Their order does not depend on N.
+
+    Returns:
+        Places (*batch, N) from 0; those of the others follow.
+    """
+    return _tickets(key, mask).argsort(dim=-1).argsort(dim=-1)
+
+
+_NO_TICKET = torch.iinfo(torch.int64).max
+
+
+def _tickets(key: Tensor, mask: Tensor) -> Tensor:
+    """A random number for each element that the mask allows, unique, so that no draw hangs on a tie; (*batch, N)."""
     num_elements = mask.shape[-1]
-    index = torch.arange(num_elements, device=key.device)
     (word,) = _words(key, (num_elements, 0x3C6EF372))
-    ticket = (word.long() << 31) + index  # unique, so that no draw hangs on a tie
-    last = torch.iinfo(torch.int64).max
-    drawn = ticket.masked_fill(~mask, last).topk(count, dim=-1, largest=False, sorted=True)
-    return drawn.indices, drawn.values < last
+    ticket = (word.long() << 31) + torch.arange(num_elements, device=key.device)
+    return ticket.masked_fill(~mask, _NO_TICKET)
 
 
 def _threshold(drop_probability: float) -> int:

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+
+from fl_lightning.kernels.autograd import first_derivative_only
 
 #: Outputs in a block.
 BLOCK = 1024
@@ -53,7 +54,7 @@ class _Blocks(Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, _ = ctx.needs_input_grad

@@ -140,6 +140,10 @@ class PooledConvolution(nn.Conv2d):
             dtype = torch.get_autocast_dtype(input.device.type)
             tensors = [tensor.to(dtype) for tensor in tensors]
         if input.dim() == 5:
+            tensors = [
+                tensor.expand(len(input), *tensor.shape) if tensor.dim() == dims else tensor
+                for tensor, dims in zip(tensors, (4, 4, 1), strict=True)
+            ]
             return _ConvolvePool.apply(*tensors)[0]  # type: ignore[no-untyped-call, no-any-return]
         alone = (tensor.unsqueeze(0) for tensor in tensors)
         return _ConvolvePool.apply(*alone)[0].squeeze(0)  # type: ignore[no-untyped-call, no-any-return]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fl_lightning.batches.graphs import GraphBatch
+from fl_lightning.kernels.autograd import first_derivative_only
 from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
 from fl_lightning.kernels.linear import Linear, add_bias
 from fl_lightning.kernels.randomness import dropout, dropout_multipliers, dropout_scale
@@ -21,9 +21,10 @@ from fl_lightning.models.output import NetOutput
 
 
 def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: GraphBatch) -> Tensor:
-    """Â x W + b, of the batch's own features where ``x_NF`` is None; on a stack all with a leading client dimension.
+    """Â x W + b, of the batch's own features where ``x_NF`` is None; on a stack with a leading client dimension.
 
-    The features never change: dense ones are kept already propagated, sparse ones are multiplied as such.
+    The features never change: dense ones are kept already propagated, sparse ones are multiplied as such. Clients may
+    have weight, bias or graph in common, on a stack and under ``vmap``.
 
     A stack has a first derivative only, and no rule for another ``vmap``; one client, also under ``vmap``, has all.
     """
@@ -32,11 +33,14 @@ def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: Grap
     if x_NF is None:
         x_NF, features = batch.propagated_x, batch.sparse_x
         adjacency = adjacency if features is not None else None
-    if weight_FD.dim() > 2:
+    if weight_FD.dim() > 2 or batch.real_mask.dim() > 1:
+        if weight_FD.dim() == 2:
+            weight_FD = weight_FD.expand(len(batch.real_mask), -1, -1)
         convolved: Tensor = _Convolution.apply(x_NF, weight_FD, bias_D, features, adjacency)  # type: ignore[no-untyped-call]
         return convolved
-    product = x_NF @ weight_FD if features is None else block_matmul(features, weight_FD)  # type: ignore[operator]
-    return (product if adjacency is None else block_matmul(adjacency, product)) + bias_D
+    owner = batch.real_mask
+    product = x_NF @ weight_FD if features is None else block_matmul(features, weight_FD, owner=owner)  # type: ignore[operator]
+    return (product if adjacency is None else block_matmul(adjacency, product, owner=owner)) + bias_D
 
 
 class _Convolution(Function):
@@ -57,7 +61,7 @@ class _Convolution(Function):
         return add_bias(product if adjacency is None else adjacency.multiply(product), bias)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight = ctx.needs_input_grad[:2]
@@ -93,7 +97,7 @@ class _ReLUDropout(Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         [output] = ctx.saved_tensors  # positive where x is and where it is kept
         return torch.ops.aten.threshold_backward(grad, output, 0).mul_(ctx.scale), None, None

@@ -42,3 +42,10 @@ def test_a_gradient_may_be_one_number_for_all_and_inputs_may_be_fixed() -> None:
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(layer(x).sum(), x)
     torch.testing.assert_close(gradient, layer.weight.sum(dim=0).expand_as(x), rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_are_differentiated_once_only() -> None:
+    layer, x = WideLinear(6, 2 * BLOCK), torch.randn(4, 6, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivative only"):
+        torch.autograd.grad(gradient.square().sum(), x)
