@@ -25,8 +25,7 @@ from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Signal, Stage, StageAddress
 from fl_lightning.run.processes import gather
-from fl_lightning.strategies.hypernetwork.fedsheafhn import graph_embedding
-from fl_lightning.strategies.mixing.fedpub import FunctionalEmbedding, proxy_graph
+from fl_lightning.strategies.signals import FunctionalEmbedding, graph_embedding, proxy_graph
 from fl_lightning.trainer import FederatedTrainer
 
 from .pictures import publish

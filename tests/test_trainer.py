@@ -8,7 +8,7 @@ import torch
 from fl_lightning import Callback, ClientModule, Participation, Payload, SequentialExecutor, StackedExecutor, Stage
 from fl_lightning.round.payload import concatenate
 from fl_lightning.strategies import FedAvg, FedSheafHN, Local
-from fl_lightning.strategies.hypernetwork.fedsheafhn import graph_embedding
+from fl_lightning.strategies.signals import graph_embedding
 from fl_lightning.trainer import ClientFailure
 
 both_executors = pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """How alike clients are, and what share of each other's models that gives them.
 
-Legend: C clients, D width of a signature.
+Shape legend: C, K clients, D width of a signature.
 """
 
 import torch
@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def cosine_similarity(signature_CD: Tensor) -> Tensor:
-    """Cosines between the rows, (C, C); a row without length is orthogonal to all."""
+def cosine_similarity(signature_CD: Tensor, other_KD: Tensor | None = None) -> Tensor:
+    """Cosines between the rows and other rows (themselves if None), (C, K); one without length is orthogonal to all."""
     unit_CD = F.normalize(signature_CD, dim=1)
-    return (unit_CD @ unit_CD.T).clamp(-1, 1)
+    unit_KD = unit_CD if other_KD is None else F.normalize(other_KD, dim=1)
+    return (unit_CD @ unit_KD.T).clamp(-1, 1)
 
 
-def softmax_mixing(similarity_CC: Tensor, temperature: float) -> Tensor:
+def softmax_mixing(similarity_CK: Tensor, temperature: float) -> Tensor:
     """W_ij = exp(τ S_ij) / Σ_k exp(τ S_ik): rows sum to one, and τ = 0 is plain averaging.
 
     Example:
@@ -22,7 +23,7 @@ def softmax_mixing(similarity_CC: Tensor, temperature: float) -> Tensor:
         tensor([[0.5000, 0.5000],
                 [0.5000, 0.5000]])
     """
-    return (temperature * similarity_CC).softmax(dim=1)
+    return (temperature * similarity_CK).softmax(dim=1)
 
 
 def mixing_breadth(mixing_CC: Tensor) -> float:

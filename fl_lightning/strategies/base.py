@@ -7,6 +7,7 @@ generated) and ``decentralised`` (there is no server).
 import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,16 +19,23 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 
 
+@dataclass(kw_only=True, eq=False)
 class Strategy(ABC):
     """Base of all algorithms. One algorithm is one subclass in one file; nothing else has to be edited.
 
     A round runs the stages in order: ``configure`` says what is sent, the clients work, ``aggregate`` takes in what
     came back (only of the clients that answered well). All processes run the same server on the same payloads.
 
+    The fields of the dataclass are the settings, checked in ``__post_init__``. A subclass adds its own, and redeclares
+    one to change its default; what is no setting is a ``ClassVar``, or is made in ``setup``.
+
     Args:
         num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
+        reset_optimizer: Start the clients' optimisers anew every round instead of keeping their state.
     """
+
+    num_epochs: int = 3
+    reset_optimizer: bool = False
 
     #: The client that the algorithm is written for; its default net has what the algorithm needs.
     client_class: ClassVar[type[ClientModule]] = ClientModule
@@ -36,11 +44,20 @@ class Strategy(ABC):
     #: Whether clients must hold graphs.
     needs_graphs: ClassVar[bool] = False
 
-    def __init__(self, *, num_epochs: int = 3, reset_optimizer: bool = False) -> None:
-        if num_epochs < 0:
-            raise ValueError(f"strategy.num_epochs must not be negative, got {num_epochs}")
-        self.num_epochs = num_epochs
-        self.reset_optimizer = reset_optimizer
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        self.require_at_least(0, "num_epochs")
+
+    def require_at_least(self, minimum: float, *settings: str) -> None:
+        """Refuse settings below a minimum.
+
+        Raises:
+            ValueError: One of them is.
+        """
+        for name in settings:
+            if (value := getattr(self, name)) < minimum:
+                bound = f"be at least {minimum}" if minimum else "not be negative"
+                raise ValueError(f"strategy.{name} must {bound}, got {value}")
 
     def setup(self, federation: Federation) -> None:
         """Create the server's state. Called once, before anything is trained or loaded."""

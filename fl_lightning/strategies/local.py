@@ -1,18 +1,15 @@
 """Local: every client trains alone; the baseline that collaboration has to beat."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import Strategy
 
 
+@dataclass(kw_only=True, eq=False)
 class Local(Strategy):
-    """No communication.
-
-    Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
-    """
+    """No communication."""
 
     takes_architectures = True
 

@@ -81,8 +81,8 @@ def test_the_objective_is_losses_and_coupling(build, federation, make_model, mak
                 square_CC = (rows[:, None] - rows).square().sum(dim=2)
                 coupling = 0.3 / 4 * float((strategy.adjacency_CC * square_CC).sum())
             elif isinstance(strategy, SheafFMTL):
-                message_M = strategy.maps.project([row.float() for row in strategy.models_CP])
-                coupling = 0.3 / 4 * float(strategy.maps.residual(message_M).square().sum())
+                message_M = strategy.restriction_maps.project([row.float() for row in strategy.models_CP])
+                coupling = 0.3 / 4 * float(strategy.restriction_maps.residual(message_M).square().sum())
             seen.append(float((losses[:, 0] / losses[:, 1]).sum()) + coupling)
 
     trainer = make_trainer(

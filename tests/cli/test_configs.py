@@ -130,7 +130,7 @@ def test_saved_architectures_reproduce_the_run(tmp_path: Path, monkeypatch: pyte
     first = FederatedCLI(["fit", f"--config={config}", *settings, f"--trainer.default_root_dir={tmp_path}"]).trainer
     second = FederatedCLI(["fit", f"--config={first.run_dir / 'config.yaml'}"]).trainer
     assert len(second.architectures) == 3
-    assert second.algorithm.build_maps.keywords == {"max_rank": 3, "tolerance": 1e-6, "shared_start": False}
+    assert second.algorithm.maps.keywords == {"max_rank": 3, "tolerance": 1e-6, "shared_start": False}
     assert second.selection.result == first.selection.result
 
 

@@ -9,6 +9,7 @@ Shape legend: C clients, P numbers in the longest client's parameters (shorter o
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.base import Strategy, server_dtype
 
 
+@dataclass(kw_only=True, eq=False)
 class Decentralised(Strategy):
     """Base of the family: train, exchange messages with the neighbours, combine (Jacobi: everyone at once).
 
@@ -28,13 +30,10 @@ class Decentralised(Strategy):
 
     Args:
         topology: Builds the graph of the clients; None takes the data's client relation graph.
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
     """
 
-    def __init__(self, *, topology: Topology | None = None, num_epochs: int = 1, reset_optimizer: bool = False) -> None:
-        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer)
-        self.topology = topology
+    topology: Topology | None = None
+    num_epochs: int = 1
 
     @abstractmethod
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:

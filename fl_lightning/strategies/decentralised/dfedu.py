@@ -7,46 +7,37 @@ Regularization", IEEE TNNLS 2022: θ_i <- θ_i - α (∇f_i(θ_i) + λ Σ_j a_ij
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
-from fl_lightning.relations.topology import Topology
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.decentralised.base import Decentralised
 
 
+@dataclass(kw_only=True, eq=False)
 class DFedU(Decentralised):
     """Local steps and a step down the Laplacian.
 
     α is the clients' learning rate. Their optimiser should be SGD; another one changes the local steps alone.
 
     Args:
-        topology: Builds the graph of the clients; None takes the data's client relation graph.
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         regularization: λ; 0 is Local.
         edge_weights: a_ij: ``one`` for all neighbours (as Sheaf-FMTL compares with), or ``relation`` for the weights of
             the data's client relation graph (FedU's).
     """
 
-    def __init__(
-        self,
-        *,
-        topology: Topology | None = None,
-        num_epochs: int = 1,
-        reset_optimizer: bool = False,
-        regularization: float = 0.001,
-        edge_weights: Literal["one", "relation"] = "one",
-    ) -> None:
-        super().__init__(topology=topology, num_epochs=num_epochs, reset_optimizer=reset_optimizer)
-        if regularization < 0:
-            raise ValueError(f"strategy.regularization must not be negative, got {regularization}")
-        self.regularization = regularization
-        self.edge_weights = edge_weights
+    regularization: float = 0.001
+    edge_weights: Literal["one", "relation"] = "one"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "regularization")
 
     def setup(self, federation: Federation) -> None:
         """Weigh the edges, and check the step against the Laplacian's largest eigenvalue.

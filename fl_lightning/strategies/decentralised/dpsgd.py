@@ -6,6 +6,8 @@ Algorithm 1, in the order that steps first and averages then. The mixing weights
 every graph.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,9 @@ def metropolis_hastings(adjacency_CC: Tensor) -> Tensor:
     return weights_CC + torch.diag(1 - weights_CC.sum(dim=1))
 
 
+@dataclass(kw_only=True, eq=False)
 class DPSGD(Decentralised):
-    """Average with the neighbours after local training; settings as of :class:`Decentralised`."""
+    """Average with the neighbours after local training."""
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """θ_i <- Σ_j W_ij θ_j."""

@@ -18,13 +18,13 @@ nothing else; this is ours, not the paper's.
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
-from fl_lightning.relations.topology import Topology
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import server_dtype
@@ -51,15 +51,13 @@ class MapsFactory(Protocol):
         ...
 
 
+@dataclass(kw_only=True, eq=False)
 class SheafFMTL(Decentralised):
     """Local steps, a pull towards agreement with the neighbours, and a step on the maps.
 
     α is the clients' learning rate. Their optimiser should be SGD; another one changes the local steps alone.
 
     Args:
-        topology: Builds the graph of the clients; None takes the data's client relation graph.
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         regularization: λ; 0 is Local.
         map_step_size: η; 0 keeps the maps as they start.
         projection_fraction: γ in d_ij = floor(γ min(d_i, d_j)), in (0, 1].
@@ -68,29 +66,18 @@ class SheafFMTL(Decentralised):
             ``ImplicitMaps`` that were truncated this neglects the error.)
     """
 
+    regularization: float = 0.001
+    map_step_size: float = 0.01
+    projection_fraction: float = 0.01
+    maps: MapsFactory = DenseMaps
+    derive_opening: bool = False
+
     takes_architectures = True
 
-    def __init__(
-        self,
-        *,
-        topology: Topology | None = None,
-        num_epochs: int = 1,
-        reset_optimizer: bool = False,
-        regularization: float = 0.001,
-        map_step_size: float = 0.01,
-        projection_fraction: float = 0.01,
-        maps: MapsFactory = DenseMaps,
-        derive_opening: bool = False,
-    ) -> None:
-        super().__init__(topology=topology, num_epochs=num_epochs, reset_optimizer=reset_optimizer)
-        for name, value in {"regularization": regularization, "map_step_size": map_step_size}.items():
-            if value < 0:
-                raise ValueError(f"strategy.{name} must not be negative, got {value}")
-        self.regularization = regularization
-        self.map_step_size = map_step_size
-        self.projection_fraction = projection_fraction
-        self.build_maps = maps
-        self.derive_opening = derive_opening
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "regularization", "map_step_size")
 
     def setup(self, federation: Federation) -> None:
         """Draw the maps, and check both steps against what they descend.
@@ -103,7 +90,7 @@ class SheafFMTL(Decentralised):
         if federation.client_names:
             self.order.sort(key=federation.client_names.__getitem__)
         self.rank_C = torch.tensor(self.order, device=federation.device).argsort()
-        self.maps = self.build_maps(
+        self.restriction_maps = self.maps(
             [self.sizes[client] for client in self.order],
             self.adjacency_CC[self.order][:, self.order],
             projection_fraction=self.projection_fraction,
@@ -120,7 +107,7 @@ class SheafFMTL(Decentralised):
             self._check_map_step(self._models())
 
     def _check_model_step(self, learning_rate: float) -> None:
-        curvature = self.maps.largest_curvature()
+        curvature = self.restriction_maps.largest_curvature()
         product = self.pull * curvature
         _log.info("alpha * lambda * largest eigenvalue of the sheaf Laplacian = %.3g (must be below 2)", product)
         if product >= 2:
@@ -132,7 +119,7 @@ class SheafFMTL(Decentralised):
             )
 
     def _check_map_step(self, models: Sequence[Tensor]) -> None:
-        product = self.map_step_size * self.regularization * self.maps.largest_map_curvature(models)
+        product = self.map_step_size * self.regularization * self.restriction_maps.largest_map_curvature(models)
         if product >= 2 and not self.warned_of_maps:
             self.warned_of_maps = True
             warnings.warn(
@@ -144,7 +131,7 @@ class SheafFMTL(Decentralised):
 
     def _models(self) -> list[Tensor]:
         """Each client's parameters without padding, (d_i,), as the maps have them."""
-        return [self.models_CP[client, : self.sizes[client]].to(self.maps.dtype) for client in self.order]
+        return [self.models_CP[client, : self.sizes[client]].to(self.restriction_maps.dtype) for client in self.order]
 
     def _among(self, clients: Tensor) -> Tensor:
         """Whether each client is one of the given ones, (C,)."""
@@ -154,8 +141,10 @@ class SheafFMTL(Decentralised):
         """Eq. 18 among the clients that answered; absent ones are not heard."""
         if not self.regularization:
             return trained_CP
-        message_M = self.maps.project(self._models())
-        pulls = self.maps.pull_back(self.maps.residual(message_M, self._among(clients)[self.order]))
+        message_M = self.restriction_maps.project(self._models())
+        pulls = self.restriction_maps.pull_back(
+            self.restriction_maps.residual(message_M, self._among(clients)[self.order])
+        )
         new_CP = trained_CP.clone()
         for row_P, rank in zip(new_CP, self.rank_C[clients].tolist(), strict=True):
             row_P[: len(pulls[rank])] -= self.pull * pulls[rank]
@@ -168,14 +157,14 @@ class SheafFMTL(Decentralised):
             return
         present_C = self._among(torch.tensor(upload.clients, device=self.federation.device))
         models = self._models()
-        message_M = self.maps.project(models)
+        message_M = self.restriction_maps.project(models)
         if self.map_step_size:
             self._check_map_step(models)
             step = self.map_step_size * self.regularization
-            residual_M = self.maps.residual(message_M, present_C[self.order])
-            self.maps.update(residual_M, models, step)
-            message_M = self.maps.messages_after_update(message_M, residual_M, models, step)
-        residual_M = self.maps.residual(message_M, self._among(self.members)[self.order])
+            residual_M = self.restriction_maps.residual(message_M, present_C[self.order])
+            self.restriction_maps.update(residual_M, models, step)
+            message_M = self.restriction_maps.messages_after_update(message_M, residual_M, models, step)
+        residual_M = self.restriction_maps.residual(message_M, self._among(self.members)[self.order])
         self.coupling = 0.25 * self.regularization * float(residual_M.square().sum())  # each edge is there twice
         same_CC = present_C[:, None] == present_C
         self.in_step_CC = self.adjacency_CC & same_CC & (present_C | self.in_step_CC)
@@ -188,13 +177,13 @@ class SheafFMTL(Decentralised):
         if not upload.clients or not self.regularization:
             return 0
         clients = torch.tensor(upload.clients, device=self.federation.device)
-        rank_C = self.rank_C[clients].to(self.maps.num_rows_CC.device)
-        length_CC = self.maps.num_rows_CC[rank_C][:, rank_C]
+        rank_C = self.rank_C[clients].to(self.restriction_maps.num_rows_CC.device)
+        length_CC = self.restriction_maps.num_rows_CC[rank_C][:, rank_C]
         numbers = length_CC.sum()
         if self.map_step_size:
             derived_CC = (self.in_step_CC[clients][:, clients] & self.derive_opening).to(length_CC.device)
             numbers += torch.where(derived_CC, 1, length_CC).sum()
-        return int(numbers) * self.maps.dtype.itemsize
+        return int(numbers) * self.restriction_maps.dtype.itemsize
 
     def metrics(self) -> Mapping[str, float]:
         """λ/2 Σ_edges ‖P_ij θ_i - P_ji θ_j‖² among the training clients: Ψ without the local losses."""
@@ -203,16 +192,16 @@ class SheafFMTL(Decentralised):
     def matrices(self) -> Mapping[str, Tensor]:
         """The topology, and the Frobenius norms of the maps (row i has ‖P_ij‖), among the training clients."""
         rank = self.rank_C[self.members]
-        return {**super().matrices(), "map_norms": self.maps.norms()[rank][:, rank]}
+        return {**super().matrices(), "map_norms": self.restriction_maps.norms()[rank][:, rank]}
 
     def state_dict(self) -> dict[str, Any]:
         """Models, topology, maps, and who heard whose last changes."""
-        own = {"maps": self.maps.state_dict(), "coupling": self.coupling, "in_step": self.in_step_CC}
+        own = {"maps": self.restriction_maps.state_dict(), "coupling": self.coupling, "in_step": self.in_step_CC}
         return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         super().load_state_dict(state)
-        self.maps.load_state_dict(state["maps"])
+        self.restriction_maps.load_state_dict(state["maps"])
         self.coupling = state["coupling"]
         self.in_step_CC = state["in_step"].to(self.federation.device)

@@ -11,6 +11,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -24,32 +25,25 @@ from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.base import Strategy, select_names, server_dtype
 
 
+@dataclass(kw_only=True, eq=False)
 class Hypernetwork(Strategy):
     """Base of the family.
 
     Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         personal: Shell-style patterns of parameters that are not generated and never leave their client.
-        num_server_steps: Optimiser steps on the generator a round.
+        num_server_steps: Optimiser steps on the generator a round, at least 1.
     """
+
+    personal: Sequence[str] = ("head.*",)
+    num_server_steps: int = 1
 
     #: Whether the squared distances are averaged over the clients that answered, in place of summed.
     mean_distance: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        *,
-        num_epochs: int = 3,
-        reset_optimizer: bool = False,
-        personal: Sequence[str] = ("head.*",),
-        num_server_steps: int = 1,
-    ) -> None:
-        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer)
-        if num_server_steps < 1:
-            raise ValueError(f"strategy.num_server_steps must be at least 1, got {num_server_steps}")
-        self.personal = tuple(personal)
-        self.num_server_steps = num_server_steps
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(1, "num_server_steps")
 
     @abstractmethod
     def build_generator(self, num_outputs: int) -> nn.Module:

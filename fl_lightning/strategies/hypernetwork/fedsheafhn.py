@@ -10,41 +10,29 @@ Departures: the last bias of the hypernetwork may start from the mean of the loc
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.relations.similarity import cosine_similarity
-from fl_lightning.round.client import ClientModule
-from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Signal, Stage
-from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
 from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
 from fl_lightning.strategies.hypernetwork.sheaf import SheafDiffusion
+from fl_lightning.strategies.signals import graph_embedding
 
 
-def graph_embedding(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
-    """Mean of the node embeddings of one graph (eq. 3), (D,)."""
-    embedding_ND = client.output(parameters, batch).embedding
-    embedding_ND = embedding_ND.to(server_dtype(embedding_ND.dtype))
-    weight_N = batch.real_mask.to(embedding_ND.dtype)
-    return weight_N @ embedding_ND / weight_N.sum()
-
-
+@dataclass(kw_only=True, eq=False)
 class FedSheafHN(Hypernetwork):
     """Personalised backbones from a sheaf over the clients; the heads stay at home.
 
     Args:
-        num_epochs: Local epochs a round (E).
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
-        personal: Shell-style patterns of the head's parameters.
         init_epochs: Local epochs before round 0, after which the first embeddings are sent.
         num_neighbors: K of the collaboration graph; None for the complete graph.
         refresh_every: Rounds between refreshes of embeddings and graph (r_in); None keeps the first ones (static).
@@ -60,42 +48,29 @@ class FedSheafHN(Hypernetwork):
         start_from_clients: Start the hypernetwork's last bias from the mean of the initially trained backbones.
     """
 
+    num_server_steps: int = field(default=1, init=False)
+    init_epochs: int = 50
+    num_neighbors: int | None = 5
+    refresh_every: int | None = 5
+    embedding: Literal["graph", "one_hot"] = "graph"
+    diffusion: Callable[[int], nn.Module] = SheafDiffusion
+    attention: Literal["qkv", "matrix", "none"] = "qkv"
+    hidden_channels: int = 128
+    hypernetwork_dropout: float = 0.3
+    diffusion_lr: float = 0.001
+    diffusion_weight_decay: float = 5e-4
+    hypernetwork_lr: float = 0.01
+    start_from_clients: bool = True
+
     needs_graphs = True
 
-    def __init__(
-        self,
-        *,
-        num_epochs: int = 3,
-        reset_optimizer: bool = False,
-        personal: Sequence[str] = ("head.*",),
-        init_epochs: int = 50,
-        num_neighbors: int | None = 5,
-        refresh_every: int | None = 5,
-        embedding: Literal["graph", "one_hot"] = "graph",
-        diffusion: Callable[[int], nn.Module] = SheafDiffusion,
-        attention: Literal["qkv", "matrix", "none"] = "qkv",
-        hidden_channels: int = 128,
-        hypernetwork_dropout: float = 0.3,
-        diffusion_lr: float = 0.001,
-        diffusion_weight_decay: float = 5e-4,
-        hypernetwork_lr: float = 0.01,
-        start_from_clients: bool = True,
-    ) -> None:
-        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer, personal=personal)
-        if refresh_every is not None and refresh_every < 1:
-            raise ValueError(f"strategy.refresh_every must be at least 1 (or null for static), got {refresh_every}")
-        self.init_epochs = init_epochs
-        self.num_neighbors = num_neighbors
-        self.refresh_every = refresh_every
-        self.embedding = embedding
-        self.diffusion = diffusion
-        self.attention = attention
-        self.hidden_channels = hidden_channels
-        self.hypernetwork_dropout = hypernetwork_dropout
-        self.diffusion_lr = diffusion_lr
-        self.diffusion_weight_decay = diffusion_weight_decay
-        self.hypernetwork_lr = hypernetwork_lr
-        self.start_from_clients = start_from_clients
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if self.refresh_every is not None and self.refresh_every < 1:
+            raise ValueError(
+                f"strategy.refresh_every must be at least 1 (or null for static), got {self.refresh_every}"
+            )
 
     def setup(self, federation: Federation) -> None:
         """Check the collaboration graph against the federation, then create the server's modules."""

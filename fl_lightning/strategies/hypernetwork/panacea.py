@@ -14,7 +14,8 @@ reconstruction down by the number of answers.) The remaining ones are those of `
 Shape legend: C clients asked for, M members of the graph, T training clients, D channels, S sampled pairs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,9 +24,7 @@ from torch import Tensor, nn
 
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.round.client import OptimizerFactory
-from fl_lightning.strategies.hypernetwork.heads import FullHead, GeneratorHead
-from fl_lightning.strategies.hypernetwork.pfedhn import PFedHN, default_server_optimizer, hidden_layer, pick_rows
+from fl_lightning.strategies.hypernetwork.pfedhn import PFedHN, hidden_layer, pick_rows
 
 
 def mean_aggregation(relation_MM: Tensor) -> Tensor:
@@ -57,77 +56,33 @@ def reconstruction_loss(z_TD: Tensor, relation_TT: Tensor, pairs_2S: Tensor | No
     return F.binary_cross_entropy_with_logits(logit_S, (relation_TT[u_S, v_S] > 0).to(z_TD))
 
 
+@dataclass(kw_only=True, eq=False)
 class Panacea(PFedHN):
     """Personalised models from embeddings that know their neighbours.
 
-    Panacea-GN is ``relation_weight: 0``, Panacea-MLP ``encoder: mlp``. During training only relations among training
-    clients are used; clients held out of training join with all their relations.
+    Panacea-GN is ``relation_weight: 0``, Panacea-MLP ``encoder: mlp``. The encoder has one layer or more.
+    During training only relations among training clients are used; clients held out of training join with all theirs.
 
     Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
-        personal: Shell-style patterns of parameters that are not generated and never leave their client.
-        num_server_steps: Optimiser steps on the generator a round (K_s).
-        embedding_channels: Width of the clients' embeddings.
-        embedding_scale: Standard deviation of the embeddings' start.
-        hidden_channels: Width of all layers between embedding and head.
-        num_encoder_layers: Layers of the encoder E, at least 1.
-        num_layers: Layers of the MLP M, the head included; at least 1.
-        head: Builds M's last layer from (its width, number of generated parameters): ``FullHead``, ``FactoredHead``
-            or ``ChunkedHead``.
-        server_optimizer: Builds the server's optimiser from the generator's parameters.
-        new_embedding: For clients held out of training: ``initial``, their own untrained draw (the paper's), or
-            ``mean``, that of their neighbours among the training clients (of all of those where there are none).
         encoder: ``gnn``, or ``mlp`` for one that does not look at the graph.
         relation_weight: λ_d of the graph generator, at least 0; with 0 there is none.
         num_pairs: Pairs of training clients drawn for each evaluation of L_d; None for all pairs.
     """
 
-    def __init__(
-        self,
-        *,
-        num_epochs: int = 3,
-        reset_optimizer: bool = False,
-        personal: Sequence[str] = (),
-        num_server_steps: int = 10,
-        embedding_channels: int = 100,
-        embedding_scale: float = 1.0,
-        hidden_channels: int = 100,
-        num_encoder_layers: int = 3,
-        num_layers: int = 3,
-        head: Callable[[int, int], GeneratorHead] = FullHead,
-        server_optimizer: OptimizerFactory = default_server_optimizer,
-        new_embedding: Literal["initial", "mean"] = "initial",
-        encoder: Literal["gnn", "mlp"] = "gnn",
-        relation_weight: float = 0.1,
-        num_pairs: int | None = None,
-    ) -> None:
-        super().__init__(
-            num_epochs=num_epochs,
-            reset_optimizer=reset_optimizer,
-            personal=personal,
-            num_server_steps=num_server_steps,
-            embedding_channels=embedding_channels,
-            embedding_scale=embedding_scale,
-            hidden_channels=hidden_channels,
-            num_encoder_layers=num_encoder_layers,
-            num_layers=num_layers,
-            head=head,
-            server_optimizer=server_optimizer,
-            new_embedding=new_embedding,
-        )
-        if num_encoder_layers < 1:
-            raise ValueError(f"strategy.num_encoder_layers must be at least 1, got {num_encoder_layers}")
-        if relation_weight < 0:
-            raise ValueError(f"strategy.relation_weight must not be negative, got {relation_weight}")
-        if num_pairs is not None and (num_pairs < 1 or not relation_weight):
+    encoder: Literal["gnn", "mlp"] = "gnn"
+    relation_weight: float = 0.1
+    num_pairs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(1, "num_encoder_layers")
+        self.require_at_least(0, "relation_weight")
+        if self.num_pairs is not None and (self.num_pairs < 1 or not self.relation_weight):
             raise ValueError(
-                f"strategy.num_pairs is {num_pairs} and strategy.relation_weight {relation_weight}: the first must be "
-                "at least 1, and null where the second is 0, which leaves no pairs to draw"
+                f"strategy.num_pairs is {self.num_pairs} and strategy.relation_weight {self.relation_weight}: the "
+                "first must be at least 1, and null where the second is 0, which leaves no pairs to draw"
             )
-        self.encoder_kind = encoder
-        self.relation_weight = relation_weight
-        self.num_pairs = num_pairs
 
     def setup(self, federation: Federation) -> None:
         """Take the relation graph, then create the server's modules."""
@@ -165,9 +120,9 @@ class Panacea(PFedHN):
             members += [client for client in range(self.federation.num_clients) if client not in set(members)]
             mixing_MM = mean_aggregation(self._relation(members))
         z_MD = self.client_embeddings(members)
-        for layer in self.encoder:
+        for layer in self.encoder_layers:
             z_MD = layer(z_MD)
-            z_MD = (mixing_MM @ z_MD if self.encoder_kind == "gnn" else z_MD).relu()
+            z_MD = (mixing_MM @ z_MD if self.encoder == "gnn" else z_MD).relu()
         if self.relation_weight and z_MD.requires_grad:
             self._z_TD = z_MD
         return pick_rows(z_MD, members, clients)

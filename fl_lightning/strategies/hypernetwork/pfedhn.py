@@ -15,6 +15,7 @@ Shape legend: C clients asked for, T training clients, D channels.
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -44,14 +45,11 @@ def hidden_layer(in_channels: int, out_channels: int) -> nn.Linear:
     return layer
 
 
+@dataclass(kw_only=True, eq=False)
 class PFedHN(Hypernetwork):
     """Personalised models from learned client embeddings.
 
     Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
-        personal: Shell-style patterns of parameters that are not generated and never leave their client.
-        num_server_steps: Optimiser steps on the generator a round (K_s).
         embedding_channels: Width of the clients' embeddings.
         embedding_scale: Standard deviation of the embeddings' start. The smaller it is, the more is learned for all
             clients in common, and the nearer new clients are to that.
@@ -65,52 +63,32 @@ class PFedHN(Hypernetwork):
             ``mean``, that of their neighbours in the relation graph (of all training clients where there are none).
     """
 
+    personal: Sequence[str] = ()
+    num_server_steps: int = 10
+    embedding_channels: int = 100
+    embedding_scale: float = 1.0
+    hidden_channels: int = 100
+    num_encoder_layers: int = 3
+    num_layers: int = 3
+    head: Callable[[int, int], GeneratorHead] = FullHead
+    server_optimizer: OptimizerFactory = default_server_optimizer
+    new_embedding: Literal["initial", "mean"] = "initial"
+
     mean_distance: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *,
-        num_epochs: int = 3,
-        reset_optimizer: bool = False,
-        personal: Sequence[str] = (),
-        num_server_steps: int = 10,
-        embedding_channels: int = 100,
-        embedding_scale: float = 1.0,
-        hidden_channels: int = 100,
-        num_encoder_layers: int = 3,
-        num_layers: int = 3,
-        head: Callable[[int, int], GeneratorHead] = FullHead,
-        server_optimizer: OptimizerFactory = default_server_optimizer,
-        new_embedding: Literal["initial", "mean"] = "initial",
-    ) -> None:
-        super().__init__(
-            num_epochs=num_epochs,
-            reset_optimizer=reset_optimizer,
-            personal=personal,
-            num_server_steps=num_server_steps,
-        )
-        sizes = {"embedding_channels": embedding_channels, "hidden_channels": hidden_channels, "num_layers": num_layers}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"strategy.{name} must be at least 1, got {value}")
-        if embedding_scale <= 0:
-            raise ValueError(f"strategy.embedding_scale must be positive, got {embedding_scale}")
-        if num_encoder_layers < 0:
-            raise ValueError(f"strategy.num_encoder_layers must not be negative, got {num_encoder_layers}")
-        self.embedding_channels = embedding_channels
-        self.embedding_scale = embedding_scale
-        self.hidden_channels = hidden_channels
-        self.num_encoder_layers = num_encoder_layers
-        self.num_layers = num_layers
-        self.head_factory = head
-        self.server_optimizer = server_optimizer
-        self.new_embedding = new_embedding
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(1, "embedding_channels", "hidden_channels", "num_layers")
+        self.require_at_least(0, "num_encoder_layers")
+        if self.embedding_scale <= 0:
+            raise ValueError(f"strategy.embedding_scale must be positive, got {self.embedding_scale}")
 
     def setup(self, federation: Federation) -> None:
         """Create embeddings and generator, and start all models from the common initial parameters."""
         super().setup(federation)
         start = {name: federation.parameters[name][None] for name in self.shapes}
-        self.head.start_from(flatten(start)[0])
+        self.last_layer.start_from(flatten(start)[0])
 
     def build_generator(self, num_outputs: int) -> nn.ModuleDict:
         """Embeddings, encoder, MLP and head."""
@@ -118,10 +96,11 @@ class PFedHN(Hypernetwork):
         layers = [hidden_layer(*pair) for pair in itertools.pairwise(widths)]
         initial_TD = self.initial_embeddings(self.federation.training_clients)
         self.embedding = nn.Embedding(len(initial_TD), self.embedding_channels, _weight=initial_TD)
-        self.encoder = nn.ModuleList(layers[: self.num_encoder_layers])
+        self.encoder_layers = nn.ModuleList(layers[: self.num_encoder_layers])
         self.mlp = nn.Sequential(*(part for layer in layers[self.num_encoder_layers :] for part in (layer, nn.ReLU())))
-        self.head = self.head_factory(widths[-1], num_outputs)
-        return nn.ModuleDict({"embedding": self.embedding, "encoder": self.encoder, "mlp": self.mlp, "head": self.head})
+        self.last_layer = self.head(widths[-1], num_outputs)
+        parts = {"embedding": self.embedding, "encoder": self.encoder_layers, "mlp": self.mlp, "head": self.last_layer}
+        return nn.ModuleDict(parts)
 
     def build_optimizer(self) -> Optimizer:
         """One optimiser over embeddings and generator."""
@@ -129,13 +108,13 @@ class PFedHN(Hypernetwork):
 
     def generate(self, clients: Sequence[int]) -> Tensor:
         """θ_i = h(v_i) of the given clients."""
-        generated_CP: Tensor = self.head(self.mlp(self.encode(clients)))
+        generated_CP: Tensor = self.last_layer(self.mlp(self.encode(clients)))
         return generated_CP
 
     def encode(self, clients: Sequence[int]) -> Tensor:
         """What the encoder makes of the given clients' embeddings, (C, D)."""
         x_CD = self.client_embeddings(clients)
-        for layer in self.encoder:
+        for layer in self.encoder_layers:
             x_CD = layer(x_CD).relu()
         return x_CD
 

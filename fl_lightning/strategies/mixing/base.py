@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,30 +20,20 @@ from fl_lightning.strategies.base import Strategy, select_names, server_dtype
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 
 
+@dataclass(kw_only=True, eq=False)
 class Mixing(Strategy):
     """Base of the family.
 
     Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         personal: Shell-style patterns of parameters that never leave their client, for example ``["head.*"]``.
-        aggregation: A robust rule in place of θ <- W θ, from ``strategies.mixing``; None for W θ itself.
+        aggregation: A robust rule instead of θ <- W θ, from ``strategies.mixing``; None for W θ itself.
     """
 
-    #: W has a row for every client of the round, not one common row.
-    personalised: bool = False
+    personal: Sequence[str] = ()
+    aggregation: Aggregation | None = None
 
-    def __init__(
-        self,
-        *,
-        num_epochs: int = 3,
-        reset_optimizer: bool = False,
-        personal: Sequence[str] = (),
-        aggregation: Aggregation | None = None,
-    ) -> None:
-        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer)
-        self.personal = tuple(personal)
-        self.aggregation = aggregation
+    #: Whether W has a row for every client of the round, not one common row. (Without a type it is no setting.)
+    personalised = False
 
     @abstractmethod
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ only change its length, not its direction. ``configs/fedaux_cora_paper.yaml`` is
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -22,10 +23,9 @@ from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Signal
-from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.base import example_weights
-from fl_lightning.strategies.mixing.fedpub import sparse_proximal
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
+from fl_lightning.strategies.objectives import sparse_masks
 
 #: The APV's name among the net's parameters.
 PROJECTION = "projection"
@@ -85,49 +85,36 @@ def send_projection(client: ClientModule, parameters: Parameters, batch: Batch, 
     return parameters[PROJECTION].clone()
 
 
+@dataclass(kw_only=True, eq=False)
 class FedAux(SimilarityMixing):
     """Mixing by the cosines of auxiliary projection vectors.
 
     Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
         personal: Shell-style patterns of parameters that never leave their client: the masks of a masked backbone.
-        similarity_temperature: τ (paper: 10).
+        similarity_temperature: τ, at least 0 (paper: 10).
         mix_projection: Mix the APVs with the other parameters (eq. 8); else each client keeps its own.
         personalised: Mix by similarity; else average by training examples (ablation FedAvg-mask).
         mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
         proximal_weight: FED-PUB's λ2, of the squared distance to the received parameters; idle with one epoch a round.
-        aggregation: A robust rule in place of θ <- W θ, from ``strategies.mixing``; None for W θ itself.
     """
+
+    personal: Sequence[str] = ("*mask*",)
+    similarity_temperature: float = 5.0
+    mix_projection: bool = False
+    personalised: bool = True
+    mask_sparsity_weight: float = 1e-5
+    proximal_weight: float = 0.0
 
     client_class = FedAuxClient
     needs_graphs = True
     signature = PROJECTION
 
-    def __init__(
-        self,
-        *,
-        num_epochs: int = 1,
-        reset_optimizer: bool = False,
-        personal: Sequence[str] = ("*mask*",),
-        similarity_temperature: float = 5.0,
-        mix_projection: bool = False,
-        personalised: bool = True,
-        mask_sparsity_weight: float = 1e-5,
-        proximal_weight: float = 0.0,
-        aggregation: Aggregation | None = None,
-    ) -> None:
-        super().__init__(
-            num_epochs=num_epochs,
-            reset_optimizer=reset_optimizer,
-            personal=personal if mix_projection else (*personal, PROJECTION),
-            similarity_temperature=similarity_temperature,
-            aggregation=aggregation,
-        )
-        self.mix_projection = mix_projection
-        self.personalised = personalised
-        self.mask_sparsity_weight = mask_sparsity_weight
-        self.proximal_weight = proximal_weight
+    def __post_init__(self) -> None:
+        """Check the settings, and keep the APV at home unless it is mixed."""
+        super().__post_init__()
+        self.require_at_least(0, "mask_sparsity_weight", "proximal_weight")
+        if not self.mix_projection:
+            self.personal = (*self.personal, PROJECTION)
 
     def setup(self, federation: Federation) -> None:
         """Check that the clients have an APV."""
@@ -137,7 +124,7 @@ class FedAux(SimilarityMixing):
                 "fl_lightning.models.ProjectionGCN"
             )
         super().setup(federation)
-        self._penalty = sparse_proximal(
+        self._penalty = sparse_masks(
             list(federation.parameters),
             self.shared,
             sparsity_weight=self.mask_sparsity_weight,

@@ -4,49 +4,28 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heteroge
 each client minimises f_i(θ) + μ/2 ‖θ - θ_global‖².
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from fl_lightning.round.context import Context, Parameters
-from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.fedavg import FedAvg
+from fl_lightning.strategies.objectives import Proximal
 
 
-@dataclass(frozen=True)
-class Proximal:
-    """μ/2 ‖θ - θ_received‖², a penalty that any strategy can carry."""
-
-    weight: float
-
-    def __call__(self, parameters: Parameters, context: Context) -> Tensor:
-        """Half the weighted squared distance to the received parameters."""
-        distances = [(parameters[name] - context.anchor[name]).square().sum() for name in parameters]
-        return 0.5 * self.weight * sum(distances[1:], distances[0])
-
-
+@dataclass(kw_only=True, eq=False)
 class FedProx(FedAvg):
     """FedAvg with a proximal term.
 
     Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
-        proximal_weight: μ; 0 is FedAvg.
-        aggregation: A robust rule in place of θ <- W θ, from ``strategies.mixing``; None for W θ itself.
+        proximal_weight: μ, at least 0; 0 is FedAvg.
     """
 
-    def __init__(
-        self,
-        *,
-        num_epochs: int = 3,
-        reset_optimizer: bool = False,
-        proximal_weight: float = 0.01,
-        aggregation: Aggregation | None = None,
-    ) -> None:
-        super().__init__(num_epochs=num_epochs, reset_optimizer=reset_optimizer, aggregation=aggregation)
-        if proximal_weight < 0:
-            raise ValueError(f"strategy.proximal_weight must not be negative, got {proximal_weight}")
-        self.proximal_weight = proximal_weight
+    proximal_weight: float = 0.01
+    personal: Sequence[str] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "proximal_weight")
 
     def penalty(self) -> Proximal | None:
         """The proximal term."""

@@ -1,15 +1,15 @@
 """Personalised mixing by signatures: each client's model is mixed from those of the clients that are like it.
 
-Legend: C clients, D width of a signature, T training clients.
+Shape legend: C, K clients, N newcomers, T training clients, D width of a signature.
 """
 
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.federation import Federation
@@ -17,7 +17,6 @@ from fl_lightning.relations.similarity import cosine_similarity, mixing_breadth,
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.base import server_dtype
-from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.base import Mixing
 
 #: Mixing counts as uniform where a client's model is mixed from this share of all clients or more (see mixing_breadth).
@@ -26,40 +25,29 @@ UNIFORM_BREADTH = 0.99
 UNIFORM_ROUNDS = 10
 
 
+@dataclass(kw_only=True, eq=False)
 class SimilarityMixing(Mixing):
-    """Base of strategies with W = softmax(τ cos(signature_i, signature_j)), row by row.
+    """Base of strategies with W = weights(similarity(signature_i, signature_j)), row by row; softmax(τ cos) by default.
 
     The locally trained model, which the client would use, is the result; the mixed one is logged as ``mixed/...``.
     A client held out of training begins with the average model; once its signature is known, the others' models are
     mixed for it likewise.
 
     Args:
-        num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round in place of keeping their state.
-        personal: Shell-style patterns of parameters that never leave their client.
         similarity_temperature: τ, at least 0; 0 is plain averaging.
-        aggregation: A robust rule in place of θ <- W θ, from ``strategies.mixing``; None for W θ itself.
     """
+
+    num_epochs: int = 1
+    similarity_temperature: float = 10.0
 
     personalised = True
     #: Name of the signal that is the signature.
-    signature: str
+    signature: ClassVar[str]
 
-    def __init__(
-        self,
-        *,
-        num_epochs: int = 1,
-        reset_optimizer: bool = False,
-        personal: Sequence[str] = (),
-        similarity_temperature: float = 10.0,
-        aggregation: Aggregation | None = None,
-    ) -> None:
-        super().__init__(
-            num_epochs=num_epochs, reset_optimizer=reset_optimizer, personal=personal, aggregation=aggregation
-        )
-        if similarity_temperature < 0:
-            raise ValueError(f"strategy.similarity_temperature must not be negative, got {similarity_temperature}")
-        self.similarity_temperature = similarity_temperature
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "similarity_temperature")
 
     @abstractmethod
     def signature_signal(self) -> Signal:
@@ -77,10 +65,21 @@ class SimilarityMixing(Mixing):
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
         self.num_uniform_rounds = 0
 
+    def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
+        """How alike clients are, by their signatures: cosines, (C, K)."""
+        return cosine_similarity(signature_CD, other_KD)
+
+    def weights(self, similarity_CK: Tensor) -> Tensor:
+        """What share each client has of the others' models, (C, K): softmax(τ S); rows sum to one."""
+        return softmax_mixing(similarity_CK, self.similarity_temperature)
+
     def mixing_matrix(self, upload: Payload) -> Tensor:
         """W over the clients of the upload, (C, C)."""
-        similarity_CC = cosine_similarity(upload.signals[self.signature].to(self.dtype))
-        return softmax_mixing(similarity_CC, self.similarity_temperature)
+        return self.weights(self._similarity_of(upload))
+
+    def _similarity_of(self, upload: Payload) -> Tensor:
+        signature_CD = upload.signals[self.signature].to(self.dtype)
+        return self.similarity(signature_CD, signature_CD)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Remember the signatures, then mix."""
@@ -116,48 +115,50 @@ class SimilarityMixing(Mixing):
 
     def _newcomers_mixing(self, newcomers: Sequence[int]) -> Tensor:
         """Rows of W over the training clients; uniform for a client whose signature nobody has seen."""
-        training = list(self.federation.training_clients)
-        unit_CD = F.normalize(self.signatures_CD, dim=1)
-        similarity = unit_CD[list(newcomers)] @ unit_CD[training].T
-        known = self.known_C[list(newcomers), None] & self.known_C[training]
-        logits = torch.where(known, self.similarity_temperature * similarity, -torch.inf)
-        return torch.where(known.any(dim=1, keepdim=True), logits, 0.0).softmax(dim=1)
+        new, training = list(newcomers), list(self.federation.training_clients)
+        new_N, known_T = self.known_C[new], self.known_C[training]
+        mixing_NT = torch.full_like(new_N[:, None] & known_T, 1 / len(training), dtype=self.dtype)
+        if known_T.any():
+            similarity_NT = self.similarity(self.signatures_CD[new][new_N], self.signatures_CD[training][known_T])
+            mixing_NT[new_N] = torch.zeros_like(mixing_NT[new_N]).masked_scatter(known_T, self.weights(similarity_NT))
+        return mixing_NT
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The clients' own models, and the mixed ones."""
         mixed = super().evaluations(clients)[""]
         return {"": Evaluation(), "mixed/": mixed}
 
-    def similarity(self) -> Tensor:
-        """Cosines of the last known signatures of the training clients that have one, (C, C)."""
+    def _known_similarity(self) -> Tensor:
+        """Of the last known signatures of the training clients that have one, (C, C)."""
         training = torch.tensor(self.federation.training_clients, device=self.known_C.device)
-        return cosine_similarity(self.signatures_CD[training[self.known_C[training]]])
+        known_CD = self.signatures_CD[training[self.known_C[training]]]
+        return self.similarity(known_CD, known_CD)
 
     def metrics(self) -> Mapping[str, float]:
         """Spread of the similarities between different clients, and how broad the mixing is."""
-        similarity_CC = self.similarity()
+        similarity_CC = self._known_similarity()
         count = len(similarity_CC)
         if count < 2:
             return {}
         others = similarity_CC[~torch.eye(count, dtype=torch.bool, device=similarity_CC.device)]
         figures = {"min": others.min(), "mean": others.mean(), "max": others.max()}
-        breadth = mixing_breadth(softmax_mixing(similarity_CC, self.similarity_temperature))
+        breadth = mixing_breadth(self.weights(similarity_CC))
         return {f"server/similarity_{name}": float(value) for name, value in figures.items()} | {
             "server/mixing_breadth": breadth
         }
 
     def matrices(self) -> Mapping[str, Tensor]:
-        """Cosines of the signatures, and W as it would be if all took part."""
+        """Similarities of the signatures, and W as it would be if all took part."""
         known_T = self.known_C[list(self.federation.training_clients)]
         both_TT = known_T[:, None] & known_T
 
         def whole(matrix_CC: Tensor) -> Tensor:
             return torch.full_like(both_TT, torch.nan, dtype=self.dtype).masked_scatter(both_TT, matrix_CC)
 
-        similarity_CC = self.similarity()
+        similarity_CC = self._known_similarity()
         found = {self.signature.replace("_", " "): whole(similarity_CC)}
         if self.personalised:
-            found["mixing"] = whole(softmax_mixing(similarity_CC, self.similarity_temperature))
+            found["mixing"] = whole(self.weights(similarity_CC))
         return found
 
     def _watch(self, upload: Payload) -> None:
@@ -167,10 +168,10 @@ class SimilarityMixing(Mixing):
         uniform = mixing_breadth(self.mixing_matrix(upload)) > UNIFORM_BREADTH
         self.num_uniform_rounds = self.num_uniform_rounds + 1 if uniform else 0
         if self.num_uniform_rounds == UNIFORM_ROUNDS:
-            similarity_CC = cosine_similarity(upload.signals[self.signature].to(self.dtype))
+            smallest = float(self._similarity_of(upload).min())
             warnings.warn(
                 f"{type(self).__name__}: for {UNIFORM_ROUNDS} rounds mixing has been uniform, as in FedAvg: all "
-                f"signatures are alike (the smallest cosine is {float(similarity_CC.min()):.4f}). Raise "
+                f"signatures are alike (the smallest similarity is {smallest:.4f}). Raise "
                 f"strategy.similarity_temperature (now {self.similarity_temperature:g}), or let the signatures part",
                 stacklevel=2,
             )

@@ -17,7 +17,7 @@ from fl_lightning.round.payload import flatten, unflatten
 from fl_lightning.strategies import FedSheafHN
 from fl_lightning.strategies.hypernetwork import GATDiffusion, GCNDiffusion, NoDiffusion, SheafDiffusion
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
-from fl_lightning.strategies.hypernetwork.fedsheafhn import graph_embedding
+from fl_lightning.strategies.signals import graph_embedding
 
 CPU = torch.device("cpu")
 SHAPES = {"convs.0.weight": (2, 3), "convs.0.bias": (3,), "head.weight": (4, 3)}

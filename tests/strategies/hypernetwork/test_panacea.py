@@ -157,7 +157,8 @@ def test_linear_hypernetwork_by_hand(answered, num_steps) -> None:
     lr = 0.05
     strategy = tiny(PFedHN, num_encoder_layers=0, num_layers=1, server_optimizer=sgd(lr), num_server_steps=num_steps)
     weight, start, v = (
-        t.detach().clone() for t in (strategy.head.weight_PD, strategy.head.start_P, strategy.embedding.weight)
+        t.detach().clone()
+        for t in (strategy.last_layer.weight_PD, strategy.last_layer.start_P, strategy.embedding.weight)
     )
     rows = list(answered)
 
@@ -170,8 +171,8 @@ def test_linear_hypernetwork_by_hand(answered, num_steps) -> None:
         d_weight, d_start = displacement.T @ v[rows], displacement.sum(dim=0)
         v[rows] += lr / len(rows) * displacement @ weight
         weight, start = weight + lr / len(rows) * d_weight, start + lr / len(rows) * d_start
-    torch.testing.assert_close(strategy.head.weight_PD.detach(), weight, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(strategy.head.start_P.detach(), start, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(strategy.last_layer.weight_PD.detach(), weight, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(strategy.last_layer.start_P.detach(), start, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(strategy.embedding.weight.detach(), v, rtol=1e-12, atol=1e-14)
 
 

@@ -15,7 +15,9 @@ from fl_lightning.models import GCN, MaskedGCN
 from fl_lightning.relations.similarity import cosine_similarity, mixing_breadth, softmax_mixing
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedPub
-from fl_lightning.strategies.mixing.fedpub import FedPubClient, FunctionalEmbedding, proxy_graph, sparse_proximal
+from fl_lightning.strategies.mixing.fedpub import FedPubClient
+from fl_lightning.strategies.objectives import sparse_masks
+from fl_lightning.strategies.signals import FunctionalEmbedding, proxy_graph
 
 CPU = torch.device("cpu")
 #: Three signatures at 0, 60 and 90 degrees.
@@ -119,7 +121,7 @@ def test_mixing_rows_sum_to_one(temperature) -> None:
 
 
 def test_both_penalties_have_the_gradients_of_the_paper() -> None:
-    penalty = sparse_proximal(NAMES, ("convs.0.weight", "head.bias"), sparsity_weight=0.1, proximal_weight=0.5)
+    penalty = sparse_masks(NAMES, ("convs.0.weight", "head.bias"), sparsity_weight=0.1, proximal_weight=0.5)
     parameters = {
         "convs.0.weight": torch.tensor([1.0, -2.0], requires_grad=True),
         "convs.0.mask": torch.tensor([0.3, -4.0], requires_grad=True),
@@ -134,7 +136,7 @@ def test_both_penalties_have_the_gradients_of_the_paper() -> None:
     assert parameters["convs.0.weight"].grad.tolist() == [1.0, -3.0]
     assert parameters["convs.0.mask"].grad.tolist() == pytest.approx([0.1, -0.1])
     assert parameters["head.bias"].grad.tolist() == [1.0]
-    assert sparse_proximal(NAMES, (), sparsity_weight=0.0, proximal_weight=0.0) is None
+    assert sparse_masks(NAMES, (), sparsity_weight=0.0, proximal_weight=0.0) is None
 
 
 def test_the_proxy_graph_is_a_random_partition() -> None:

@@ -13,7 +13,7 @@ from fl_lightning.models import NetOutput
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, FedAvgFinetune, FedPer, FedProx, Local
 from fl_lightning.strategies.mixing.base import Mixing, example_weights
-from fl_lightning.strategies.mixing.fedprox import Proximal
+from fl_lightning.strategies.objectives import Proximal
 
 RATE = 0.1
 #: Training examples (x, y) of three clients: 1, 2 and 4 of them, both signs.

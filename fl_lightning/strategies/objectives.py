@@ -1,0 +1,92 @@
+"""Terms that a strategy may add to its clients' local objective: pure functions of their parameters.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2: the
+proximal term. Baek, Jeong, Jin, Yoon, Hwang: "Personalized Subgraph Federated Learning", ICML 2023, section 4.2: the L1
+norm of personal masks beside a proximal term.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fl_lightning.round.client import Penalty
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.strategies.base import select_names
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """μ/2 ‖θ - θ_received‖².
+
+    Attributes:
+        weight: μ.
+        names: The parameters in θ; None for all.
+    """
+
+    weight: float
+    names: tuple[str, ...] | None = None
+
+    def __call__(self, parameters: Parameters, context: Context) -> Tensor:
+        """Half the weighted squared distance to the received parameters."""
+        names = parameters if self.names is None else self.names
+        return 0.5 * self.weight * _total((parameters[name] - context.anchor[name]).square().sum() for name in names)
+
+
+@dataclass(frozen=True)
+class L1Norm:
+    """λ ‖θ‖_1, which makes θ sparse.
+
+    Attributes:
+        weight: λ.
+        names: The parameters in θ.
+    """
+
+    weight: float
+    names: tuple[str, ...]
+
+    def __call__(self, parameters: Parameters, context: Context) -> Tensor:
+        """The weighted sum of absolute values."""
+        return self.weight * _total(parameters[name].abs().sum() for name in self.names)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Several terms, each with its own weight.
+
+    Attributes:
+        terms: At least one.
+    """
+
+    terms: tuple[Penalty, ...]
+
+    def __call__(self, parameters: Parameters, context: Context) -> Tensor:
+        """The sum of the terms."""
+        return _total(term(parameters, context) for term in self.terms)
+
+
+def sparse_masks(
+    names: Sequence[str], received: Sequence[str], *, sparsity_weight: float, proximal_weight: float
+) -> Penalty | None:
+    """λ1 ‖masks‖_1 + λ2 ‖θ - θ_received‖² for nets with masks; without the terms of weight 0, None if both are.
+
+    Args:
+        names: Of the net's parameters; those with ``mask`` in them are masks.
+        received: Those that come from the server.
+        sparsity_weight: λ1.
+        proximal_weight: λ2.
+
+    Raises:
+        ValueError: The net has no masks to make sparse.
+    """
+    terms: list[Penalty] = []
+    if sparsity_weight:
+        terms += [L1Norm(sparsity_weight, select_names(names, ["*mask*"]))]
+    if proximal_weight:
+        terms += [Proximal(2 * proximal_weight, tuple(name for name in received if "mask" not in name))]
+    return Sum(tuple(terms)) if terms else None
+
+
+def _total(numbers: Iterable[Tensor]) -> Tensor:
+    first, *others = numbers
+    return sum(others, first)
