@@ -123,12 +123,12 @@ class _SaveConfig(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         trainer.config = self.config
-        path = trainer.run_dir / "config.yaml"
+        path = trainer.run.folder / "config.yaml"
         if trainer.fabric.is_global_zero:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(self.config)
-            for logger in trainer.loggers:
+            for logger in trainer.run.loggers:
                 if hasattr(logger, "continue_run"):
                     logger.log_hyperparams(yaml.safe_load(self.config))
 
@@ -232,7 +232,7 @@ class FederatedCLI(LightningCLI):
         """Write what is predicted for every node or example to predictions.csv in the run's folder."""
         trainer: FederatedTrainer = self.trainer  # type: ignore[assignment]
         predictions = trainer.predict(**options)
-        path = trainer.run_dir / "predictions.csv"
+        path = trainer.run.folder / "predictions.csv"
         if trainer.fabric.is_global_zero:
             _write_predictions(path, predictions, self.datamodule)
             Console().print(f"{sum(map(len, predictions.values()))} predictions in {path}")

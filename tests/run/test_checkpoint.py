@@ -160,7 +160,7 @@ def test_last_continues_the_newest_run_in_its_folder(saved, path, federation, ma
     trainer = make_trainer(num_rounds=3)
     trainer.fit(make_model(), federation, FedAvg(), ckpt_path="last")
 
-    assert trainer.run_dir == path.parent.parent
+    assert trainer.run.folder == path.parent.parent
     assert [row["round"] for row in trainer.history] == [0, 1, 2]
 
 
@@ -184,7 +184,7 @@ def test_validation_and_test_repeat_the_figures_of_the_round(saved, path, federa
 def test_a_finished_run_that_is_resumed_trains_no_more(saved, path, federation, make_model, make_trainer, assert_same):
     trainer = make_trainer(num_rounds=2)
     result = trainer.fit(make_model(), federation, FedAvg(), ckpt_path=str(path))
-    assert_same(result, saved.selection.result)
+    assert_same(result, saved.run.selection.result)
     assert_same(trainer.state_dict()["clients"], saved.state_dict()["clients"])
 
 
@@ -210,7 +210,7 @@ def test_executors_exchange_checkpoints(
     result = second.fit(make_model(), federation, algorithm(), ckpt_path=str(path))
 
     assert_same(second.state_dict()["clients"], whole.state_dict()["clients"], tolerance=1e-9)
-    assert_same(second.algorithm.state_dict(), whole.algorithm.state_dict(), tolerance=1e-9)
+    assert_same(second.run.strategy.state_dict(), whole.run.strategy.state_dict(), tolerance=1e-9)
     assert_same(result, expected, tolerance=1e-6)
 
 
@@ -225,7 +225,7 @@ class SaveAt(Callback):
         metrics["rounds_seen"] = self.rounds
 
     def on_checkpoint_point(self, trainer) -> None:
-        if trainer.round_idx == self.round_idx:
+        if trainer.run.round_idx == self.round_idx:
             trainer.save_checkpoint(self.path)
 
     def state_dict(self):
