@@ -69,8 +69,8 @@ class FederatedCheckpoint(Callback):
             and not best.exists()
         ):
             warnings.warn(
-                f"round {trainer.run.selection.best_round} was the best so far, but there is no {best}: it will be written "
-                "when a better round comes",
+                f"round {trainer.run.selection.best_round} was the best so far, but there is no {best}: it will be "
+                "written when a better round comes",
                 stacklevel=2,
             )
 

@@ -90,16 +90,15 @@ def client_table(trainer: Trainer, clients: Sequence[Sequence[float]], num_rows:
         table.add_column(name, justify="right")
     table.show_header = True
     for client, val, test in ranked(trainer, clients)[:num_rows]:
-        nodes = trainer.run.datamodule.clients[int(client)].size
-        table.add_row(trainer.run.roster.names[int(client)], str(nodes), number(val), number(test))
+        size = trainer.run.roster.sizes[int(client)]
+        table.add_row(trainer.run.roster.names[int(client)], str(size), number(val), number(test))
     return table
 
 
 def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> Table:
     """The figures of ``validate`` or ``test``."""
-    table = _new_table(
-        f"{type(trainer.run.strategy).__name__} after {trainer.run.round_idx} rounds: {trainer.run.folder}"
-    )
+    run = trainer.run
+    table = _new_table(f"{type(run.strategy).__name__} after {run.round_idx} rounds: {run.folder}")
     table.add_column("metric", style="bold")
     for name in ("mean ± std over clients", "worst", "weighted by nodes"):
         table.add_column(name, justify="right")

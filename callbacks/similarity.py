@@ -190,6 +190,9 @@ class SimilarityLogger(Callback):
         ValueError: No round is chosen.
     """
 
+    needs_data = True
+    invents_stages = True
+
     def __init__(
         self,
         *,

@@ -170,6 +170,8 @@ class TopologyLogger(Callback):
         ValueError: The strategy has no ``adjacency``.
     """
 
+    needs_data = True
+
     def __init__(self, *, every_n_rounds: int | None = None) -> None:
         if every_n_rounds is not None and every_n_rounds < 1:
             raise ValueError(f"TopologyLogger.every_n_rounds must be at least 1, got {every_n_rounds}")
@@ -212,8 +214,8 @@ class TopologyLogger(Callback):
         adjacency = trainer.run.strategy.matrices().get("adjacency")
         if adjacency is None:
             raise ValueError(
-                f"TopologyLogger: {type(trainer.run.strategy).__name__} joins its clients by no graph (its matrices have "
-                "no 'adjacency'): drop the callback, or use a decentralised strategy or FedSheafHN"
+                f"TopologyLogger: {type(trainer.run.strategy).__name__} joins its clients by no graph (its matrices "
+                "have no 'adjacency'): drop the callback, or use a decentralised strategy or FedSheafHN"
             )
         found = _numpy(adjacency)
         if not trainer.fabric.is_global_zero or (self._drawn is not None and np.array_equal(found, self._drawn)):

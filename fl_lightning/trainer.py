@@ -140,6 +140,11 @@ class FederatedTrainer:
         return self._run
 
     @property
+    def has_run(self) -> bool:
+        """Whether there was a run yet."""
+        return self._run is not None
+
+    @property
     def history(self) -> list[dict[str, float]]:
         """The figures of each round that is over, with its number under ``round``."""
         return self.run.history

@@ -55,6 +55,7 @@ class Backdoor(Attack):
     """
 
     lone: ClassVar[bool] = True
+    invents_stages = True
 
     def __init__(
         self,
@@ -165,6 +166,8 @@ class SimpleTuning(Callback):
     Raises:
         ValueError: A value is out of its range.
     """
+
+    invents_stages = True
 
     def __init__(
         self, *, num_epochs: int = 10, classifier: Sequence[str] = ("head.*",), seed: int | None = None

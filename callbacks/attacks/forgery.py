@@ -43,6 +43,7 @@ class Attack(Callback):
 
     #: Whether one client is malicious where neither a ratio nor clients are given.
     lone: ClassVar[bool] = False
+    needs_data = True
 
     def __init__(
         self, *, ratio: float | None = None, clients: Sequence[int] | None = None, seed: int | None = None

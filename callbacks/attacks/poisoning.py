@@ -31,6 +31,8 @@ class ModelPoisoning(Attack):
         seed: Of the choice of clients; None takes the run's.
     """
 
+    invents_stages = True
+
     def __init__(
         self,
         *,
