@@ -254,7 +254,7 @@ def _train(arguments: list[str]) -> dict[str, float]:
     """Train once, without logs and checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         cli = FederatedCLI([*arguments, f"--trainer.default_root_dir={folder}", "--trainer.logger=false"])
-        return dict(cli.trainer.selection.result)
+        return dict(cli.trainer.run.selection.result)
 
 
 def table(study: Study, results: Results) -> str:

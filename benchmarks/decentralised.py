@@ -90,9 +90,9 @@ def run(arguments: list[str]) -> dict[str, Any]:
         trainer: Any = cli.trainer
         history = [row for row in trainer.history if "test/acc" in row]
         return {
-            "val": trainer.selection.result["val/acc"],
-            "test": trainer.selection.result["test/acc"],
-            "best_round": trainer.selection.result["best_round"],
+            "val": trainer.run.selection.result["val/acc"],
+            "test": trainer.run.selection.result["test/acc"],
+            "best_round": trainer.run.selection.result["best_round"],
             "bytes": trainer.history[-1]["comm/bytes_total"],
             "seconds_a_round": statistics.median(row["seconds"] for row in trainer.history if "test/acc" not in row)
             if len(history) < len(trainer.history)

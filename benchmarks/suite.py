@@ -332,7 +332,7 @@ def many_clients(num_clients: int) -> dict[str, Any]:
             cases[f"{some:,} at a time, FedAvg"] = FedAvg(num_epochs=NUM_EPOCHS), Participation(num_clients=some), None
         for case, (algorithm, participation, limit) in cases.items():
             trainer = fit(data, algorithm, net, num_rounds=num_rounds, participation=participation)
-            shares = {name: share for name, _, share in trainer.clock.rows()}
+            shares = {name: share for name, _, share in trainer.run.clock.rows()}
             found["runs"][case] = {
                 "seconds": seconds_a_round(trainer),
                 "limit": limit,
@@ -374,8 +374,8 @@ class OverheadProbe(Callback):
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         """Note them."""
-        seconds = trainer.clock.seconds
-        self.rows.append((seconds["logging"], seconds["checkpoint"], trainer.clock.total))
+        seconds = trainer.run.clock.seconds
+        self.rows.append((seconds["logging"], seconds["checkpoint"], trainer.run.clock.total))
 
 
 def overhead_part(machine: Machine) -> Iterator[Figure]:
@@ -389,7 +389,7 @@ def overhead_part(machine: Machine) -> Iterator[Figure]:
         logging, checkpoint, total = (b - a for a, b in zip(probe.rows[1], probe.rows[-1], strict=True))
         yield Figure(part="overhead", case=f"{case}, logging", value=100 * logging / total, unit="% of a round")
         yield Figure(part="overhead", case=f"{case}, checkpoints", value=100 * checkpoint / total, unit="% of a round")
-        at_the_end = trainer.clock.seconds["checkpoint"] - probe.rows[-1][1]
+        at_the_end = trainer.run.clock.seconds["checkpoint"] - probe.rows[-1][1]
         yield Figure(part="overhead", case=f"{case}, files at the end", value=at_the_end, unit="s")
 
 

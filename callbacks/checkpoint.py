@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.executors.storage import Allocate
 from fl_lightning.run import checkpoint
-from fl_lightning.trainer import FederatedTrainer
 
 
 class FederatedCheckpoint(Callback):
@@ -57,31 +56,36 @@ class FederatedCheckpoint(Callback):
         self.save_last = save_last
         self.save_best = save_best
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Start the clock."""
         self._last_write, self._pause = time.monotonic(), self.every_seconds
         self._snapshot: dict[str, Any] | None = None
         self._snapshot_is_pending = False
-        best = trainer.run_dir / "checkpoints" / "best.ckpt"
-        if self.save_best and trainer.selection.best_round >= 0 and trainer.fabric.is_global_zero and not best.exists():
+        best = trainer.run.folder / "checkpoints" / "best.ckpt"
+        if (
+            self.save_best
+            and trainer.run.selection.best_round >= 0
+            and trainer.fabric.is_global_zero
+            and not best.exists()
+        ):
             warnings.warn(
-                f"round {trainer.selection.best_round} was the best so far, but there is no {best}: it will be written "
-                "when a better round comes",
+                f"round {trainer.run.selection.best_round} was the best so far, but there is no {best}: it will be "
+                "written when a better round comes",
                 stacklevel=2,
             )
 
-    def on_checkpoint_point(self, trainer: FederatedTrainer) -> None:
+    def on_checkpoint_point(self, trainer: Trainer) -> None:
         """Keep the state if the round was the best, and write what is due; every process decides alike."""
         start = time.monotonic()
-        periodic = self.every_n_rounds is not None and trainer.round_idx % self.every_n_rounds == 0
-        is_over = trainer.should_stop or trainer.round_idx >= trainer.num_rounds
+        periodic = self.every_n_rounds is not None and trainer.run.round_idx % self.every_n_rounds == 0
+        is_over = trainer.run.should_stop or trainer.run.round_idx >= trainer.num_rounds
         due = periodic or is_over or self._time_is_up(trainer)
-        is_best = self.save_best and trainer.selection.best_round == trainer.round_idx - 1
+        is_best = self.save_best and trainer.run.selection.best_round == trainer.run.round_idx - 1
         state: dict[str, Any] = {}
         if is_best or periodic or (due and self.save_last):
             state = trainer.state_dict()
         if is_best and trainer.fabric.is_global_zero:
-            self._snapshot = state if due else _copy(state, self._snapshot, trainer.executor.allocate)
+            self._snapshot = state if due else _copy(state, self._snapshot, trainer.run.executor.allocate)
             self._snapshot_is_pending = True
         if due:
             if trainer.fabric.is_global_zero:
@@ -91,17 +95,17 @@ class FederatedCheckpoint(Callback):
             if self.every_seconds:
                 self._pause = max(self.every_seconds, _PATIENCE * (self._last_write - start))
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         """Free the memory."""
         self._snapshot = None
 
-    def _time_is_up(self, trainer: FederatedTrainer) -> bool:
+    def _time_is_up(self, trainer: Trainer) -> bool:
         time_is_up = time.monotonic() - self._last_write >= self._pause
         return bool(trainer.fabric.broadcast(time_is_up)) if trainer.fabric.world_size > 1 else time_is_up
 
-    def _write(self, trainer: FederatedTrainer, state: dict[str, Any], *, periodic: bool) -> None:
-        folder = trainer.run_dir / "checkpoints"
-        for logger in trainer.loggers:  # a run that goes on from these files logs no earlier round again
+    def _write(self, trainer: Trainer, state: dict[str, Any], *, periodic: bool) -> None:
+        folder = trainer.run.folder / "checkpoints"
+        for logger in trainer.run.loggers:  # a run that goes on from these files logs no earlier round again
             logger.save()
         if self._snapshot_is_pending:
             assert self._snapshot is not None
@@ -110,8 +114,8 @@ class FederatedCheckpoint(Callback):
             if self._snapshot is state:  # it shares memory with the clients, so it is no place for the next copy
                 self._snapshot = None
         if periodic:
-            checkpoint.write(folder / f"round={trainer.round_idx:06d}.ckpt", state)
-            self._drop_old(folder, trainer.round_idx)
+            checkpoint.write(folder / f"round={trainer.run.round_idx:06d}.ckpt", state)
+            self._drop_old(folder, trainer.run.round_idx)
         if self.save_last:
             checkpoint.write(folder / "last.ckpt", state)
 

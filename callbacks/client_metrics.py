@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.run.loggers import RoundTable
-from fl_lightning.trainer import FederatedTrainer
 
 
 class PerClientMetrics(Callback):
@@ -27,18 +26,18 @@ class PerClientMetrics(Callback):
         self.every_n_rounds = every_n_rounds
         self.setting = metrics
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Open the file; the rounds that a resumed run repeats are cut off."""
-        self.metrics = tuple(self.setting or (trainer.selection.monitor, trainer.selection.test))
+        self.metrics = tuple(self.setting or (trainer.run.selection.monitor, trainer.run.selection.test))
         if trainer.fabric.is_global_zero:
-            self.table = RoundTable(trainer.run_dir / "clients.csv")
-            self.table.keep_before(trainer.round_idx)
+            self.table = RoundTable(trainer.run.folder / "clients.csv")
+            self.table.keep_before(trainer.run.round_idx)
 
-    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Write the round, if it was evaluated and is due."""
-        if trainer.selection.monitor not in metrics or (trainer.round_idx + 1) % self.every_n_rounds:
+        if trainer.run.selection.monitor not in metrics or (trainer.run.round_idx + 1) % self.every_n_rounds:
             return
-        scores = trainer.scores[""]
+        scores = trainer.run.scores[""]
         if missing := [name for name in self.metrics if name not in scores.signals]:
             raise ValueError(f"PerClientMetrics.metrics: {missing} are not among {', '.join(sorted(scores.signals))}")
         if not trainer.fabric.is_global_zero:
@@ -48,8 +47,8 @@ class PerClientMetrics(Callback):
             for client, (total, count) in zip(scores.clients, scores.signals[name].tolist(), strict=True):
                 rows.append(
                     {
-                        "round": trainer.round_idx,
-                        "client": trainer.client_names[client],
+                        "round": trainer.run.round_idx,
+                        "client": trainer.run.roster.names[client],
                         "metric": name,
                         "value": total / count if count else float("nan"),
                         "num_examples": int(count),

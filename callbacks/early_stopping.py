@@ -2,9 +2,8 @@
 
 from typing import Any, Literal
 
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.round.selection import Selection
-from fl_lightning.trainer import FederatedTrainer
 
 
 class EarlyStopping(Callback):
@@ -42,18 +41,18 @@ class EarlyStopping(Callback):
         self.best: float | None = None
         self.num_without_improvement = 0
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Begin anew, or, resumed from a run that was stopped here, stop again."""
-        self.monitor = self.setting or trainer.selection.monitor
-        self.sign = Selection(self.monitor, self.mode or (None if self.setting else trainer.selection.mode)).sign
-        if trainer.round_idx == 0:
+        self.monitor = self.setting or trainer.run.selection.monitor
+        self.sign = Selection(self.monitor, self.mode or (None if self.setting else trainer.run.selection.mode)).sign
+        if trainer.run.round_idx == 0:
             self._forget()
         self._stop_if_due(trainer)
 
-    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Compare, in the rounds that were evaluated."""
         if self.monitor not in metrics:
-            if trainer.selection.monitor in metrics:
+            if trainer.run.selection.monitor in metrics:
                 raise ValueError(
                     f"EarlyStopping.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}"
                 )
@@ -66,9 +65,9 @@ class EarlyStopping(Callback):
             self.num_without_improvement += 1
         self._stop_if_due(trainer)
 
-    def _stop_if_due(self, trainer: FederatedTrainer) -> None:
+    def _stop_if_due(self, trainer: Trainer) -> None:
         if self.num_without_improvement >= self.patience:
-            trainer.should_stop = True
+            trainer.run.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
         """The best value and how long ago it was."""

@@ -2,11 +2,10 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.run.loggers import RoundTable
-from fl_lightning.trainer import FederatedTrainer
 
 
 @runtime_checkable
@@ -34,29 +33,29 @@ class CommunicationLedger(Callback):
         self.total = 0
         self.stages: list[dict[str, Any]] = []
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Open a new account, or go on with the one of the checkpoint."""
         self.stages = []
-        if trainer.round_idx == 0:
+        if trainer.run.round_idx == 0:
             self.total = 0
         if self.write_stages and trainer.fabric.is_global_zero:
-            self.table = RoundTable(trainer.run_dir / "communication.csv")
-            self.table.keep_before(trainer.round_idx)
+            self.table = RoundTable(trainer.run.folder / "communication.csv")
+            self.table.keep_before(trainer.run.round_idx)
 
-    def on_send(self, trainer: FederatedTrainer, stage: Stage, payload: Payload | None) -> None:
+    def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """Count what goes down."""
-        down = 0 if payload is None or isinstance(trainer.algorithm, PeerToPeer) else payload.num_bytes
-        self.stages.append({"round": trainer.round_idx, "stage": stage.name, "up": 0, "down": down, "peer": 0})
+        down = 0 if payload is None or isinstance(trainer.run.strategy, PeerToPeer) else payload.num_bytes
+        self.stages.append({"round": trainer.run.round_idx, "stage": stage.name, "up": 0, "down": down, "peer": 0})
 
-    def on_upload(self, trainer: FederatedTrainer, stage: Stage, payload: Payload) -> Payload:
+    def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
         """Count what comes up, or goes to other clients."""
-        if isinstance(trainer.algorithm, PeerToPeer):
-            self.stages[-1]["peer"] = trainer.algorithm.peer_bytes(stage, payload)
+        if isinstance(trainer.run.strategy, PeerToPeer):
+            self.stages[-1]["peer"] = trainer.run.strategy.peer_bytes(stage, payload)
         else:
             self.stages[-1]["up"] = payload.num_bytes
         return payload
 
-    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Close the round."""
         for way in ("up", "down", "peer"):
             metrics[f"comm/bytes_{way}"] = sum(stage[way] for stage in self.stages)

@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.callback import Trainer
 
 
-def publish(trainer: FederatedTrainer, figure: Figure, path: Path, name: str, round_idx: int) -> None:
+def publish(trainer: Trainer, figure: Figure, path: Path, name: str, round_idx: int) -> None:
     """Write a picture, and hand it to the loggers of W&B's or TensorBoard's kind; others take none.
 
     Args:
@@ -24,7 +24,7 @@ def publish(trainer: FederatedTrainer, figure: Figure, path: Path, name: str, ro
     canvas.draw()  # type: ignore[no-untyped-call]
     figure.savefig(path)
     picture = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
-    for logger in trainer.loggers:
+    for logger in trainer.run.loggers:
         if hasattr(logger, "log_image"):
             logger.log_image(name, [picture], step=round_idx)
         elif hasattr(logger, "experiment") and hasattr(logger.experiment, "add_image"):

@@ -7,11 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
-from fl_lightning.trainer import FederatedTrainer
 
 from .result_table import client_table, evaluation_table, number, result_table, test_metric
 
@@ -43,9 +42,9 @@ class RoundProgressBar(Callback):
         self.clients: list[list[float]] = []
         self._bar: Progress | None = None
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Draw the bar."""
-        if trainer.round_idx == 0:
+        if trainer.run.round_idx == 0:
             self.clients = []
         self._figures: dict[str, float] = {}
         self._seconds = math.nan
@@ -63,38 +62,38 @@ class RoundProgressBar(Callback):
                 refresh_per_second=1 / self.refresh_seconds,
             )
             self._task: TaskID = self._bar.add_task(
-                "round", total=trainer.num_rounds, completed=trainer.round_idx, figures=""
+                "round", total=trainer.num_rounds, completed=trainer.run.round_idx, figures=""
             )
             self._bar.start()
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Trainer) -> None:
         """Start the clock of the round."""
         self._round_start = time.perf_counter()
         self._in_round = True
 
-    def on_send(self, trainer: FederatedTrainer, stage: Stage, payload: Payload | None) -> None:
+    def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """Name the stage."""
         if self._bar is not None:
-            when = "round" if self._in_round else "new clients" if trainer.history else "before round 0"
+            when = "round" if self._in_round else "new clients" if trainer.run.history else "before round 0"
             self._stage, self._done = f"{when}: {stage.name}", 0
             self._bar.update(self._task, description=self._stage)
 
-    def on_clients_done(self, trainer: FederatedTrainer, stage: Stage, num_clients: int) -> None:
+    def on_clients_done(self, trainer: Trainer, stage: Stage, num_clients: int) -> None:
         """Count the clients of the stage."""
         if self._bar is not None:
             self._done += num_clients
             self._bar.update(self._task, description=f"{self._stage}, {self._done} clients done")
 
-    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Show the round's figures, and keep each client's if it is the best so far."""
         self._in_round = False
         seconds = time.perf_counter() - self._round_start
         self._seconds = seconds if math.isnan(self._seconds) else 0.9 * self._seconds + 0.1 * seconds
-        monitor = trainer.selection.monitor
+        monitor = trainer.run.selection.monitor
         shown = {"val": monitor, "test": test_metric(monitor)}
         self._figures |= {label: metrics[name] for label, name in shown.items() if name in metrics}
-        if trainer.selection.best_round == trainer.round_idx:
-            scores = trainer.scores[""]
+        if trainer.run.selection.best_round == trainer.run.round_idx:
+            scores = trainer.run.scores[""]
             if all(name in scores.signals for name in shown.values()):
                 columns = (client_values(scores, name).tolist() for name in shown.values())
                 self.clients = [list(row) for row in zip(scores.clients, *columns, strict=True)]
@@ -104,23 +103,23 @@ class RoundProgressBar(Callback):
             self._bar.update(self._task, advance=1, figures=figures)
         elif trainer.fabric.is_global_zero and time.perf_counter() - self._last_line >= self.line_seconds:
             self._last_line = time.perf_counter()
-            self.console.print(f"round {trainer.round_idx + 1}/{trainer.num_rounds}  {figures}", highlight=False)
+            self.console.print(f"round {trainer.run.round_idx + 1}/{trainer.num_rounds}  {figures}", highlight=False)
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         """Replace the bar by the results."""
         self._stop()
         if trainer.fabric.is_global_zero:
             self.console.print(result_table(trainer, self.clients))
-            if trainer.trace is not None:
-                self.console.print(trainer.clock.table())
+            if trainer.run.trace is not None:
+                self.console.print(trainer.run.clock.table())
             if self.worst_clients and self.clients:
                 self.console.print(client_table(trainer, self.clients, self.worst_clients))
 
-    def on_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         """Leave the terminal in order."""
         self._stop()
 
-    def on_evaluation_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Show the figures of ``validate`` or ``test``."""
         if trainer.fabric.is_global_zero:
             self.console.print(evaluation_table(trainer, metrics))

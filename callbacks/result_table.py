@@ -8,44 +8,44 @@ from rich import box
 from rich.filesize import decimal
 from rich.table import Table
 
-from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.callback import Trainer
 
 #: What the prefix of a metric says about the model it is of; others are named by the prefix itself.
 _MODELS = {"gen/": "generated model", "new/": "new clients", "new/gen/": "new clients, generated"}
 
 
-def result_table(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) -> Table:
+def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
     """What a run came to.
 
     Args:
         trainer: After its fit.
         clients: Index, validation and test value of each client at the chosen round.
     """
-    table = _new_table(f"{type(trainer.algorithm).__name__}, {len(trainer.training_clients)} clients")
+    table = _new_table(f"{type(trainer.run.strategy).__name__}, {len(trainer.run.training_clients)} clients")
     table.add_column(style="bold")
     table.add_column()
     for row in _result_rows(trainer, clients):
         table.add_row(*row)
-    if trainer.interruption.received is not None:
-        name = signal.Signals(trainer.interruption.received).name
-        table.caption = f"{name} ended it after {trainer.round_idx} rounds; continue with ckpt_path=last"
+    if trainer.run.interruption.received is not None:
+        name = signal.Signals(trainer.run.interruption.received).name
+        table.caption = f"{name} ended it after {trainer.run.round_idx} rounds; continue with ckpt_path=last"
     return table
 
 
-def _result_rows(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) -> Iterator[tuple[str, str]]:
-    result, monitor, rounds = trainer.selection.result, trainer.selection.monitor, len(trainer.history)
+def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterator[tuple[str, str]]:
+    result, monitor, rounds = trainer.run.selection.result, trainer.run.selection.monitor, len(trainer.run.history)
     if not result:
         yield "result", "no round was evaluated"
     else:
         test = test_metric(monitor)
-        yield "chosen round", f"{trainer.selection.best_round} of {rounds} (numbered from 0), by {monitor}"
+        yield "chosen round", f"{trainer.run.selection.best_round} of {rounds} (numbered from 0), by {monitor}"
         yield monitor, number(result[monitor])
         for name in dict.fromkeys((test, "test/acc")):
             if name in result:
                 yield name, f"{mean_and_std(result, name)} over clients"
         if f"{test}_worst" in result:
             worst = ranked(trainer, clients)
-            who = f" ({trainer.client_names[int(worst[0][0])]})" if worst else ""
+            who = f" ({trainer.run.roster.names[int(worst[0][0])]})" if worst else ""
             yield "  worst client", f"{number(result[f'{test}_worst'])}{who}"
             yield "  weighted by nodes", f"{number(result[f'{test}_weighted'])}"
         for name in result:
@@ -54,19 +54,19 @@ def _result_rows(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) 
                 yield f"  {_MODELS.get(prefix, prefix.rstrip('/'))}", mean_and_std(result, name)
         if f"{test}_client_chosen" in result:
             yield "  each client's own round", f"{number(result[f'{test}_client_chosen'])}"
-        over_rounds = f"{trainer.selection.mode}_over_rounds"
+        over_rounds = f"{trainer.run.selection.mode}_over_rounds"
         if f"test/{over_rounds}" in result:
             yield (
                 f"  {over_rounds.replace('_', ' ')}",
                 f"{number(result[f'test/{over_rounds}'])} (chosen on test: not a result)",
             )
-    if trainer.history:
-        if "comm/bytes_total" in trainer.history[-1]:
-            sums = {way: sum(row.get(f"comm/bytes_{way}", 0) for row in trainer.history) for way in _WAYS}
+    if trainer.run.history:
+        if "comm/bytes_total" in trainer.run.history[-1]:
+            sums = {way: sum(row.get(f"comm/bytes_{way}", 0) for row in trainer.run.history) for way in _WAYS}
             parts = ", ".join(f"{decimal(int(sums[way]))} {label}" for way, label in _WAYS.items() if sums[way])
             yield "communication", parts or "none"
-        yield "seconds a round", f"{statistics.median(row['seconds'] for row in trainer.history):.3g} (median)"
-    yield "folder", str(trainer.run_dir)
+        yield "seconds a round", f"{statistics.median(row['seconds'] for row in trainer.run.history):.3g} (median)"
+    yield "folder", str(trainer.run.folder)
 
 
 def number(value: float) -> str:
@@ -82,22 +82,23 @@ def number(value: float) -> str:
 _WAYS = {"up": "up", "down": "down", "peer": "between clients"}
 
 
-def client_table(trainer: FederatedTrainer, clients: Sequence[Sequence[float]], num_rows: int) -> Table:
+def client_table(trainer: Trainer, clients: Sequence[Sequence[float]], num_rows: int) -> Table:
     """The worst clients at the chosen round; ``clients`` as in :func:`result_table`."""
     table = _new_table(f"Worst {min(num_rows, len(clients))} of {len(clients)} clients")
     table.add_column("client", style="bold")
-    for name in ("size", trainer.selection.monitor, test_metric(trainer.selection.monitor)):
+    for name in ("size", trainer.run.selection.monitor, test_metric(trainer.run.selection.monitor)):
         table.add_column(name, justify="right")
     table.show_header = True
     for client, val, test in ranked(trainer, clients)[:num_rows]:
-        nodes = trainer.datamodule.clients[int(client)].size
-        table.add_row(trainer.client_names[int(client)], str(nodes), number(val), number(test))
+        size = trainer.run.roster.sizes[int(client)]
+        table.add_row(trainer.run.roster.names[int(client)], str(size), number(val), number(test))
     return table
 
 
-def evaluation_table(trainer: FederatedTrainer, metrics: Mapping[str, float]) -> Table:
+def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> Table:
     """The figures of ``validate`` or ``test``."""
-    table = _new_table(f"{type(trainer.algorithm).__name__} after {trainer.round_idx} rounds: {trainer.run_dir}")
+    run = trainer.run
+    table = _new_table(f"{type(run.strategy).__name__} after {run.round_idx} rounds: {run.folder}")
     table.add_column("metric", style="bold")
     for name in ("mean ± std over clients", "worst", "weighted by nodes"):
         table.add_column(name, justify="right")
@@ -119,9 +120,9 @@ def mean_and_std(metrics: Mapping[str, float], name: str) -> str:
     return f"{number(metrics[name])} ± {number(metrics[f'{name}_std'])}"
 
 
-def ranked(trainer: FederatedTrainer, clients: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+def ranked(trainer: Trainer, clients: Sequence[Sequence[float]]) -> list[Sequence[float]]:
     """Clients by their test value, worst first; those without test examples are left out."""
-    return sorted((row for row in clients if row[2] == row[2]), key=lambda row: trainer.selection.sign * row[2])
+    return sorted((row for row in clients if row[2] == row[2]), key=lambda row: trainer.run.selection.sign * row[2])
 
 
 def _new_table(title: str) -> Table:

@@ -17,7 +17,7 @@ from sklearn.cluster import spectral_clustering
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.data import ClientGraph
 from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
@@ -26,7 +26,6 @@ from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Signal, Stage, StageAddress
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.signals import FunctionalEmbedding, graph_embedding, proxy_graph
-from fl_lightning.trainer import FederatedTrainer
 
 from .pictures import publish
 
@@ -190,6 +189,9 @@ class SimilarityLogger(Callback):
         ValueError: No round is chosen.
     """
 
+    needs_data = True
+    invents_stages = True
+
     def __init__(
         self,
         *,
@@ -213,22 +215,22 @@ class SimilarityLogger(Callback):
         self.community_C: NDArray[np.int64] | None = None
         self._sent: dict[str, Tensor] = {}
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Find the clients' communities."""
         if self.communities is None:
             return
-        community_N = trainer.datamodule.node_attribute(self.communities)
-        graphs = [trainer.datamodule.clients[client] for client in trainer.training_clients]
+        community_N = trainer.run.datamodule.node_attribute(self.communities)
+        graphs = [trainer.run.datamodule.clients[client] for client in trainer.run.training_clients]
         majority = [
             int(community_N[graph.node_idx_N].mode().values) for graph in graphs if isinstance(graph, ClientGraph)
         ]
         self.community_C = np.array(majority, dtype=np.int64)
 
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
+    def on_round_start(self, trainer: Trainer) -> None:
         """Forget what was sent before."""
         self._sent = {}
 
-    def on_stage_end(self, trainer: FederatedTrainer, stage: Stage, payload: Payload) -> None:
+    def on_stage_end(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
         """Keep the cosines of what was sent, not the parameters themselves."""
         if not self._due(trainer) or not payload.parameters or not payload.clients:
             return
@@ -238,17 +240,17 @@ class SimilarityLogger(Callback):
         for name, chosen in parts.items():
             if chosen:
                 rows_CP = flatten({part: payload.parameters[part].float() for part in chosen})
-                self._sent[name] = _embed(cosine_similarity(rows_CP), payload.clients, trainer.training_clients)
+                self._sent[name] = _embed(cosine_similarity(rows_CP), payload.clients, trainer.run.training_clients)
 
-    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Draw, save and score."""
         if not self._due(trainer):
             return
         asked: dict[str, Signal] = {POOLED: graph_embedding} if self.ground_truth else {}
         if self.functional_embedding:
-            graph = proxy_graph(trainer.datamodule.num_features, generator(trainer.seed, "proxy graph"))
-            asked[FUNCTIONAL] = FunctionalEmbedding.on(graph, next(iter(trainer.initial_parameters.values())))
-        found = self._ask(trainer, asked) | dict(trainer.algorithm.matrices()) | self._sent
+            graph = proxy_graph(trainer.run.roster.num_features, generator(trainer.run.seed, "proxy graph"))
+            asked[FUNCTIONAL] = FunctionalEmbedding.on(graph, next(iter(trainer.run.architectures[0].values())))
+        found = self._ask(trainer, asked) | dict(trainer.run.strategy.matrices()) | self._sent
         matrices = {name: matrix.double().cpu().numpy() for name, matrix in found.items()}
         if not matrices:
             return
@@ -267,21 +269,21 @@ class SimilarityLogger(Callback):
             lines = {name: ", ".join(parts) for name, parts in captions.items() if parts}
             self._write(trainer, matrices, lines)
 
-    def _due(self, trainer: FederatedTrainer) -> bool:
+    def _due(self, trainer: Trainer) -> bool:
         chosen = {round_idx % trainer.num_rounds for round_idx in self.rounds if abs(round_idx) <= trainer.num_rounds}
         every = self.every_n_rounds
-        return trainer.round_idx in chosen or (every is not None and (trainer.round_idx + 1) % every == 0)
+        return trainer.run.round_idx in chosen or (every is not None and (trainer.run.round_idx + 1) % every == 0)
 
-    def _ask(self, trainer: FederatedTrainer, signals: Mapping[str, Signal]) -> dict[str, Tensor]:
+    def _ask(self, trainer: Trainer, signals: Mapping[str, Signal]) -> dict[str, Tensor]:
         """Cosines of what every client answers, without training it or sending it anything."""
         if not signals:
             return {}
         stage = Stage(name="similarity", signals=signals)
-        address = StageAddress(phase="callback", round_idx=trainer.round_idx, name=stage.name)
-        question = Work(stage=stage, address=address, effort=dict.fromkeys(trainer.training_clients, 1.0))
-        answer = gather(trainer.fabric, trainer.executor.run(question).upload)
+        address = StageAddress(phase="callback", round_idx=trainer.run.round_idx, name=stage.name)
+        question = Work(stage=stage, address=address, effort=dict.fromkeys(trainer.run.training_clients, 1.0))
+        answer = gather(trainer.fabric, trainer.run.executor.run(question).upload)
         return {
-            name: _embed(cosine_similarity(signal.float()), answer.clients, trainer.training_clients)
+            name: _embed(cosine_similarity(signal.float()), answer.clients, trainer.run.training_clients)
             for name, signal in answer.signals.items()
         }
 
@@ -289,12 +291,12 @@ class SimilarityLogger(Callback):
         if value == value:
             metrics[f"similarity/{name.replace(' ', '_')}"] = value
 
-    def _write(self, trainer: FederatedTrainer, matrices: Mapping[str, Matrix], captions: Mapping[str, str]) -> None:
-        names = [trainer.client_names[client] for client in trainer.training_clients]
-        title = f"{type(trainer.algorithm).__name__}, round {trainer.round_idx}"
+    def _write(self, trainer: Trainer, matrices: Mapping[str, Matrix], captions: Mapping[str, str]) -> None:
+        names = [trainer.run.roster.names[client] for client in trainer.run.training_clients]
+        title = f"{type(trainer.run.strategy).__name__}, round {trainer.run.round_idx}"
         figure = draw_matrices(matrices, names, title=title, captions=captions, community_C=self.community_C)
-        path = trainer.run_dir / "similarity" / f"round_{trainer.round_idx:04d}.png"
-        publish(trainer, figure, path, "similarity", trainer.round_idx)
+        path = trainer.run.folder / "similarity" / f"round_{trainer.run.round_idx:04d}.png"
+        publish(trainer, figure, path, "similarity", trainer.run.round_idx)
         about: dict[str, NDArray[np.generic]] = {"clients": np.array(names)}
         if self.community_C is not None:
             about["communities"] = self.community_C

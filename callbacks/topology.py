@@ -20,9 +20,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.strategies import Strategy
-from fl_lightning.trainer import FederatedTrainer
 
 from .pictures import publish
 
@@ -171,6 +170,8 @@ class TopologyLogger(Callback):
         ValueError: The strategy has no ``adjacency``.
     """
 
+    needs_data = True
+
     def __init__(self, *, every_n_rounds: int | None = None) -> None:
         if every_n_rounds is not None and every_n_rounds < 1:
             raise ValueError(f"TopologyLogger.every_n_rounds must be at least 1, got {every_n_rounds}")
@@ -178,63 +179,63 @@ class TopologyLogger(Callback):
         self._drawn: Matrix | None = None
         self._last_round = -1
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Draw the topology; one that is yet to be computed is drawn after a round."""
         self._drawn, self._last_round = None, -1
-        can_wait = not trainer.algorithm.matrices() and type(trainer.algorithm).matrices is not Strategy.matrices
+        can_wait = not trainer.run.strategy.matrices() and type(trainer.run.strategy).matrices is not Strategy.matrices
         if not can_wait:
-            self._draw_topology(trainer, trainer.round_idx)
+            self._draw_topology(trainer, trainer.run.round_idx)
 
-    def on_evaluate(self, trainer: FederatedTrainer, metrics: dict[str, float], prefix: str) -> None:
+    def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
         """Add the objective."""
-        losses = trainer.scores[prefix].signals.get("train/loss")
+        losses = trainer.run.scores[prefix].signals.get("train/loss")
         if prefix or losses is None:
             return
         total_C, count_C = losses.double().unbind(dim=1)
         loss = float((total_C / count_C.clamp(min=1)).sum())
-        metrics["server/objective"] = loss + trainer.algorithm.metrics().get("server/coupling", 0.0)
+        metrics["server/objective"] = loss + trainer.run.strategy.metrics().get("server/coupling", 0.0)
 
-    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Look, if it is time."""
         every = self.every_n_rounds
-        if self._drawn is None or (every is not None and (trainer.round_idx + 1) % every == 0):
-            self._draw_topology(trainer, trainer.round_idx)
-        if every is not None and (trainer.round_idx + 1) % every == 0:
-            self._draw_norms(trainer, trainer.round_idx)
+        if self._drawn is None or (every is not None and (trainer.run.round_idx + 1) % every == 0):
+            self._draw_topology(trainer, trainer.run.round_idx)
+        if every is not None and (trainer.run.round_idx + 1) % every == 0:
+            self._draw_norms(trainer, trainer.run.round_idx)
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         """Look at what came out."""
-        last = trainer.round_idx - 1
+        last = trainer.run.round_idx - 1
         if self._last_round != last:
             self._draw_topology(trainer, last)
             self._draw_norms(trainer, last)
 
-    def _draw_topology(self, trainer: FederatedTrainer, round_idx: int) -> None:
-        adjacency = trainer.algorithm.matrices().get("adjacency")
+    def _draw_topology(self, trainer: Trainer, round_idx: int) -> None:
+        adjacency = trainer.run.strategy.matrices().get("adjacency")
         if adjacency is None:
             raise ValueError(
-                f"TopologyLogger: {type(trainer.algorithm).__name__} joins its clients by no graph (its matrices have "
-                "no 'adjacency'): drop the callback, or use a decentralised strategy or FedSheafHN"
+                f"TopologyLogger: {type(trainer.run.strategy).__name__} joins its clients by no graph (its matrices "
+                "have no 'adjacency'): drop the callback, or use a decentralised strategy or FedSheafHN"
             )
         found = _numpy(adjacency)
         if not trainer.fabric.is_global_zero or (self._drawn is not None and np.array_equal(found, self._drawn)):
             return
         self._drawn = found
-        clients = trainer.training_clients
-        examples = [trainer.datamodule.clients[client].num_examples for client in clients]
-        title = f"{type(trainer.algorithm).__name__}, round {round_idx}"
-        figure = draw_topology(found, [trainer.client_names[client] for client in clients], examples, title=title)
-        publish(trainer, figure, trainer.run_dir / "topology.png", "topology", round_idx)
+        clients = trainer.run.training_clients
+        examples = [trainer.run.datamodule.clients[client].num_examples for client in clients]
+        title = f"{type(trainer.run.strategy).__name__}, round {round_idx}"
+        figure = draw_topology(found, [trainer.run.roster.names[client] for client in clients], examples, title=title)
+        publish(trainer, figure, trainer.run.folder / "topology.png", "topology", round_idx)
 
-    def _draw_norms(self, trainer: FederatedTrainer, round_idx: int) -> None:
+    def _draw_norms(self, trainer: Trainer, round_idx: int) -> None:
         self._last_round = round_idx
-        norms = trainer.algorithm.matrices().get("map_norms")
+        norms = trainer.run.strategy.matrices().get("map_norms")
         if norms is None or not trainer.fabric.is_global_zero:
             return
         found = _numpy(norms)
-        names = [trainer.client_names[client] for client in trainer.training_clients]
-        path = trainer.run_dir / "map_norms" / f"round_{round_idx:04d}.png"
-        title = f"Restriction maps of {type(trainer.algorithm).__name__}, round {round_idx}"
+        names = [trainer.run.roster.names[client] for client in trainer.run.training_clients]
+        path = trainer.run.folder / "map_norms" / f"round_{round_idx:04d}.png"
+        title = f"Restriction maps of {type(trainer.run.strategy).__name__}, round {round_idx}"
         publish(trainer, draw_norms(found, names, title=title), path, "map_norms", round_idx)
         with path.with_suffix(".csv").open("w", newline="") as file:
             csv.writer(file).writerows(

@@ -1,60 +1,107 @@
 """The base of all callbacks: hooks into the life of a federation."""
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
+import torch
+from lightning.fabric import Fabric
+
+from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
+from fl_lightning.run.assembly import Run
 
-if TYPE_CHECKING:
-    from fl_lightning.trainer import FederatedTrainer
+
+class Trainer(Protocol):
+    """What a callback may rely on.
+
+    Attributes:
+        fabric: Device, precision and processes.
+        num_rounds: Rounds of training.
+        participation: Who takes part in a round.
+        dtype: Floating point type of batches.
+        callbacks: All callbacks, in the order they are called.
+        run: What belongs to the present fit, test or prediction.
+    """
+
+    fabric: Fabric
+    num_rounds: int
+    participation: Participation
+    dtype: torch.dtype
+
+    @property
+    def callbacks(self) -> "Sequence[Callback]":
+        """All callbacks, in the order they are called."""
+
+    @property
+    def run(self) -> Run:
+        """What belongs to the present fit, test or prediction."""
+
+    def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
+        """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The complete state between two rounds; collective: every process must call it."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        """Write the complete state; collective: every process must call it."""
 
 
 class Callback:
     """Override the hooks you need. Every process calls every hook; write files where ``fabric.is_global_zero``."""
 
-    def on_clients(self, trainer: "FederatedTrainer", clients: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What each client holds, before it is batched: return it, or changed copies (poisoned data, for example)."""
+    #: Whether it reads or changes what clients hold: it is for federations whose data lie here.
+    needs_data: ClassVar[bool] = False
+    #: Whether it has clients run stages or evaluations that the strategy does not have.
+    invents_stages: ClassVar[bool] = False
+
+    def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What each client holds, before it is batched: return it, or changed copies (poisoned data, for example).
+
+        A class that overrides it sets ``needs_data``; ``trainer.run`` has no clients yet.
+        """
         return clients
 
-    def on_fit_start(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Before the first round, after a checkpoint was loaded."""
 
-    def on_round_start(self, trainer: "FederatedTrainer") -> None:
-        """Before the stages of ``trainer.round_idx``."""
+    def on_round_start(self, trainer: Trainer) -> None:
+        """Before the stages of ``trainer.run.round_idx``."""
 
-    def on_send(self, trainer: "FederatedTrainer", stage: Stage, payload: Payload | None) -> None:
+    def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """The server's payload is about to reach the clients."""
 
-    def on_clients_done(self, trainer: "FederatedTrainer", stage: Stage, num_clients: int) -> None:
+    def on_clients_done(self, trainer: Trainer, stage: Stage, num_clients: int) -> None:
         """So many more clients of this process have finished their part of the stage."""
 
-    def on_upload(self, trainer: "FederatedTrainer", stage: Stage, payload: Payload) -> Payload:
+    def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
         """What the clients sent, before the server checks it; return it, or what should arrive in its place."""
         return payload
 
-    def on_stage_end(self, trainer: "FederatedTrainer", stage: Stage, payload: Payload) -> None:
+    def on_stage_end(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
         """The server has taken in ``payload``, the answers that were in order."""
 
-    def on_evaluate(self, trainer: "FederatedTrainer", metrics: dict[str, float], prefix: str) -> None:
+    def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
         """Models were scored, before the round is chosen by the scores; figures may be added to ``metrics``.
 
-        ``trainer.scores[prefix + kind]`` holds each client's scores, for every kind of model that was evaluated.
+        ``trainer.run.scores[prefix + kind]`` holds each client's scores, for every kind of model that was evaluated.
         """
 
-    def on_round_end(self, trainer: "FederatedTrainer", metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """After the evaluation; figures added to ``metrics`` are logged with the round's."""
 
-    def on_checkpoint_point(self, trainer: "FederatedTrainer") -> None:
+    def on_checkpoint_point(self, trainer: Trainer) -> None:
         """The round is over and logged: the only place where a checkpoint may be written."""
 
-    def on_fit_end(self, trainer: "FederatedTrainer") -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         """After the last round (or the one that an interruption ended), and after new clients joined."""
 
-    def on_exception(self, trainer: "FederatedTrainer", error: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         """``fit`` is about to end with ``error``; no process may wait for another one here."""
 
-    def on_evaluation_end(self, trainer: "FederatedTrainer", metrics: dict[str, float]) -> None:
+    def on_evaluation_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """After ``validate`` or ``test``."""
 
     def state_dict(self) -> dict[str, Any]:

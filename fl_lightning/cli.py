@@ -19,11 +19,10 @@ from rich.console import Console
 
 import fl_lightning.callbacks
 import fl_lightning.run.loggers
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
-from fl_lightning.run.interruption import Interruption
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.trainer import FederatedTrainer
@@ -118,19 +117,16 @@ def _subclasses(base: type) -> list[type]:
 class _SaveConfig(Callback):
     """Writes config.yaml into the folder of a new run and shows it to the loggers that keep one."""
 
-    def __init__(self, config: str) -> None:
-        self.config = config
-
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        trainer.config = self.config
-        path = trainer.run_dir / "config.yaml"
+    def on_fit_start(self, trainer: Trainer) -> None:
+        run = trainer.run
+        path = run.folder / "config.yaml"
         if trainer.fabric.is_global_zero:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(self.config)
-            for logger in trainer.loggers:
+                path.write_text(run.config)
+            for logger in run.loggers:
                 if hasattr(logger, "continue_run"):
-                    logger.log_hyperparams(yaml.safe_load(self.config))
+                    logger.log_hyperparams(yaml.safe_load(run.config))
 
 
 class FederatedCLI(LightningCLI):
@@ -204,8 +200,10 @@ class FederatedCLI(LightningCLI):
                 callbacks.append(default)
         seed = self._get(self.config, "seed_everything")
         config = self.config.get(str(self.subcommand), self.config)
-        callbacks.append(_SaveConfig(self._parser(self.subcommand).dump(config, skip_none=False)))
-        return FederatedTrainer(**{**own, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
+        callbacks.append(_SaveConfig())
+        trainer = FederatedTrainer(**{**own, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
+        trainer.config = self._parser(self.subcommand).dump(config, skip_none=False)
+        return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         options = {name: self._get(self.config_init, name) for name in self._subcommand_method_arguments[subcommand]}
@@ -232,7 +230,7 @@ class FederatedCLI(LightningCLI):
         """Write what is predicted for every node or example to predictions.csv in the run's folder."""
         trainer: FederatedTrainer = self.trainer  # type: ignore[assignment]
         predictions = trainer.predict(**options)
-        path = trainer.run_dir / "predictions.csv"
+        path = trainer.run.folder / "predictions.csv"
         if trainer.fabric.is_global_zero:
             _write_predictions(path, predictions, self.datamodule)
             Console().print(f"{sum(map(len, predictions.values()))} predictions in {path}")
@@ -262,5 +260,6 @@ def main(args: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*", category=DeprecationWarning)
     warnings.formatwarning = lambda message, *_, **__: f"fl-train: warning: {message}\n"
     cli = FederatedCLI(args)
-    interruption: Interruption | None = getattr(cli.trainer, "interruption", None)
-    return 0 if interruption is None or interruption.received is None else 128 + interruption.received
+    trainer: FederatedTrainer = cli.trainer  # type: ignore[assignment]
+    received = trainer.run.interruption.received if trainer.has_run else None
+    return 0 if received is None else 128 + received

@@ -1,10 +1,78 @@
-"""What a server knows of a federation before it hears from anyone."""
+"""What is known of a federation before anyone is heard: who takes part in it, and what a server starts from."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.graphs import GraphCollator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """Who is in a federation: all that is known of clients without looking at what they hold.
+
+    Attributes:
+        names: Each client's own name, in the order of their indices.
+        sizes: Nodes or examples of each client.
+        work: What each client costs, relative to the others.
+        kind: Whether clients hold graphs or independent examples.
+        num_features: Width of the inputs, or the shape of one example; alike in all clients.
+        num_outputs: Classes of the whole federation, or numbers of a target.
+        relation_CC: Client relation graph: float32, non-negative, symmetric, zero diagonal, (C, C); None if the data
+            have none.
+        partition_hash: SHA-256 (hex) of data, partition and split.
+        layout: What a collator decides over all clients (``sparse_features`` of graphs), so that batches made where
+            only some of them are at hand are the same.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    work: tuple[int, ...]
+    kind: Literal["graphs", "examples"]
+    num_features: int | tuple[int, ...]
+    num_outputs: int
+    relation_CC: Tensor | None = None
+    partition_hash: str = ""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        clients: Sequence[ClientGraph] | Sequence[ClientExamples],
+        *,
+        num_outputs: int,
+        relation_CC: Tensor | None = None,
+        partition_hash: str = "",
+    ) -> "Roster":
+        """The roster of clients whose data are at hand; the other arguments are those of the class."""
+        graphs = [client for client in clients if isinstance(client, ClientGraph)]
+        return Roster(
+            names=tuple(client.name for client in clients),
+            sizes=tuple(client.size for client in clients),
+            work=tuple(client.work for client in clients),
+            kind="graphs" if graphs else "examples",
+            num_features=_width(clients[0]),
+            num_outputs=num_outputs,
+            relation_CC=relation_CC,
+            partition_hash=partition_hash,
+            layout=GraphCollator.layout_of(graphs) if graphs else {},
+        )
+
+    def __len__(self) -> int:
+        """Clients."""
+        return len(self.names)
+
+
+def _width(client: ClientGraph | ClientExamples) -> int | tuple[int, ...]:
+    """Features of a node or of an example that is a vector, else the shape of an example."""
+    if isinstance(client, ClientGraph):
+        return client.num_features
+    shape = tuple(client.x_NX.shape[1:])
+    return shape[0] if len(shape) == 1 else shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,9 +83,11 @@ class Federation:
         num_clients: All clients, those held out of training included; indices run from 0.
         training_clients: Those that take part in the rounds.
         num_features: Width of the inputs, or the shape of one example.
+        num_outputs: Classes, or numbers of a target; 0 where a server need not know.
         parameters: One client's initial parameters by name, common to all of the first architecture.
         learning_rate: Of the clients' optimiser.
-        architectures: The same for every architecture; client c has number c modulo their number.
+        architectures: The same for every architecture; empty stands for the one of ``parameters``.
+        architecture_of: Index of each client's architecture; empty stands for "given out in turn".
         seed: Root of every random key.
         device: Where the server computes.
         relation_CC: Client relation graph over all clients: float32, non-negative, symmetric, zero diagonal, (C, C);
@@ -32,7 +102,26 @@ class Federation:
     parameters: Mapping[str, Tensor]
     seed: int
     device: torch.device
+    num_outputs: int = 0
     relation_CC: Tensor | None = None
     learning_rate: float = 0.01
     architectures: tuple[Mapping[str, Tensor], ...] = ()
+    architecture_of: tuple[int, ...] = ()
     client_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Fill in what an empty value stands for."""
+        architectures = self.architectures or (self.parameters,)
+        object.__setattr__(self, "architectures", architectures)
+        if not self.architecture_of:
+            object.__setattr__(self, "architecture_of", in_turn(self.num_clients, len(architectures)))
+
+
+def in_turn(num_clients: int, num_architectures: int) -> tuple[int, ...]:
+    """Which architecture each client has, where they are given out in turn.
+
+    Example:
+        >>> in_turn(5, 2)
+        (0, 1, 0, 1, 0)
+    """
+    return tuple(client % num_architectures for client in range(num_clients))

@@ -18,24 +18,21 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from fl_lightning.callback import Callback, check_hooks
-from fl_lightning.data import ClientGraph, FederatedDataModule, PartitionTable
-from fl_lightning.executors import ByArchitecture, Executor, Outcome, StackedExecutor, Work
-from fl_lightning.executors.base import check_optimizer
-from fl_lightning.federation import Federation
-from fl_lightning.kernels.randomness import derive_key
+from fl_lightning.data import FederatedDataModule, PartitionTable
+from fl_lightning.executors import Executor, Outcome, StackedExecutor, Work
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import inspect_upload
 from fl_lightning.round.metrics import summarise
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
-from fl_lightning.round.stage import Evaluation, Phase, Stage, StageAddress
+from fl_lightning.round.stage import Phase, Stage, StageAddress
 from fl_lightning.run import checkpoint, state
 from fl_lightning.run.allocator import keep_freed_memory
+from fl_lightning.run.assembly import Run, assemble, start_clients
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
-from fl_lightning.run.interruption import Interruption
 from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
-from fl_lightning.run.processes import gather, gather_objects, leave_at_exit, shard
+from fl_lightning.run.processes import gather, gather_objects, leave_at_exit
 from fl_lightning.run.profiling import RoundClock, RoundTrace
 from fl_lightning.strategies import Strategy
 
@@ -116,7 +113,7 @@ class FederatedTrainer:
         self.evaluate_every = evaluate_every
         self.precision = precision
         self.dtype = _DTYPES[precision]
-        self.callbacks = [] if callbacks is None else callbacks if isinstance(callbacks, list) else [callbacks]
+        self.callbacks = [] if callbacks is None else _listed(callbacks)
         self.logger = logger
         self.root = Path(default_root_dir) / run_name
         self.seed = seed
@@ -133,11 +130,29 @@ class FederatedTrainer:
             raise ValueError(f"trainer.devices is {devices!r}, trainer.accelerator {accelerator!r}: {error}") from error
         self.launched = False
         self.started = False
-        self.failures: dict[str, str] = {}
-        self.interruption = Interruption()
-        self.trace: RoundTrace | None = None
         self.monitor, self.monitor_mode = monitor, monitor_mode
-        self.selection = Selection()
+        self._run: Run | None = None
+
+    @property
+    def run(self) -> Run:
+        """What belongs to the present fit, test or prediction, or to the last one.
+
+        Raises:
+            RuntimeError: There was none yet.
+        """
+        if self._run is None:
+            raise RuntimeError("there is no run yet: call fit, validate, test or predict first")
+        return self._run
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there was a run yet."""
+        return self._run is not None
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The figures of each round that is over, with its number under ``round``."""
+        return self.run.history
 
     # ------------------------------------------------------------------ the four verbs
 
@@ -168,35 +183,35 @@ class FederatedTrainer:
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
         """
         resume = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
-        self._setup(model, datamodule, algorithm, run_dir=run_folder_of(resume) if resume else None)
+        run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(resume) if resume else None)
         if resume is not None:
-            state.restore(self, resume)
+            state.restore(run, self.callbacks, resume)
         self._start_loggers()
-        self.trace = RoundTrace(self.run_dir / f"trace{self.fabric.global_rank or ''}.json") if profile else None
+        run.trace = RoundTrace(run.folder / f"trace{self.fabric.global_rank or ''}.json") if profile else None
         self.started = True
         try:
             self._call("on_fit_start")
-            with self.interruption:
+            with run.interruption:
                 if resume is None:
-                    self._run_stages(algorithm.initial_stages(), self.training_clients, "initial")
-                self.clock = RoundClock()  # of the rounds alone
-                while self.round_idx < self.num_rounds and not self.should_stop:
+                    self._run_stages(algorithm.initial_stages(), run.training_clients, "initial")
+                run.clock = RoundClock()  # of the rounds alone
+                while run.round_idx < self.num_rounds and not run.should_stop:
                     self._run_round()
-                if self.interruption.received is None and self.new_clients:
-                    self.selection.result.update(self._admit_new_clients())
+                if run.interruption.received is None and run.new_clients:
+                    run.selection.result.update(self._admit_new_clients())
             self._call("on_fit_end")
-            if self.trace is not None:
-                self.trace.close()
+            if run.trace is not None:
+                run.trace.close()
                 if self.fabric.is_global_zero:
-                    self.clock.to_csv(self.run_dir / "profile.csv")
+                    run.clock.to_csv(run.folder / "profile.csv")
         except BaseException as error:
             self._call("on_exception", error)
-            for logger in self.loggers:
+            for logger in run.loggers:
                 logger.finalize("failed")
             raise
-        for logger in self.loggers:
+        for logger in run.loggers:
             logger.finalize("success")
-        return self.selection.result
+        return run.selection.result
 
     def validate(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
@@ -218,10 +233,10 @@ class FederatedTrainer:
         Returns:
             Class probabilities, or predicted targets, by client, (N_i, num_outputs).
         """
-        self._restore(model, datamodule, algorithm, ckpt_path)
-        evaluation = algorithm.evaluations(self.training_clients)[""]
+        run = self._restore(model, datamodule, algorithm, ckpt_path)
+        evaluation = algorithm.evaluations(run.training_clients)[""]
         predictions: dict[int, Tensor] = {}
-        for part in gather_objects(self.fabric, self.executor.predict(evaluation, self.training_clients)):
+        for part in gather_objects(self.fabric, run.executor.predict(evaluation, run.training_clients)):
             predictions.update(part)
         return {client: predictions[client].cpu() for client in sorted(predictions)}
 
@@ -246,34 +261,34 @@ class FederatedTrainer:
     # ------------------------------------------------------------------ the life of a round
 
     def _run_round(self) -> None:
-        start = time.perf_counter()
-        if self.trace is not None:
-            self.trace.start_round()
+        run, start = self.run, time.perf_counter()
+        if run.trace is not None:
+            run.trace.start_round()
         self._call("on_round_start")
-        effort, dropped = self.participation.draw(self.training_clients, self.round_idx, self.seed)
-        self.failures = {self.client_names[client]: "dropped out" for client in dropped}
-        self._run_stages(self.algorithm.stages(self.round_idx), effort, "round")
-        metrics: dict[str, float] = dict(self.algorithm.metrics())
-        if (self.round_idx + 1) % self.evaluate_every == 0 or self.round_idx + 1 == self.num_rounds:
-            with self.clock.part("evaluation"):
-                metrics |= self.evaluate(self.training_clients)
-            self.selection.update(self.round_idx, metrics, self.scores[""])
+        effort, dropped = self.participation.draw(run.training_clients, run.round_idx, self.seed)
+        run.failures = {run.roster.names[client]: "dropped out" for client in dropped}
+        self._run_stages(run.strategy.stages(run.round_idx), effort, "round")
+        metrics: dict[str, float] = dict(run.strategy.metrics())
+        if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
+            with run.clock.part("evaluation"):
+                metrics |= self.evaluate(run.training_clients)
+            run.selection.update(run.round_idx, metrics, run.scores[""])
         metrics["num_participants"] = len(effort)
-        metrics["num_failures"] = len(self.failures)
-        with self.clock.part("logging"):
+        metrics["num_failures"] = len(run.failures)
+        with run.clock.part("logging"):
             self._call("on_round_end", metrics)
             metrics["seconds"] = time.perf_counter() - start
-            self.history.append({"round": self.round_idx, **metrics})
-            for logger in self.loggers:
-                logger.log_metrics(metrics, self.round_idx)
-        self.round_idx += 1
-        if any(gather_objects(self.fabric, self.interruption.received is not None)):
-            self.should_stop = True
-        with self.clock.part("checkpoint"):
+            run.history.append({"round": run.round_idx, **metrics})
+            for logger in run.loggers:
+                logger.log_metrics(metrics, run.round_idx)
+        run.round_idx += 1
+        if any(gather_objects(self.fabric, run.interruption.received is not None)):
+            run.should_stop = True
+        with run.clock.part("checkpoint"):
             self._call("on_checkpoint_point")
-        self.clock.end_round(time.perf_counter() - start)
-        if self.trace is not None:
-            self.trace.end_round()
+        run.clock.end_round(time.perf_counter() - start)
+        if run.trace is not None:
+            run.trace.end_round()
 
     def _run_stages(
         self,
@@ -286,19 +301,19 @@ class FederatedTrainer:
         for stage in stages:
             if not effort:
                 return
-            with self.clock.part("server"):
-                payload = self.algorithm.configure(stage, tuple(effort))
+            with self.run.clock.part("server"):
+                payload = self.run.strategy.configure(stage, tuple(effort))
             self._call("on_send", stage, payload)
-            address = StageAddress(phase=phase, round_idx=self.round_idx, name=stage.name)
+            address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
             work = Work(stage=stage, address=address, effort=effort, payload=payload)
-            with self.clock.part("clients"):
-                outcome = self.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
-            with self.clock.part("payloads"):
+            with self.run.clock.part("clients"):
+                outcome = self.run.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
+            with self.run.clock.part("payloads"):
                 upload, failures = self._take_in(stage, outcome)
             self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
             effort = {client: share for client, share in effort.items() if client not in failures}
-            with self.clock.part("server"):
-                (self.algorithm.admit if phase == "admission" else self.algorithm.aggregate)(stage, upload)
+            with self.run.clock.part("server"):
+                (self.run.strategy.admit if phase == "admission" else self.run.strategy.aggregate)(stage, upload)
             self._call("on_stage_end", stage, upload)
 
     def _take_in(self, stage: Stage, outcome: Outcome) -> tuple[Payload, dict[int, str]]:
@@ -309,15 +324,16 @@ class FederatedTrainer:
         for callback in self.callbacks:
             upload = callback.on_upload(self, stage, upload)
         failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
-        upload, rejected = inspect_upload(upload, stage, self.architectures)
+        upload, rejected = inspect_upload(upload, stage, self.run.architectures)
         return upload, failures | rejected
 
     def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
-        """Score the given clients' models as the strategy says; keep the scores in ``self.scores``."""
+        """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""
         metrics: dict[str, float] = {}
-        outcomes = self.executor.evaluate(self.algorithm.evaluations(clients), clients, self.round_idx)
+        evaluations = self.run.strategy.evaluations(clients)
+        outcomes = self.run.executor.evaluate(evaluations, clients, self.run.round_idx)
         for kind, outcome in outcomes.items():
-            scores = self.scores[prefix + kind] = gather(self.fabric, outcome.upload)
+            scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)
             metrics |= summarise(scores, prefix + kind)
             self._report(gather_failures(self.fabric, outcome), f"in the evaluation {prefix + kind!r}")
         for callback in self.callbacks:
@@ -326,22 +342,22 @@ class FederatedTrainer:
 
     def _admit_new_clients(self) -> dict[str, float]:
         """Let the held-out clients join a trained server, and score them."""
-        self._run_stages(self.algorithm.admission_stages(), self.new_clients, "admission")
-        return self.evaluate(self.new_clients, "new/")
+        self._run_stages(self.run.strategy.admission_stages(), self.run.new_clients, "admission")
+        return self.evaluate(self.run.new_clients, "new/")
 
     def _when(self, phase: Phase) -> str:
         """A phase in words."""
         if phase == "round":
-            return f"round {self.round_idx}"
+            return f"round {self.run.round_idx}"
         return "before round 0" if phase == "initial" else "while new clients joined"
 
     def _report(self, failures: Mapping[int, str], where: str) -> None:
         for client, why in failures.items():
-            name = self.client_names[client]
+            name = self.run.roster.names[client]
             message = f"{name} failed {where}: {why}"
             if self.participation.on_failure == "stop":
                 raise ClientFailure(f"{message} (participation.on_failure is 'stop')")
-            self.failures[name] = why
+            self.run.failures[name] = why
             if self.fabric.is_global_zero:
                 warnings.warn(f"{message}; it is left out", stacklevel=2)
 
@@ -355,97 +371,40 @@ class FederatedTrainer:
             leave_at_exit()
             self.launched = True
 
-    def _setup(
-        self,
-        model: ClientModule,
-        datamodule: FederatedDataModule,
-        algorithm: Strategy,
-        *,
-        run_dir: Path | None,
-    ) -> None:
+    def _assemble(
+        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, *, folder: Path | None
+    ) -> Run:
+        """Begin a run; in the given folder, or a new one."""
         self.launch()
         for callback in self.callbacks:
             check_hooks(callback)
-        with self.fabric.rank_zero_first():
-            datamodule.prepare_data()
-        datamodule.setup()
-        self.datamodule, self.algorithm = datamodule, algorithm
-        if algorithm.needs_graphs and not isinstance(datamodule.clients[0], ClientGraph):
-            raise ValueError(
-                f"{type(algorithm).__name__} is for clients that hold graphs, but these hold examples: choose a source "
-                "of graphs, or another strategy"
-            )
-        self.client_names = [client.name for client in datamodule.clients]
-        everyone = range(len(self.client_names))
-        self.training_clients = self.participation.training_clients(len(everyone), self.seed)
-        self.new_clients = tuple(sorted(set(everyone).difference(self.training_clients)))
-        self.run_dir = self.fabric.broadcast(run_dir or new_run_folder(self.root))
-        with self.fabric.init_module(), torch.random.fork_rng([]):
-            torch.manual_seed(derive_key(self.seed, "client", "initialisation"))
-            model.build(datamodule.num_features, datamodule.num_outputs, algorithm.build_net)
-        if len(model.nets) > 1 and not algorithm.takes_architectures:
-            raise ValueError(
-                f"model.net lists {len(model.nets)} nets, but {type(algorithm).__name__} needs clients that are alike: "
-                "give one net, or a strategy for different architectures (SheafFMTL, Local)"
-            )
-        self.architectures = tuple(
-            {name: p.detach().clone().to(self.fabric.device) for name, p in net.named_parameters()}
-            for net in model.nets
+        self._run = assemble(
+            fabric=self.fabric,
+            datamodule=datamodule,
+            model=model,
+            strategy=algorithm,
+            executor=self.executor,
+            participation=self.participation,
+            selection=Selection(self.monitor or model.monitor, self.monitor_mode),
+            seed=self.seed,
+            folder=self.fabric.broadcast(folder or new_run_folder(self.root)),
+            config=self.config,
+            loggers=[] if isinstance(self.logger, bool) else _listed(self.logger),
         )
-        self.initial_parameters = self.architectures[0]
-        relation_CC = datamodule.relation_CC
-        algorithm.setup(
-            Federation(
-                num_clients=len(everyone),
-                training_clients=self.training_clients,
-                num_features=datamodule.num_features,
-                parameters=self.initial_parameters,
-                seed=self.seed,
-                device=self.fabric.device,
-                client_names=tuple(self.client_names),
-                learning_rate=float(check_optimizer(model.configure_optimizers()).param_groups[0]["lr"]),
-                architectures=self.architectures,
-                relation_CC=None if relation_CC is None else relation_CC.to(self.fabric.device),
-            )
-        )
-        clients: tuple[Any, ...] = datamodule.clients
+        clients: tuple[Any, ...] = tuple(datamodule.clients)
         for callback in self.callbacks:
             clients = callback.on_clients(self, clients)
-        shards = shard([client.work for client in clients], self.fabric.world_size)
-        collator = datamodule.collator(clients, device=self.fabric.device, dtype=self.dtype)
-        self.executor = self.executor.suited(model)
-        if len(model.nets) > 1 and not isinstance(self.executor, ByArchitecture):
-            self.executor = ByArchitecture(self.executor)
-        mine = shards[self.fabric.global_rank]
-        self.executor.setup(self.fabric, model, collator, mine, seed=self.seed, memory=algorithm.memory())
-        self.selection = Selection(self.monitor or model.monitor, self.monitor_mode)
-        self._check_monitor()
-        self.round_idx = 0
-        self.clock = RoundClock()
-        self.should_stop = False
-        self.interruption = Interruption()
-        self.scores: dict[str, Payload] = {}
-        self.history: list[dict[str, float]] = []
-        self.loggers: list[Logger] = []
-
-    def _check_monitor(self) -> None:
-        """Score one client before anything is trained: the monitored metric must be there."""
-        scores = self.executor.evaluate({"": Evaluation()}, self.executor.clients[:1], 0)[""].upload
-        if not self.selection.monitor.endswith(tuple(scores.signals)):
-            raise ValueError(
-                f"trainer.monitor is {self.selection.monitor!r}, but the model is scored by "
-                f"{', '.join(sorted(scores.signals))}"
-            )
+        start_clients(self._run, clients, dtype=self.dtype)
+        return self._run
 
     def _start_loggers(self) -> None:
+        run = self.run
         if self.logger is True:
-            folder = str(self.run_dir)
-            self.loggers = [RoundCSVLogger(folder), RoundTensorBoardLogger(folder, first_round=self.round_idx)]
-        elif self.logger:
-            self.loggers = self.logger if isinstance(self.logger, list) else [self.logger]
-        for logger in self.loggers:
+            folder = str(run.folder)
+            run.loggers = [RoundCSVLogger(folder), RoundTensorBoardLogger(folder, first_round=run.round_idx)]
+        for logger in run.loggers:
             if isinstance(logger, RoundCSVLogger):
-                logger.restart(self.history)
+                logger.restart(run.history)
             getattr(logger, "experiment", None)  # made when it is first asked for, which takes longer than a round
 
     def _call(self, hook: str, *args: Any) -> None:
@@ -456,7 +415,7 @@ class FederatedTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """The complete state between two rounds; collective: every process must call it."""
-        return state.capture(self)
+        return state.capture(self.run, self.callbacks)
 
     def save_checkpoint(self, path: Path) -> None:
         """Write the complete state; collective: every process must call it."""
@@ -467,20 +426,25 @@ class FederatedTrainer:
 
     def _restore(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str
-    ) -> None:
+    ) -> Run:
         path = find_checkpoint(self.root, ckpt_path, required=True)
         assert path is not None
-        self._setup(model, datamodule, algorithm, run_dir=run_folder_of(path))
-        state.restore(self, path)
+        run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(path))
+        state.restore(run, self.callbacks, path)
+        return run
 
     def _evaluate_checkpoint(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str, split: str
     ) -> dict[str, float]:
-        self._restore(model, datamodule, algorithm, ckpt_path)
+        run = self._restore(model, datamodule, algorithm, ckpt_path)
         self.started = True
-        metrics = self.evaluate(self.training_clients)
-        if self.new_clients:
+        metrics = self.evaluate(run.training_clients)
+        if run.new_clients:
             metrics |= self._admit_new_clients()
         metrics = {name: value for name, value in metrics.items() if split in name}
         self._call("on_evaluation_end", metrics)
         return metrics
+
+
+def _listed(items: list[Any] | Any) -> list[Any]:
+    return items if isinstance(items, list) else [items]

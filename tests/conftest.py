@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.data import ClientGraph, GlobalSplit, Partitioner, PlantedCommunities
+from fl_lightning.federation import Roster
 from fl_lightning.relations.topology import Ring
 
 torch.set_num_threads(1)
@@ -40,18 +41,16 @@ class GivenClients(LightningDataModule):
     def __init__(self, clients: Sequence[ClientGraph], num_classes: int) -> None:
         super().__init__()
         self.clients = list(clients)
-        self.num_features = clients[0].num_features
-        self.num_outputs = num_classes
         place_C = torch.tensor([int(client.name[-1]) for client in clients])
         apart_CC = (place_C[:, None] - place_C).abs()
-        self.relation_CC = ((apart_CC == 1) | (apart_CC == len(clients) - 1)).float()  # a ring, whatever their order
-        self.partition_hash = "given"
+        ring_CC = ((apart_CC == 1) | (apart_CC == len(clients) - 1)).float()  # whatever their order
+        self.roster = Roster.of(clients, num_outputs=num_classes, relation_CC=ring_CC, partition_hash="given")
 
     def setup(self, stage: str | None = None) -> None:
         pass
 
     def collator(self, clients: Sequence[ClientGraph], *, device: torch.device, dtype: torch.dtype) -> GraphCollator:
-        return GraphCollator(clients, device=device, dtype=dtype)
+        return GraphCollator(clients, layout=self.roster.layout, device=device, dtype=dtype)
 
 
 @pytest.fixture(scope="session")

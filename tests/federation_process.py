@@ -53,7 +53,7 @@ class Kill(Callback):
         self.round_idx, self.number = round_idx, number
 
     def on_upload(self, trainer, stage, payload):
-        if trainer.round_idx == self.round_idx and stage.name == "train":
+        if trainer.run.round_idx == self.round_idx and stage.name == "train":
             os.kill(os.getpid(), self.number)
         return payload
 

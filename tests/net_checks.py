@@ -120,9 +120,9 @@ def check_executors_agree(model: ClientModule, source: Noise, make_trainer: Any,
             data = FederatedDataModule(source, batch_size=4)
             trainer.fit(copy.deepcopy(model), data, FedProx(num_epochs=1, proximal_weight=proximal_weight))
             trainers.append(trainer)
-        ours, theirs = (trainer.executor.state().parameters for trainer in trainers)
+        ours, theirs = (trainer.run.executor.state().parameters for trainer in trainers)
         assert_same(ours, theirs, tolerance=1e-10)
-        one, other = (trainer.executor.predict(Evaluation(), [0, 1, 2]) for trainer in trainers)
+        one, other = (trainer.run.executor.predict(Evaluation(), [0, 1, 2]) for trainer in trainers)
         assert_same(one, other, tolerance=1e-6)
 
 

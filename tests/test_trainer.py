@@ -20,7 +20,7 @@ LEFT_OUT = "client-02 failed in stage 'train' round {}: {}; it is left out"
 
 
 def own_states(trainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in trainer.executor.state().tensors().items()}
+    return {name: tensor.clone() for name, tensor in trainer.run.executor.state().tensors().items()}
 
 
 class Watch(Callback):
@@ -39,7 +39,7 @@ class Watch(Callback):
         self.arrived.append(payload.clients)
 
     def on_round_end(self, trainer, metrics) -> None:
-        self.failures.append(dict(trainer.failures))
+        self.failures.append(dict(trainer.run.failures))
         self.states.append(own_states(trainer))
 
 
@@ -126,7 +126,7 @@ class Spoils(Callback):
         self.change = change
 
     def on_upload(self, trainer, stage: Stage, payload: Payload) -> Payload:
-        return self.change(payload) if trainer.round_idx == 1 and stage.name == "train" else payload
+        return self.change(payload) if trainer.run.round_idx == 1 and stage.name == "train" else payload
 
 
 def with_nan(payload: Payload) -> Payload:
@@ -154,7 +154,7 @@ def test_an_answer_spoilt_on_the_way_is_left_out(executor, change, why, federati
 
     assert watch.arrived == [(0, 1, 2, 3, 4), (0, 1, 3, 4), (0, 1, 2, 3, 4)]
     assert watch.failures == [{}, {"client-02": why}, {}]
-    assert all(model.isfinite().all() for model in trainer.algorithm.models.values())
+    assert all(model.isfinite().all() for model in trainer.run.strategy.models.values())
 
 
 @pytest.mark.parametrize("change", [with_nan, without_one])
@@ -228,7 +228,7 @@ def test_a_client_with_an_unusable_signal_is_restored(
         trainer.fit(make_model(), federation, algorithm)
 
     assert watch.arrived == [(0, 1, 3, 4)]
-    for name, start in trainer.initial_parameters.items():
+    for name, start in trainer.run.architectures[0].items():
         assert torch.equal(watch.states[0][name][2], start)
 
 
@@ -284,7 +284,7 @@ class Order(Callback):
         self.calls.append(f"{self.name} fit start")
 
     def on_round_start(self, trainer) -> None:
-        self.calls.append(f"{self.name} round {trainer.round_idx}")
+        self.calls.append(f"{self.name} round {trainer.run.round_idx}")
 
     def on_send(self, trainer, stage, payload) -> None:
         self.calls.append(f"{self.name} send")
@@ -301,7 +301,7 @@ class Order(Callback):
         self.calls.append(f"{self.name} round end")
 
     def on_checkpoint_point(self, trainer) -> None:
-        self.calls.append(f"{self.name} checkpoint {trainer.round_idx}")
+        self.calls.append(f"{self.name} checkpoint {trainer.run.round_idx}")
 
     def on_fit_end(self, trainer) -> None:
         self.calls.append(f"{self.name} fit end")
@@ -339,11 +339,11 @@ def test_a_second_fit_starts_from_nothing(federation, make_model, make_trainer, 
 def test_sigterm_ends_the_run_after_its_round(federation, make_model, make_trainer) -> None:
     class Terminates(Callback):
         def on_send(self, trainer, stage, payload) -> None:
-            if trainer.round_idx == 1:
+            if trainer.run.round_idx == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         def on_checkpoint_point(self, trainer) -> None:
-            stops.append(trainer.should_stop)
+            stops.append(trainer.run.should_stop)
 
     stops: list[bool] = []
     handler = signal.getsignal(signal.SIGTERM)
@@ -351,7 +351,7 @@ def test_sigterm_ends_the_run_after_its_round(federation, make_model, make_train
 
     result = trainer.fit(make_model(), federation, FedAvg())
 
-    assert trainer.round_idx == len(trainer.history) == 2
+    assert trainer.run.round_idx == len(trainer.history) == 2
     assert stops == [False, True]
     assert "new/test/acc" not in result  # new clients join a trained server, not an interrupted one
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -368,7 +368,7 @@ def test_a_second_interrupt_ends_the_run_at_once(federation, make_model, make_tr
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(make_model(), federation, FedAvg())
 
-    assert trainer.round_idx == 0
+    assert trainer.run.round_idx == 0
     assert signal.getsignal(signal.SIGINT) is handler
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.batches.base import Collator
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.data import ClientExamples
 from fl_lightning.kernels.randomness import derive_key, generator
 from fl_lightning.round.metrics import summarise
@@ -28,7 +28,6 @@ from fl_lightning.round.payload import Payload, from_wire
 from fl_lightning.round.stage import Evaluation, tune
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.base import select_names
-from fl_lightning.trainer import FederatedTrainer
 
 from .forgery import Attack, benign_clients
 from .poisoning import require_classes
@@ -56,6 +55,7 @@ class Backdoor(Attack):
     """
 
     lone: ClassVar[bool] = True
+    invents_stages = True
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class Backdoor(Attack):
         self.target = target
         self._collator: Collator | None = None
 
-    def on_clients(self, trainer: FederatedTrainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+    def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Poison the malicious clients' training images, and prepare everybody's triggered test images."""
         changed = list(super().on_clients(trainer, clients))
-        num_classes = trainer.datamodule.num_outputs
+        num_classes = trainer.run.roster.num_outputs
         for client in clients:
             require_images(client)
             require_classes(self, client, num_classes)
@@ -123,13 +123,14 @@ class Backdoor(Attack):
             test_mask_N=~nothing_N,
         )
 
-    def success(self, trainer: FederatedTrainer, evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
+    def success(self, trainer: Trainer, evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
         """The attack's success on a model: ``test/asr`` and ``malicious/test/asr`` behind the prefix."""
         if self._collator is None:
             device, dtype = trainer.fabric.device, trainer.dtype
-            self._collator = trainer.datamodule.collator(self.triggered, device=device, dtype=dtype)
-        asked = tuple(client for client in trainer.training_clients if self.triggered[client].size)
-        mine = trainer.executor.evaluate({"": evaluation}, asked, trainer.round_idx, collator=self._collator)[""]
+            self._collator = trainer.run.datamodule.collator(self.triggered, device=device, dtype=dtype)
+        asked = tuple(client for client in trainer.run.training_clients if self.triggered[client].size)
+        run = trainer.run
+        mine = run.executor.evaluate({"": evaluation}, asked, run.round_idx, collator=self._collator)[""]
         scores = gather(trainer.fabric, mine.upload)
         if scores.clients and "test/acc" not in scores.signals:
             raise ValueError(
@@ -144,11 +145,11 @@ class Backdoor(Attack):
                 figures[prefix + name] = summarise(totals)["asr"]
         return figures
 
-    def on_evaluate(self, trainer: FederatedTrainer, metrics: dict[str, float], prefix: str) -> None:
+    def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
         """Add the attack's success on the models that are the result."""
         super().on_evaluate(trainer, metrics, prefix)
         if not prefix:
-            metrics.update(self.success(trainer, trainer.algorithm.evaluations(trainer.training_clients)[""]))
+            metrics.update(self.success(trainer, trainer.run.strategy.evaluations(trainer.run.training_clients)[""]))
 
 
 class SimpleTuning(Callback):
@@ -167,6 +168,8 @@ class SimpleTuning(Callback):
         ValueError: A value is out of its range.
     """
 
+    invents_stages = True
+
     def __init__(
         self, *, num_epochs: int = 10, classifier: Sequence[str] = ("head.*",), seed: int | None = None
     ) -> None:
@@ -178,18 +181,19 @@ class SimpleTuning(Callback):
         self.classifier = tuple(classifier)
         self.seed = seed
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Refuse patterns that match nothing, and clients of which some have another classifier."""
-        if len(trainer.architectures) > 1:
+        if len(trainer.run.architectures) > 1:
             raise ValueError("SimpleTuning is for clients of one architecture: give model.net one net, or leave it out")
-        select_names(list(trainer.initial_parameters), self.classifier)
+        select_names(list(trainer.run.architectures[0]), self.classifier)
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         """Tune and score, unless the run was interrupted."""
-        if trainer.interruption.received is not None:
+        if trainer.run.interruption.received is not None:
             return
         evaluation = self._tuning(trainer)
-        mine = trainer.executor.evaluate({"": evaluation}, trainer.training_clients, trainer.round_idx)[""]
+        run = trainer.run
+        mine = run.executor.evaluate({"": evaluation}, run.training_clients, run.round_idx)[""]
         scores = gather(trainer.fabric, mine.upload)
         figures = summarise(scores, "tuned/")
         if any(isinstance(callback, Attack) for callback in trainer.callbacks):
@@ -197,28 +201,29 @@ class SimpleTuning(Callback):
         for callback in trainer.callbacks:
             if isinstance(callback, Backdoor):
                 figures |= callback.success(trainer, evaluation, "tuned/")
-        trainer.selection.result.update(figures)
-        for logger in trainer.loggers:
-            logger.log_metrics(figures, trainer.round_idx - 1)
+        trainer.run.selection.result.update(figures)
+        for logger in trainer.run.loggers:
+            logger.log_metrics(figures, trainer.run.round_idx - 1)
 
-    def _tuning(self, trainer: FederatedTrainer) -> Evaluation:
+    def _tuning(self, trainer: Trainer) -> Evaluation:
         """The models that are the result, with a new classifier, and some training of it."""
-        clients = trainer.training_clients
-        result = trainer.algorithm.evaluations(clients)[""].payload
-        shapes = {name: parameter.shape for name, parameter in trainer.initial_parameters.items()}
+        clients = trainer.run.training_clients
+        result = trainer.run.strategy.evaluations(clients)[""].payload
+        shapes = {name: parameter.shape for name, parameter in trainer.run.architectures[0].items()}
         parameters = {} if result is None else from_wire(result.parameters, shapes)
         fresh = self._draw(trainer)
         for name in select_names(list(shapes), self.classifier):
-            parameters[name] = fresh[name].to(trainer.initial_parameters[name]).expand(len(clients), *shapes[name])
+            parameters[name] = fresh[name].to(trainer.run.architectures[0][name]).expand(len(clients), *shapes[name])
         payload = Payload(clients=clients, parameters=parameters)
         return Evaluation(payload=payload, tuning=tune(self.num_epochs, trained=self.classifier))
 
-    def _draw(self, trainer: FederatedTrainer) -> dict[str, Tensor]:
+    def _draw(self, trainer: Trainer) -> dict[str, Tensor]:
         """Parameters of a net built anew."""
-        client = copy.deepcopy(trainer.executor.client)
+        client = copy.deepcopy(trainer.run.executor.client)
         with torch.random.fork_rng([]):
-            torch.manual_seed(derive_key(trainer.seed if self.seed is None else self.seed, "simple tuning"))
-            client.build(trainer.datamodule.num_features, trainer.datamodule.num_outputs, trainer.algorithm.build_net)
+            torch.manual_seed(derive_key(trainer.run.seed if self.seed is None else self.seed, "simple tuning"))
+            roster, build_net = trainer.run.roster, trainer.run.strategy.build_net
+            client.build(roster.num_features, roster.num_outputs, build_net)
         return {name: parameter.detach() for name, parameter in client.parameter_dict().items()}
 
 

@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, Trainer
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.round.metrics import summarise
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
-from fl_lightning.trainer import FederatedTrainer
 
 
 class Attack(Callback):
@@ -44,6 +43,7 @@ class Attack(Callback):
 
     #: Whether one client is malicious where neither a ratio nor clients are given.
     lone: ClassVar[bool] = False
+    needs_data = True
 
     def __init__(
         self, *, ratio: float | None = None, clients: Sequence[int] | None = None, seed: int | None = None
@@ -61,10 +61,10 @@ class Attack(Callback):
         self.malicious: tuple[int, ...] = ()
         self._of_checkpoint: list[int] | None = None
 
-    def on_clients(self, trainer: FederatedTrainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+    def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Choose the malicious clients."""
-        self.root = trainer.seed if self.seed is None else self.seed
-        self.malicious = self._choose(trainer.training_clients)
+        self.root = trainer.run.seed if self.seed is None else self.seed
+        self.malicious = self._choose(trainer.run.training_clients)
         self._of_checkpoint = None
         return clients
 
@@ -89,7 +89,7 @@ class Attack(Callback):
             raise ValueError(f"{name}: all {count} training clients would be malicious; leave at least one benign")
         return tuple(chosen)
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Write down who is malicious; a resumed run must have the same."""
         name = type(self).__name__
         if self._of_checkpoint is not None and tuple(self._of_checkpoint) != self.malicious:
@@ -99,21 +99,21 @@ class Attack(Callback):
             )
         if trainer.fabric.is_global_zero:
             record = {
-                f"{number} {type(attack).__name__}": [trainer.client_names[client] for client in attack.malicious]
+                f"{number} {type(attack).__name__}": [trainer.run.roster.names[client] for client in attack.malicious]
                 for number, attack in enumerate(_attacks(trainer), start=1)
             }
-            trainer.run_dir.mkdir(parents=True, exist_ok=True)
-            (trainer.run_dir / "malicious_clients.json").write_text(json.dumps(record, indent=1) + "\n")
+            trainer.run.folder.mkdir(parents=True, exist_ok=True)
+            (trainer.run.folder / "malicious_clients.json").write_text(json.dumps(record, indent=1) + "\n")
 
-    def on_evaluate(self, trainer: FederatedTrainer, metrics: dict[str, float], prefix: str) -> None:
+    def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
         """Add the figures over the benign clients; new clients all are."""
         if prefix:
             return
-        for kind, scores in trainer.scores.items():
-            if scores.clients == trainer.training_clients:
+        for kind, scores in trainer.run.scores.items():
+            if scores.clients == trainer.run.training_clients:
                 metrics.update(summarise(scores.rows(benign_clients(trainer)), f"benign/{kind}"))
 
-    def on_round_end(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Tell how many they are."""
         metrics["num_malicious"] = len(malicious_clients(trainer))
 
@@ -126,26 +126,26 @@ class Attack(Callback):
         self._of_checkpoint = list(state["clients"])
 
 
-def _attacks(trainer: FederatedTrainer) -> list[Attack]:
+def _attacks(trainer: Trainer) -> list[Attack]:
     return [callback for callback in trainer.callbacks if isinstance(callback, Attack)]
 
 
-def malicious_clients(trainer: FederatedTrainer) -> tuple[int, ...]:
+def malicious_clients(trainer: Trainer) -> tuple[int, ...]:
     """The clients that any of the trainer's attacks has chosen, ascending."""
     return tuple(sorted({client for attack in _attacks(trainer) for client in attack.malicious}))
 
 
-def benign_clients(trainer: FederatedTrainer) -> tuple[int, ...]:
+def benign_clients(trainer: Trainer) -> tuple[int, ...]:
     """The training clients that no attack has chosen, ascending."""
     malicious = set(malicious_clients(trainer))
-    return tuple(client for client in trainer.training_clients if client not in malicious)
+    return tuple(client for client in trainer.run.training_clients if client not in malicious)
 
 
-def all_stages(trainer: FederatedTrainer) -> Iterator[Stage]:
+def all_stages(trainer: Trainer) -> Iterator[Stage]:
     """Every stage that a run has, before and in its rounds."""
-    yield from trainer.algorithm.initial_stages()
+    yield from trainer.run.strategy.initial_stages()
     for round_idx in range(trainer.num_rounds):
-        yield from trainer.algorithm.stages(round_idx)
+        yield from trainer.run.strategy.stages(round_idx)
 
 
 def replace_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class SignalAttack(Attack, ABC):
     def invent(self, shape: torch.Size, draw: torch.Generator) -> Tensor:
         """A signal of the given shape with standard deviation 1, float64."""
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Refuse strategies that never send such a signal."""
         super().on_fit_start(trainer)
         if not self.malicious:
@@ -202,12 +202,12 @@ class SignalAttack(Attack, ABC):
         parameters = any(stage.upload or stage.flat for stage in all_stages(trainer))
         found = [*(f"the signal {name!r}" for name in sent), *(["parameters"] if parameters else [])]
         raise ValueError(
-            f"{type(self).__name__}: {type(trainer.algorithm).__name__} sends no signal that matches "
+            f"{type(self).__name__}: {type(trainer.run.strategy).__name__} sends no signal that matches "
             f"{', '.join(map(repr, sorted(missing)))}; it sends {', '.join(found) or 'nothing'}. Choose another "
             "strategy or other signals, or ModelPoisoning for parameters"
         )
 
-    def on_upload(self, trainer: FederatedTrainer, stage: Stage, payload: Payload) -> Payload:
+    def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
         """Put invented signals in the place of the malicious clients' own."""
         rows = {client: row for row, client in enumerate(payload.clients) if client in self.malicious}
         if not rows:
@@ -216,7 +216,7 @@ class SignalAttack(Attack, ABC):
         for name, tensor in payload.signals.items():
             if not any(fnmatch.fnmatch(name, pattern) for pattern in self.signals):
                 continue
-            key = (self.root, type(self).__name__, trainer.round_idx, stage.name, name)
+            key = (self.root, type(self).__name__, trainer.run.round_idx, stage.name, name)
             shape = tensor.shape[1:]
             values = torch.stack([self.scale * self.invent(shape, generator(*key, client)) for client in rows])
             signals[name] = replace_rows(tensor, list(rows.values()), values)

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.callback import Trainer
 from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import Stage, StageAddress
 from fl_lightning.run.processes import gather
-from fl_lightning.trainer import FederatedTrainer
 
 from .forgery import Attack, all_stages, replace_rows
 
@@ -31,6 +31,8 @@ class ModelPoisoning(Attack):
         seed: Of the choice of clients; None takes the run's.
     """
 
+    invents_stages = True
+
     def __init__(
         self,
         *,
@@ -44,26 +46,26 @@ class ModelPoisoning(Attack):
             raise ValueError(f"{type(self).__name__}.factor must be positive, got {factor}")
         self.factor = factor
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Refuse strategies whose clients never send parameters."""
         super().on_fit_start(trainer)
         if self.malicious and not any(stage.upload or stage.flat for stage in all_stages(trainer)):
             raise ValueError(
-                f"{type(self).__name__}: the clients of {type(trainer.algorithm).__name__} send no parameters, so "
+                f"{type(self).__name__}: the clients of {type(trainer.run.strategy).__name__} send no parameters, so "
                 "there is nothing to poison: choose another strategy"
             )
 
-    def on_send(self, trainer: FederatedTrainer, stage: Stage, payload: Payload | None) -> None:
+    def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """Keep what the malicious clients begin with: what the server sends them, else their own parameters."""
         wanted = {FLAT} if stage.flat else set(stage.upload)
-        taking_part = trainer.training_clients if payload is None else payload.clients
+        taking_part = trainer.run.training_clients if payload is None else payload.clients
         malicious = tuple(client for client in taking_part if client in self.malicious)
         self._began = Payload(clients=())
         if wanted and malicious and not stage.as_update:
             sent = payload is not None and wanted <= payload.parameters.keys()
             self._began = payload.rows(malicious) if payload and sent else _ask(trainer, stage, payload, malicious)
 
-    def on_upload(self, trainer: FederatedTrainer, stage: Stage, payload: Payload) -> Payload:
+    def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
         """Turn the malicious clients' updates around."""
         able = self.malicious if stage.as_update else self._began.clients
         clients = [client for client in payload.clients if client in able]
@@ -78,12 +80,12 @@ class ModelPoisoning(Attack):
         return dataclasses.replace(payload, parameters=parameters)
 
 
-def _ask(trainer: FederatedTrainer, stage: Stage, payload: Payload | None, clients: Sequence[int]) -> Payload:
+def _ask(trainer: Trainer, stage: Stage, payload: Payload | None, clients: Sequence[int]) -> Payload:
     """What some clients, of all processes, would answer in a stage if they did not train."""
     question = Stage(name=stage.name, upload=stage.upload, flat=stage.flat)
-    address = StageAddress(phase="callback", round_idx=trainer.round_idx, name=stage.name)
+    address = StageAddress(phase="callback", round_idx=trainer.run.round_idx, name=stage.name)
     work = Work(stage=question, address=address, effort=dict.fromkeys(clients, 1.0), payload=payload)
-    return gather(trainer.fabric, trainer.executor.run(work).upload)
+    return gather(trainer.fabric, trainer.run.executor.run(work).upload)
 
 
 class SignFlip(ModelPoisoning):
@@ -126,10 +128,10 @@ class LabelFlipping(Attack):
         super().__init__(ratio=ratio, clients=clients, seed=seed)
         self.may_keep = may_keep
 
-    def on_clients(self, trainer: FederatedTrainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+    def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Change the labels of the malicious clients' training examples."""
         changed = list(super().on_clients(trainer, clients))
-        num_classes = trainer.datamodule.num_outputs
+        num_classes = trainer.run.roster.num_outputs
         for client in self.malicious:
             require_classes(self, changed[client], num_classes)
             draw = generator(self.root, "label flipping", client)

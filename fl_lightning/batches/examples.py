@@ -6,16 +6,13 @@ Shape legend: C clients, N examples (padded), B examples of a mini-batch, X the 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, pad
+from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.kernels.randomness import random_order
-
-if TYPE_CHECKING:
-    from fl_lightning.data import ClientExamples
 
 #: Numbers of the inputs of one piece of an evaluation (16 MiB in float32).
 PART_NUMBERS = 4 * 2**20
@@ -93,7 +90,7 @@ class ExampleCollator(Collator):
 
     def __init__(
         self,
-        clients: Sequence["ClientExamples"],
+        clients: Sequence[ClientExamples],
         *,
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,

@@ -4,19 +4,17 @@ Shape legend: C clients, N nodes (padded to the largest client of the batch), F 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, pad
+from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.kernels.block_sparse import BlockSparse
-
-if TYPE_CHECKING:
-    from fl_lightning.data import ClientGraph
 
 #: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
 SPARSE_FEATURE_DENSITY = 0.05
@@ -30,7 +28,7 @@ class PlainGraph:
         edge_index: Edges (2, E), both directions, without self loops.
     """
 
-    def __init__(self, graph: "ClientGraph", *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, graph: ClientGraph, *, device: torch.device, dtype: torch.dtype) -> None:
         self._graph, self._device, self._dtype = graph, device, dtype
 
     @cached_property
@@ -78,20 +76,34 @@ class GraphCollator(Collator):
     """Turns clients' graphs into batches; normalises and propagates each graph once.
 
     Args:
-        graphs: Every client of the federation, in client order.
+        graphs: The clients, in client order.
+        layout: What was decided over all clients of the federation (:meth:`layout_of`); None to decide over these.
         device: Where batches live.
         dtype: Floating point type of features and adjacency.
     """
 
-    def __init__(self, graphs: Sequence["ClientGraph"], *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        graphs: Sequence[ClientGraph],
+        *,
+        layout: Mapping[str, Any] | None = None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         self.graphs = graphs
         self.device = device
         self.dtype = dtype
         self.exact_dtype = torch.promote_types(dtype, torch.float32)  # of what is computed once, on the CPU
         # no product of sparse bfloat16 matrices on a CPU
         self.operator_dtype = self.exact_dtype if device.type == "cpu" else dtype
+        self.sparse_features: bool = (self.layout_of(graphs) if layout is None else layout)["sparse_features"]
+
+    @staticmethod
+    def layout_of(graphs: Sequence[ClientGraph]) -> dict[str, Any]:
+        """What is decided over all clients: whether their features are multiplied as sparse matrices."""
         nonzeros = sum(int(torch.count_nonzero(graph.x_NF)) for graph in graphs)
-        self.sparse_features = nonzeros < SPARSE_FEATURE_DENSITY * sum(graph.x_NF.numel() for graph in graphs)
+        num_entries = sum(graph.x_NF.numel() for graph in graphs)
+        return {"sparse_features": nonzeros < SPARSE_FEATURE_DENSITY * num_entries}
 
     def held(self, client: int) -> "ClientGraph":
         """A client's graph."""
@@ -124,7 +136,7 @@ class GraphCollator(Collator):
             plain=PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
         )
 
-    def _adjacency(self, graphs: Sequence["ClientGraph"], real_mask_CN: Tensor) -> BlockSparse:
+    def _adjacency(self, graphs: Sequence[ClientGraph], real_mask_CN: Tensor) -> BlockSparse:
         """Â = D^(-1/2) (A + I) D^(-1/2) of every client, exact and on the CPU."""
         num_clients, num_nodes = real_mask_CN.shape
         edges_2E = _offset([graph.edge_index_2E for graph in graphs], (num_nodes, num_nodes))
@@ -134,12 +146,12 @@ class GraphCollator(Collator):
             index_2E, scale[index_2E[0]] * scale[index_2E[1]], (num_nodes, num_nodes), num_clients, symmetric=True
         )
 
-    def _propagate(self, graphs: Sequence["ClientGraph"], adjacency: BlockSparse) -> Tensor:
+    def _propagate(self, graphs: Sequence[ClientGraph], adjacency: BlockSparse) -> Tensor:
         """Â X of every client, dense, (C, N, F)."""
         x_CNF = pad([graph.x_NF.to(self.exact_dtype) for graph in graphs], torch.device("cpu"))
         return (adjacency.matrix @ x_CNF.flatten(0, 1)).view_as(x_CNF).to(self.device, self.dtype)
 
-    def _features(self, graphs: Sequence["ClientGraph"], num_nodes: int) -> BlockSparse:
+    def _features(self, graphs: Sequence[ClientGraph], num_nodes: int) -> BlockSparse:
         """X of every client, sparse."""
         coordinates = [graph.x_NF.nonzero().t() for graph in graphs]
         values = [graph.x_NF[row, column] for graph, (row, column) in zip(graphs, coordinates, strict=True)]

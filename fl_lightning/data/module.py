@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.sources.examples import ExampleSource
 from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.split import ClientSplit, GlobalSplit, Role, Splitter
+from fl_lightning.federation import Roster
 from fl_lightning.relations.topology import Topology
 
 _log = logging.getLogger(__name__)
@@ -183,6 +185,20 @@ class FederatedDataModule(LightningDataModule):
             raise RuntimeError("The clients exist only after setup(); call datamodule.setup() first.")
         return self._clients
 
+    @cached_property
+    def roster(self) -> Roster:
+        """Who the clients are; what a federation is set up from in place of their data.
+
+        Raises:
+            RuntimeError: Before :meth:`setup`.
+        """
+        return Roster.of(
+            self.clients,
+            num_outputs=self.num_outputs,
+            relation_CC=self.relation_CC,
+            partition_hash=self.partition_hash,
+        )
+
     @property
     def num_clients(self) -> int:
         """Clients."""
@@ -191,11 +207,7 @@ class FederatedDataModule(LightningDataModule):
     @property
     def num_features(self) -> int | tuple[int, ...]:
         """Features of a node or of an example that is a vector, else the shape of an example; alike in all clients."""
-        first = self.clients[0]
-        if isinstance(first, ClientGraph):
-            return first.num_features
-        shape = tuple(first.x_NX.shape[1:])
-        return shape[0] if len(shape) == 1 else shape
+        return self.roster.num_features
 
     @property
     def num_outputs(self) -> int:
@@ -214,7 +226,7 @@ class FederatedDataModule(LightningDataModule):
         graphs = [client for client in clients if isinstance(client, ClientGraph)]
         examples = [client for client in clients if isinstance(client, ClientExamples)]
         if graphs:
-            return GraphCollator(graphs, device=device, dtype=dtype)
+            return GraphCollator(graphs, layout=self.roster.layout, device=device, dtype=dtype)
         return ExampleCollator(
             examples, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch, device=device, dtype=dtype
         )

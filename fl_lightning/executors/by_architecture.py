@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Collator
 from fl_lightning.executors.base import Executor, Outcome, Work
+from fl_lightning.federation import in_turn
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate
 from fl_lightning.round.stage import Evaluation, Slot
@@ -44,8 +45,9 @@ class ByArchitecture(Executor):
         self.collator = collator
         self.parts: dict[str, Executor] = {}
         variants = client.variants()
+        turns = in_turn(max(clients, default=0) + 1, len(variants))
         for kind, variant in enumerate(variants):
-            own = [member for member in clients if member % len(variants) == kind]
+            own = [member for member in clients if turns[member] == kind]
             if not own:
                 continue
             part = copy.deepcopy(self.executor)

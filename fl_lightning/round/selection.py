@@ -34,8 +34,8 @@ class Selection:
         self.best_value: float | None = None
         self.best_test: float | None = None
         self.result: dict[str, float] = {}
-        self.client_monitor: list[float] = []
-        self.client_test: list[float] = []
+        #: Validation and test value of each client at its own best round, by its index.
+        self.best_of_clients: dict[int, list[float]] = {}
         self.best_of_others: dict[str, list[float]] = {}
 
     def update(self, round_idx: int, metrics: Mapping[str, float], scores: Payload) -> None:
@@ -63,13 +63,13 @@ class Selection:
         """Let every client choose its own round on its own validation examples."""
         if self.monitor not in scores.signals or self.test not in scores.signals:
             return
-        now, now_test = client_values(scores, self.monitor), client_values(scores, self.test)
-        best = torch.tensor(self.client_monitor or [torch.nan] * len(now), dtype=now.dtype)
-        best_test = torch.tensor(self.client_test or [torch.nan] * len(now), dtype=now.dtype)
-        better = (self.sign * now > self.sign * best) | best.isnan()
-        self.client_monitor = torch.where(better, now, best).tolist()
-        self.client_test = torch.where(better, now_test, best_test).tolist()
-        self.result[f"{self.test}_client_chosen"] = float(torch.tensor(self.client_test).nanmean())
+        columns = (client_values(scores, name).tolist() for name in (self.monitor, self.test))
+        for client, value, test in zip(scores.clients, *columns, strict=True):
+            best = self.best_of_clients.get(client, [math.nan])[0]
+            if math.isnan(best) or self.sign * (value - best) > 0:
+                self.best_of_clients[client] = [value, test]
+        chosen = [test for _, (_, test) in sorted(self.best_of_clients.items())]
+        self.result[f"{self.test}_client_chosen"] = float(torch.tensor(chosen).nanmean())
 
     def _choose_for_other_models(self, metrics: Mapping[str, float]) -> None:
         """Choose a round for each other model that is evaluated (``gen/``, ``trained/``, ...) on its own validation."""
@@ -89,8 +89,7 @@ class Selection:
             "best_value": self.best_value,
             "best_test": self.best_test,
             "result": dict(self.result),
-            "client_monitor": self.client_monitor,
-            "client_test": self.client_test,
+            "best_of_clients": {client: list(best) for client, best in self.best_of_clients.items()},
             "best_of_others": {model: list(best) for model, best in self.best_of_others.items()},
         }
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-FORMAT_VERSION = 1
+#: Of the file's layout; raised with every change that older files do not have.
+FORMAT_VERSION = 2
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
@@ -51,7 +52,10 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"checkpoint {path} cannot be read ({error}): it is damaged or no checkpoint") from error
     if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
         found = content.get("format_version") if isinstance(content, dict) else None
-        raise ValueError(f"checkpoint {path} has format version {found}, this version reads {FORMAT_VERSION}")
+        raise ValueError(
+            f"checkpoint {path} has format version {found}, this version of fl_lightning reads {FORMAT_VERSION}: use "
+            "the version that wrote it, or train anew, without --ckpt_path"
+        )
     return content
 
 

@@ -162,10 +162,10 @@ def test_executors_agree(kind, regression, settings, make_trainer, assert_same, 
     )
     assert reference.history[-1]["train/loss"] < reference.history[0]["train/loss"]
     for trainer, result in others:
-        assert_same(trainer.executor.state().parameters, reference.executor.state().parameters, tolerance=1e-10)
+        assert_same(trainer.run.executor.state().parameters, reference.run.executor.state().parameters, tolerance=1e-10)
         assert_same(result, expected, tolerance=1e-5)
-        predicted = trainer.executor.predict(Evaluation(), [0, 1, 2])
-        assert_same(predicted, reference.executor.predict(Evaluation(), [0, 1, 2]), tolerance=1e-5)
+        predicted = trainer.run.executor.predict(Evaluation(), [0, 1, 2])
+        assert_same(predicted, reference.run.executor.predict(Evaluation(), [0, 1, 2]), tolerance=1e-5)
         assert [len(predicted[client]) for client in range(3)] == list(SIZES)
 
 
@@ -175,22 +175,22 @@ def test_regression_scores_are_mean_squared_errors(make_trainer) -> None:
     result = trainer.fit(module(RegressionClient), data, Local(num_epochs=1))
 
     errors = []
-    for client, predicted in trainer.executor.predict(Evaluation(), [0, 1, 2]).items():
+    for client, predicted in trainer.run.executor.predict(Evaluation(), [0, 1, 2]).items():
         held = data.clients[client]
         errors.append(float((predicted - held.y_N)[held.test_mask_N].square().mean()))
     assert result["test/mse"] == pytest.approx(sum(errors) / 3, rel=1e-5)
     assert result["test/mse_worst"] == pytest.approx(max(errors), rel=1e-5)
     assert result["test/min_over_rounds"] == result["test/mse"]
-    assert trainer.selection.monitor == "val/mse"
+    assert trainer.run.selection.monitor == "val/mse"
 
 
 def test_fine_tuning_may_train_some_parameters_only(make_trainer) -> None:
     for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
         trainer = make_trainer(executor=executor, num_rounds=1)
         trainer.fit(module(), FederatedDataModule(Clouds()), Local(num_epochs=1))
-        none = trainer.executor.predict(Evaluation(tuning=tune(5, trained=())), [0])[0]
-        bias = trainer.executor.predict(Evaluation(tuning=tune(5, trained=("head.bias",))), [0])[0]
-        own = trainer.executor.predict(Evaluation(), [0])[0]
+        none = trainer.run.executor.predict(Evaluation(tuning=tune(5, trained=())), [0])[0]
+        bias = trainer.run.executor.predict(Evaluation(tuning=tune(5, trained=("head.bias",))), [0])[0]
+        own = trainer.run.executor.predict(Evaluation(), [0])[0]
         assert torch.equal(none, own)
         shift = (bias.log() - own.log()).diff(dim=1)  # only the biases moved: the same shift of logits everywhere
         assert shift.abs().min() > 1e-3
@@ -300,11 +300,11 @@ def test_architectures_are_given_out_in_turn_and_executors_agree(make_trainer, a
     (reference, expected), (trainer, result) = runs
 
     assert_same(result, expected, tolerance=1e-6)
-    assert_same(trainer.executor.state().parameters, reference.executor.state().parameters, tolerance=1e-10)
-    assert trainer.algorithm.rows.shape == (3, 22)  # 2 x 4 + 4 + 4 x 2 + 2
-    assert (trainer.algorithm.rows[[0, 2], 6:] == 0).all()
-    assert (trainer.algorithm.rows[1] != 0).all()
-    state = trainer.executor.state()
+    assert_same(trainer.run.executor.state().parameters, reference.run.executor.state().parameters, tolerance=1e-10)
+    assert trainer.run.strategy.rows.shape == (3, 22)  # 2 x 4 + 4 + 4 x 2 + 2
+    assert (trainer.run.strategy.rows[[0, 2], 6:] == 0).all()
+    assert (trainer.run.strategy.rows[1] != 0).all()
+    state = trainer.run.executor.state()
     assert {name.split("/")[0] for name in state.parameters} == {"net0", "net1"}
     assert (state.parameters["net1/top.weight"][[0, 2]] == 0).all()
     assert result["val/acc"] > 0.7
@@ -322,7 +322,7 @@ def test_resuming_with_architectures_is_exact(make_trainer, assert_same, tmp_pat
     resumed = run(4, str(tmp_path / "v" / "two.ckpt"))
 
     assert_same(resumed.state_dict()["clients"], whole.state_dict()["clients"])
-    assert any(name.startswith("net1/optimizer/exp_avg") for name in whole.executor.state().signals)
+    assert any(name.startswith("net1/optimizer/exp_avg") for name in whole.run.executor.state().signals)
 
 
 def test_most_strategies_need_clients_that_are_alike(make_trainer) -> None:

@@ -12,7 +12,7 @@ from fl_lightning.strategies import FedPer
 
 class Dies(Callback):
     def on_round_start(self, trainer: Any) -> None:
-        if trainer.round_idx == 3:
+        if trainer.run.round_idx == 3:
             raise KeyboardInterrupt
 
 
@@ -25,7 +25,7 @@ def test_file_holds_each_clients_values(make_trainer: Any, make_model: Any, fede
     last = rows[-5:]
     assert [row["client"] for row in last] == [graph.name for graph in federation.clients]
     assert [int(row["num_examples"]) for row in last] == [int(g.test_mask_N.sum()) for g in federation.clients]
-    values = client_values(trainer.scores[""], "test/acc").tolist()
+    values = client_values(trainer.run.scores[""], "test/acc").tolist()
     assert [float(row["value"]) for row in last] == pytest.approx(values, nan_ok=True)
 
 
@@ -43,7 +43,7 @@ def test_a_killed_and_resumed_run_leaves_the_same_file(
         callbacks = [PerClientMetrics(), FederatedCheckpoint(every_n_rounds=2), *others]
         trainer = make_trainer(num_rounds=5, run_name=run_name, callbacks=callbacks)
         trainer.fit(make_model(), federation, FedPer(num_epochs=1), ckpt_path=ckpt_path)
-        return (trainer.run_dir / "clients.csv").read_text()
+        return (trainer.run.folder / "clients.csv").read_text()
 
     with pytest.raises(KeyboardInterrupt):
         run("broken", Dies())

@@ -16,7 +16,7 @@ class Scripted(Callback):
 
     def on_round_end(self, trainer: Any, metrics: dict[str, float]) -> None:
         if "val/acc" in metrics:
-            metrics["val/acc"] = self.values[trainer.round_idx]
+            metrics["val/acc"] = self.values[trainer.run.round_idx]
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ class Interrupt(Callback):
         self.dies = dies
 
     def on_round_end(self, trainer: Any, metrics: dict[str, float]) -> None:
-        if trainer.round_idx == self.round_idx:
+        if trainer.run.round_idx == self.round_idx:
             if self.dies:
                 raise KeyboardInterrupt
-            trainer.interruption.received = signal.SIGTERM
+            trainer.run.interruption.received = signal.SIGTERM
 
 
 class Watch(Callback):
@@ -33,8 +33,8 @@ class Watch(Callback):
         self.models: list[dict[str, torch.Tensor]] = []
 
     def on_checkpoint_point(self, trainer: Any) -> None:
-        self.names.append(sorted(path.name for path in (trainer.run_dir / "checkpoints").glob("*")))
-        self.models.append({name: tensor.clone() for name, tensor in trainer.algorithm.models.items()})
+        self.names.append(sorted(path.name for path in (trainer.run.folder / "checkpoints").glob("*")))
+        self.models.append({name: tensor.clone() for name, tensor in trainer.run.strategy.models.items()})
 
 
 def files(tmp_path: Path, version: int = 0) -> dict[str, Path]:
@@ -96,7 +96,7 @@ def test_best_is_the_state_of_its_round(
 ) -> None:
     class Choose(Callback):
         def on_round_end(self, trainer: Any, metrics: dict[str, float]) -> None:
-            trainer.selection.best_round = best_rounds[trainer.round_idx]
+            trainer.run.selection.best_round = best_rounds[trainer.run.round_idx]
 
     watch = Watch()
     callbacks = [Choose(), FederatedCheckpoint(every_n_rounds=2), watch]

@@ -44,8 +44,8 @@ def test_table_of_results(make_trainer: Any, make_model: Any, federation: Any) -
         callbacks=[CommunicationLedger(), bar], participation=Participation(held_out_fraction=0.2), num_rounds=4
     )
     trainer.fit(make_model(), federation, FedSheafHN(init_epochs=2, num_neighbors=2))
-    result, found = trainer.selection.result, rows(output)
-    assert found["chosen round"] == f"{trainer.selection.best_round} of 4 (numbered from 0), by val/acc"
+    result, found = trainer.run.selection.result, rows(output)
+    assert found["chosen round"] == f"{trainer.run.selection.best_round} of 4 (numbered from 0), by val/acc"
     assert found["val/acc"] == f"{result['val/acc']:.4f}"
     assert found["test/acc"] == f"{result['test/acc']:.4f} ± {result['test/acc_std']:.4f} over clients"
     assert found["generated model"] == f"{result['gen/test/acc']:.4f} ± {result['gen/test/acc_std']:.4f}"
@@ -56,7 +56,7 @@ def test_table_of_results(make_trainer: Any, make_model: Any, federation: Any) -
     assert "kB up, " in found["communication"]
     assert found["seconds a round"].endswith("(median)")
     worst = min(row[2] for row in bar.clients if row[2] == row[2])
-    names = [trainer.client_names[int(row[0])] for row in bar.clients if row[2] == worst]
+    names = [trainer.run.roster.names[int(row[0])] for row in bar.clients if row[2] == worst]
     assert found["worst client"] in [f"{worst:.4f} ({name})" for name in names]
     assert "Worst 2 of 4 clients" in output.getvalue()
 
@@ -98,7 +98,7 @@ def test_failure_leaves_the_terminal_in_order(make_trainer: Any, make_model: Any
 def test_interruption_is_said(make_trainer: Any, make_model: Any, federation: Any) -> None:
     class Interrupt(Callback):
         def on_round_end(self, trainer: Any, metrics: dict[str, float]) -> None:
-            trainer.interruption.received = signal.SIGINT
+            trainer.run.interruption.received = signal.SIGINT
 
     bar, output = bar_on(False)
     make_trainer(callbacks=[Interrupt(), bar]).fit(make_model(), federation, FedAvg())

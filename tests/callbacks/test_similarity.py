@@ -93,7 +93,7 @@ def test_files_scores_and_pictures(kind, own, executor, groups, make_model, make
     )
     trainer.fit(make_model(kind.client_class), groups, kind())
 
-    folder = trainer.run_dir / "similarity"
+    folder = trainer.run.folder / "similarity"
     assert sorted(path.name for path in folder.iterdir()) == [
         f"round_{index:04d}.{ending}" for index in (0, 3) for ending in ("npz", "png")
     ]
@@ -101,7 +101,7 @@ def test_files_scores_and_pictures(kind, own, executor, groups, make_model, make
     matrices = {*own, "parameters", "read-out", "pooled embedding"}
     assert set(saved) == matrices | {"clients", "communities"}
     assert saved["communities"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert saved["clients"].tolist() == trainer.client_names
+    assert saved["clients"].tolist() == list(trainer.run.roster.names)
     for name in matrices:
         assert saved[name].shape == (6, 6)
         assert np.isfinite(saved[name]).all()
@@ -122,7 +122,7 @@ def test_watching_changes_nothing(executor, groups, make_model, make_trainer, as
     for callbacks in ([], [SimilarityLogger(every_n_rounds=1, ground_truth=True)]):
         trainer = make_trainer(executor=executor(), callbacks=callbacks)
         trainer.fit(make_model(), groups, FedAvg())
-        states.append(trainer.executor.state())
+        states.append(trainer.run.executor.state())
     assert_same(states[1].tensors(), states[0].tensors())
 
 
@@ -130,7 +130,7 @@ def test_matrices_of_the_collaboration_graph(groups, make_model, make_trainer) -
     trainer = make_trainer(callbacks=SimilarityLogger())
     trainer.fit(make_model(), groups, FedSheafHN(init_epochs=2, num_neighbors=2, hidden_channels=8))
 
-    saved = np.load(trainer.run_dir / "similarity" / "round_0002.npz")
+    saved = np.load(trainer.run.folder / "similarity" / "round_0002.npz")
 
     assert set(saved) == {"clients", "embedding", "adjacency", "updates"}
     assert (saved["adjacency"] == saved["adjacency"].T).all()
@@ -146,7 +146,7 @@ def test_clients_that_were_away_stay_empty(groups, make_model, make_trainer) -> 
     )
     trainer.fit(make_model(), groups, FedAvg())
 
-    saved = np.load(trainer.run_dir / "similarity" / "round_0000.npz")
+    saved = np.load(trainer.run.folder / "similarity" / "round_0000.npz")
 
     assert np.isfinite(saved["parameters"]).any(axis=1).sum() == 4
     assert np.isfinite(saved["parameters"]).sum() == 16
@@ -156,12 +156,12 @@ def test_cosines_are_of_what_was_sent(groups, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=1, callbacks=SimilarityLogger(readout=["head.bias"]), precision="64-true")
     trainer.fit(make_model(), groups, FedAvg())
 
-    saved = np.load(trainer.run_dir / "similarity" / "round_0000.npz")
+    saved = np.load(trainer.run.folder / "similarity" / "round_0000.npz")
 
-    rows = flatten(trainer.executor.state().parameters)
+    rows = flatten(trainer.run.executor.state().parameters)
     expected = torch.nn.functional.cosine_similarity(rows[:, None], rows[None], dim=2)
     np.testing.assert_allclose(saved["parameters"], expected.numpy(), atol=1e-6)
-    bias = trainer.executor.state().parameters["head.bias"]
+    bias = trainer.run.executor.state().parameters["head.bias"]
     expected = torch.nn.functional.cosine_similarity(bias[:, None], bias[None], dim=2)
     np.testing.assert_allclose(saved["read-out"], expected.numpy(), atol=1e-6)
 
@@ -170,7 +170,7 @@ def test_nothing_to_show_is_nothing_written(groups, make_model, make_trainer) ->
     trainer = make_trainer(callbacks=SimilarityLogger())
     trainer.fit(make_model(), groups, Local())
 
-    assert not (trainer.run_dir / "similarity").exists()
+    assert not (trainer.run.folder / "similarity").exists()
 
 
 def test_an_unknown_attribute_is_refused(groups, make_model, make_trainer) -> None:

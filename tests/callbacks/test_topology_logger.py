@@ -44,16 +44,16 @@ def test_pictures_files_and_loggers(executor, federation, make_model, make_train
     strategy = SheafFMTL(topology=Ring(), regularization=0.1, projection_fraction=0.1)
     trainer.fit(make_model(), federation, strategy)
 
-    assert (trainer.run_dir / "topology.png").stat().st_size > 10_000
-    files = sorted(path.name for path in (trainer.run_dir / "map_norms").iterdir())
+    assert (trainer.run.folder / "topology.png").stat().st_size > 10_000
+    files = sorted(path.name for path in (trainer.run.folder / "map_norms").iterdir())
     assert files == [f"round_{index:04d}.{ending}" for index in (1, 3, 4) for ending in ("csv", "png")]
     assert pictures.pictures == [("topology", 0), ("map_norms", 1), ("map_norms", 3), ("map_norms", 4)]
     events = EventAccumulator(str(tmp_path / "board")).Reload()
     assert [event.step for event in events.Images("topology")] == [0]
     assert [event.step for event in events.Images("map_norms")] == [1, 3, 4]
-    with (trainer.run_dir / "map_norms" / "round_0004.csv").open() as file:
+    with (trainer.run.folder / "map_norms" / "round_0004.csv").open() as file:
         (_, *header), *rows = csv.reader(file)
-    assert header == [row[0] for row in rows] == trainer.client_names
+    assert header == [row[0] for row in rows] == list(trainer.run.roster.names)
     written = np.array([row[1:] for row in rows], dtype=float)
     np.testing.assert_array_equal(written, strategy.matrices()["map_norms"].double())
     assert ((written > 0) == strategy.adjacency_CC.numpy()).all()
@@ -74,7 +74,7 @@ def test_the_objective_is_losses_and_coupling(build, federation, make_model, mak
 
     class Recompute(Callback):
         def on_evaluate(self, trainer, metrics, prefix) -> None:
-            losses = trainer.scores[""].signals["train/loss"]
+            losses = trainer.run.scores[""].signals["train/loss"]
             coupling = 0.0
             if isinstance(strategy, DFedU):
                 rows = strategy.models_CP.double()
@@ -105,7 +105,7 @@ def test_watching_changes_nothing(federation, make_model, make_trainer, assert_s
     for callbacks in ([], [TopologyLogger(every_n_rounds=1)]):
         trainer = make_trainer(callbacks=callbacks)
         trainer.fit(make_model(), federation, SheafFMTL(topology=Ring(), projection_fraction=0.1))
-        states.append((trainer.executor.state().tensors(), trainer.algorithm.state_dict()))
+        states.append((trainer.run.executor.state().tensors(), trainer.run.strategy.state_dict()))
     assert_same(states[1], states[0])
 
 
@@ -115,7 +115,7 @@ def test_a_graph_that_changes_is_drawn_anew(federation, make_model, make_trainer
 
     class Watch(Callback):
         def on_round_end(self, trainer, metrics) -> None:
-            found.append(trainer.algorithm.matrices()["adjacency"])
+            found.append(trainer.run.strategy.matrices()["adjacency"])
 
     trainer = make_trainer(num_rounds=5, logger=[pictures], callbacks=[Watch(), TopologyLogger(every_n_rounds=1)])
     algorithm = FedSheafHN(init_epochs=2, num_neighbors=1, refresh_every=2, hidden_channels=8)
@@ -124,13 +124,13 @@ def test_a_graph_that_changes_is_drawn_anew(federation, make_model, make_trainer
     changed = [0, *(index for index in range(1, 5) if not torch.equal(found[index], found[index - 1]))]
     assert pictures.pictures == [("topology", index) for index in changed]
     assert len(changed) > 1
-    assert not (trainer.run_dir / "map_norms").exists()
+    assert not (trainer.run.folder / "map_norms").exists()
 
 
 def test_a_run_without_loggers_and_of_one_round(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=1, callbacks=TopologyLogger(), participation=Participation(held_out_fraction=0.2))
     trainer.fit(make_model(), federation, SheafFMTL(topology=Complete(), projection_fraction=0.1))
-    with (trainer.run_dir / "map_norms" / "round_0000.csv").open() as file:
+    with (trainer.run.folder / "map_norms" / "round_0000.csv").open() as file:
         assert len(list(csv.reader(file))) == 1 + 4
 
 
@@ -139,7 +139,7 @@ def test_a_strategy_without_a_graph_is_refused(algorithm, federation, make_model
     trainer = make_trainer(callbacks=TopologyLogger())
     with pytest.raises(ValueError, match=rf"TopologyLogger: {type(algorithm).__name__} joins its clients by no graph"):
         trainer.fit(make_model(algorithm.client_class), federation, algorithm)
-    assert trainer.round_idx == 0
+    assert trainer.run.round_idx == 0
 
 
 def test_impossible_settings_are_refused() -> None:

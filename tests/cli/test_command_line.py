@@ -126,10 +126,10 @@ def test_fit_then_validate_test_predict(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_test_reports_the_chosen_round() -> None:
-    fitted = FederatedCLI(["fit", *SMALL]).trainer.selection.result
+    fitted = FederatedCLI(["fit", *SMALL]).trainer.run.selection.result
     tested = FederatedCLI(["test", *SMALL])
-    assert tested.trainer.selection.best_round == fitted["best_round"]
-    metrics = tested.trainer.evaluate(tested.trainer.training_clients)
+    assert tested.trainer.run.selection.best_round == fitted["best_round"]
+    metrics = tested.trainer.evaluate(tested.trainer.run.training_clients)
     assert metrics["test/acc"] == fitted["test/acc"]
     assert metrics["val/loss"] == pytest.approx(fitted["val/loss"], rel=1e-6)
 
@@ -137,9 +137,9 @@ def test_test_reports_the_chosen_round() -> None:
 def test_second_run_takes_the_next_version_and_last_continues_the_newest() -> None:
     FederatedCLI(["fit", *SMALL])
     second = FederatedCLI(["fit", *SMALL]).trainer
-    assert second.run_dir == Path("runs/quickstart/version_1")
+    assert second.run.folder == Path("runs/quickstart/version_1")
     longer = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3", "--ckpt_path=last"]).trainer
-    assert longer.run_dir == second.run_dir
+    assert longer.run.folder == second.run.folder
     assert [row["round"] for row in longer.history] == [0, 1, 2]
     at_once = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3"]).trainer
     assert longer.history[-1]["val/loss"] == at_once.history[-1]["val/loss"]

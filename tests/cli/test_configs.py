@@ -97,10 +97,10 @@ def test_config_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     layers = [f"--config={layer}" for layer in dict.fromkeys([base, path])]
     overrides = tiny(yaml.safe_load(base.read_text()))
     cli = FederatedCLI(["fit", *layers, *overrides, f"--trainer.default_root_dir={tmp_path}"])
-    metric = cli.trainer.selection.monitor.replace("val/", "test/")
-    assert math.isfinite(cli.trainer.selection.result[metric])
-    assert (cli.trainer.run_dir / "config.yaml").is_file()
-    assert (cli.trainer.run_dir / "checkpoints" / "last.ckpt").is_file()
+    metric = cli.trainer.run.selection.monitor.replace("val/", "test/")
+    assert math.isfinite(cli.trainer.run.selection.result[metric])
+    assert (cli.trainer.run.folder / "config.yaml").is_file()
+    assert (cli.trainer.run.folder / "checkpoints" / "last.ckpt").is_file()
 
 
 def test_run_name_is_the_file_name() -> None:
@@ -114,10 +114,10 @@ def test_saved_config_reproduces_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     overrides = tiny(yaml.safe_load(quickstart.read_text()))
     folder = f"--trainer.default_root_dir={tmp_path}"
     first = FederatedCLI(["fit", f"--config={quickstart}", *overrides, folder]).trainer
-    second = FederatedCLI(["fit", f"--config={first.run_dir / 'config.yaml'}"]).trainer
-    assert second.run_dir == first.run_dir.with_name("version_1")
-    assert second.selection.result["test/acc"] == first.selection.result["test/acc"]
-    assert second.selection.result["val/loss"] == first.selection.result["val/loss"]
+    second = FederatedCLI(["fit", f"--config={first.run.folder / 'config.yaml'}"]).trainer
+    assert second.run.folder == first.run.folder.with_name("version_1")
+    assert second.run.selection.result["test/acc"] == first.run.selection.result["test/acc"]
+    assert second.run.selection.result["val/loss"] == first.run.selection.result["val/loss"]
 
 
 @pytest.mark.filterwarnings("default")  # jsonargparse takes a warning that is an error for a type that does not fit
@@ -128,10 +128,10 @@ def test_saved_architectures_reproduce_the_run(tmp_path: Path, monkeypatch: pyte
     config = CONFIGS / "sheaf_fmtl_cora_architectures.yaml"
     settings = [*tiny(yaml.safe_load(config.read_text())), "--strategy.maps.init_args.max_rank=3"]
     first = FederatedCLI(["fit", f"--config={config}", *settings, f"--trainer.default_root_dir={tmp_path}"]).trainer
-    second = FederatedCLI(["fit", f"--config={first.run_dir / 'config.yaml'}"]).trainer
-    assert len(second.architectures) == 3
-    assert second.algorithm.maps.keywords == {"max_rank": 3, "tolerance": 1e-6, "shared_start": False}
-    assert second.selection.result == first.selection.result
+    second = FederatedCLI(["fit", f"--config={first.run.folder / 'config.yaml'}"]).trainer
+    assert len(second.run.architectures) == 3
+    assert second.run.strategy.maps.keywords == {"max_rank": 3, "tolerance": 1e-6, "shared_start": False}
+    assert second.run.selection.result == first.run.selection.result
 
 
 def test_sweep_parameters_are_accepted(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def agree(fit, assert_same, make_strategy, **settings) -> list[Any]:
     for executor in EXECUTORS.values():
         strategy = make_strategy()
         trainer = fit(executor, strategy, **settings)
-        runs.append((strategy, trainer.executor.state(), trainer.history))
+        runs.append((strategy, trainer.run.executor.state(), trainer.history))
     (_, reference, history), *others = runs
     for _, state, own in others:
         assert_same(state.parameters, reference.parameters, tolerance=1e-9)
@@ -207,7 +207,7 @@ def test_steps_of_a_stage(more, fit, assert_same) -> None:
 @each_executor
 def test_an_optimiser_of_a_stage_leaves_the_clients_own_alone(executor, fit) -> None:
     trainer = fit(executor, Training(more={"optimizer": functools.partial(SGD, lr=0.1, momentum=0.9)}))
-    signals = trainer.executor.state().signals
+    signals = trainer.run.executor.state().signals
     assert not any(tensor.any() for name, tensor in signals.items() if name.startswith("optimizer/"))
 
 
@@ -252,15 +252,15 @@ def test_memory_of_nodes_and_of_clients(fit, assert_same) -> None:
 def test_memory_is_resumed_exactly(executor, fit, federation, make_model, make_trainer, assert_same, tmp_path) -> None:
     class Save(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
-            if trainer.round_idx == 2:
+            if trainer.run.round_idx == 2:
                 trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
 
     busy = Participation(num_clients=3)
     whole = fit(executor, remembering(), num_rounds=4, participation=busy, callbacks=[Save()])
     resumed = make_trainer(executor=executor(), num_rounds=4, precision="64-true", seed=1, participation=busy)
     resumed.fit(make_model(dropout=0.5), federation, remembering(), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
-    assert_same(dict(resumed.executor.state().signals), dict(whole.executor.state().signals))
-    counts = whole.executor.state().signals["memory/count"]
+    assert_same(dict(resumed.run.executor.state().signals), dict(whole.run.executor.state().signals))
+    counts = whole.run.executor.state().signals["memory/count"]
     assert counts.sum() == 4 * 3
 
 
@@ -274,8 +274,8 @@ def test_memory_of_a_client_that_fails_is_rolled_back(executor, fit) -> None:
     strategy.own_more["per_example"] = ()
     with pytest.warns(UserWarning, match="failed in stage 'train'"):
         trainer = fit(executor, strategy)
-    assert trainer.executor.state().signals["memory/count"].tolist() == [3, 3, 0, 3, 3]
-    assert (trainer.executor.state().signals["memory/nodes"][2, :18] == 0.1).all()
+    assert trainer.run.executor.state().signals["memory/count"].tolist() == [3, 3, 0, 3, 3]
+    assert (trainer.run.executor.state().signals["memory/nodes"][2, :18] == 0.1).all()
 
 
 # ------------------------------------------------------------------ failures
@@ -308,7 +308,7 @@ def test_clients_beside_a_failing_one_are_trained_as_if_it_were_not_there(fit, m
     for executor in ("sequential", "stacked"):
         with pytest.warns(UserWarning, match="odd client"):
             trainer = fit(EXECUTORS[executor], Local(), model=make_model(Explodes, dropout=0.5))
-        states.append(dict(trainer.executor.state().parameters))
+        states.append(dict(trainer.run.executor.state().parameters))
     assert_same(states[1], states[0], tolerance=1e-9)
 
 
@@ -342,8 +342,10 @@ def test_evaluation_with_its_own_optimiser_steps_and_predictions(fit, assert_sam
     last = trainer.history[-1]
     assert len({last["val/loss"], last["reversed/val/loss"], last["adapted/val/loss"], last["both/val/loss"]}) == 4
     found = [
-        trainer.executor.predict(trainer.algorithm.evaluations((0,))["reversed/"], (0,))[0],
-        fit(StackedExecutor, Evaluates()).executor.predict(trainer.algorithm.evaluations((0,))["reversed/"], (0,))[0],
+        trainer.run.executor.predict(trainer.run.strategy.evaluations((0,))["reversed/"], (0,))[0],
+        fit(StackedExecutor, Evaluates()).run.executor.predict(
+            trainer.run.strategy.evaluations((0,))["reversed/"], (0,)
+        )[0],
     ]
     assert_same(found[0], found[1], tolerance=1e-6)
 
@@ -361,8 +363,8 @@ def test_a_client_that_cannot_be_evaluated_is_left_out(executor, fit) -> None:
 
     with pytest.warns(UserWarning, match="failed in the evaluation 'odd/': RuntimeError"):
         trainer = fit(executor, Odd())
-    assert 2 not in trainer.scores["odd/"].clients
-    assert trainer.scores[""].clients == (0, 1, 2, 3, 4)
+    assert 2 not in trainer.run.scores["odd/"].clients
+    assert trainer.run.scores[""].clients == (0, 1, 2, 3, 4)
 
 
 # ------------------------------------------------------------------ several models, graphs
@@ -396,9 +398,9 @@ def test_two_models_are_trained_as_if_each_were_alone(clip, fit, assert_same, ma
         return make_model(dropout=0.0, gradient_clip_val=clip)
 
     for executor in EXECUTORS.values():
-        twin = fit(executor, TwinAveraging(), model=model()).executor.state().parameters
-        averaged = fit(executor, FedAvg(num_epochs=2), model=model()).executor.state().parameters
-        alone = fit(executor, Local(num_epochs=2), model=model()).executor.state().parameters
+        twin = fit(executor, TwinAveraging(), model=model()).run.executor.state().parameters
+        averaged = fit(executor, FedAvg(num_epochs=2), model=model()).run.executor.state().parameters
+        alone = fit(executor, Local(num_epochs=2), model=model()).run.executor.state().parameters
         assert_same(parameters_of("shared", twin), dict(averaged), tolerance=1e-12)
         assert_same(parameters_of("personal", twin), dict(alone), tolerance=1e-12)
 
@@ -431,8 +433,8 @@ def growing() -> Training:
 def test_a_stage_rewrites_the_graphs(fit, assert_same) -> None:
     agree(fit, assert_same, growing, participation=Participation(num_clients=3), num_rounds=4)
     trainer = fit(EXECUTORS["stacked"], growing())
-    assert [trainer.executor.collator.size(client) for client in range(5)] == [33, 27, 21, 15, 11]
-    predictions = trainer.executor.predict(Evaluation(), (0, 4))
+    assert [trainer.run.executor.collator.size(client) for client in range(5)] == [33, 27, 21, 15, 11]
+    predictions = trainer.run.executor.predict(Evaluation(), (0, 4))
     assert [len(predictions[client]) for client in (0, 4)] == [30, 8]
 
 
@@ -442,14 +444,14 @@ def test_rewritten_graphs_are_resumed(
 ) -> None:
     class Save(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
-            if trainer.round_idx == 2:
+            if trainer.run.round_idx == 2:
                 trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
 
     whole = fit(executor, growing(), num_rounds=4, callbacks=[Save()])
     resumed = make_trainer(executor=executor(), num_rounds=4, precision="64-true", seed=1)
     resumed.fit(make_model(dropout=0.5), federation, growing(), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
-    assert_same(dict(resumed.executor.state().signals), dict(whole.executor.state().signals))
-    assert_same(dict(resumed.executor.state().parameters), dict(whole.executor.state().parameters))
+    assert_same(dict(resumed.run.executor.state().signals), dict(whole.run.executor.state().signals))
+    assert_same(dict(resumed.run.executor.state().parameters), dict(whole.run.executor.state().parameters))
 
 
 # ------------------------------------------------------------------ Lightning's hooks, optimisers, addresses
@@ -463,8 +465,8 @@ class OwnOptimizer(ClientModule):
 def test_an_own_configure_optimizers_is_obeyed(fit, assert_same, make_model) -> None:
     with pytest.warns(UserWarning, match="OwnOptimizer overrides configure_optimizers, which the stacked executor"):
         trainer = fit(StackedExecutor, FedAvg(), model=make_model(OwnOptimizer))
-    start = trainer.initial_parameters
-    state = trainer.executor.state().parameters
+    start = trainer.run.architectures[0]
+    state = trainer.run.executor.state().parameters
     assert all((state[name] - start[name]).abs().max() < 1e-6 for name in start)
 
 
@@ -529,6 +531,6 @@ def test_each_group_of_parameters_has_its_own_weights(fit, assert_same) -> None:
     strategy, plain = Blockwise(), FedAvg()
     first = fit(StackedExecutor, strategy, num_rounds=1)
     fit(StackedExecutor, plain, num_rounds=1)
-    trained = first.executor.state().parameters
+    trained = first.run.executor.state().parameters
     assert_same(strategy.models["head.weight"][0], trained["head.weight"][0], tolerance=1e-12)
     assert_same(strategy.models["convs.0.weight"], plain.models["convs.0.weight"], tolerance=1e-12)

@@ -44,7 +44,7 @@ def test_unlabelled_nodes_are_left_out(executor, graphs, given_clients, make_mod
             changed.append(ClientGraph(**{**vars(graph), "y_N": y_N, "train_mask_N": train_mask_N}))
         trainer = make_trainer(executor=executor())
         result = trainer.fit(make_model(), given_clients(changed), Local())
-        states.append((dict(trainer.executor.state().parameters), result))
+        states.append((dict(trainer.run.executor.state().parameters), result))
 
     assert_same(states[0], states[1])
 
@@ -66,7 +66,7 @@ def test_groups_do_not_change_results(
         )
         algorithm = FedSheafHN(num_epochs=2, init_epochs=2, num_neighbors=2, refresh_every=1)
         result = trainer.fit(make_model(), federation, algorithm)
-        runs.append((trainer.executor.groups, trainer.state_dict()["clients"], result))
+        runs.append((trainer.run.executor.groups, trainer.state_dict()["clients"], result))
 
     assert runs[0][0] != runs[1][0]
     assert_same(runs[1][1], runs[0][1], tolerance=1e-9)
@@ -77,7 +77,7 @@ def test_grouping_bounds_padding_and_number(federation, make_model, make_trainer
     def groups(**settings) -> list[tuple[int, ...]]:
         trainer = make_trainer(executor=StackedExecutor(**settings), num_rounds=1)
         trainer.fit(make_model(), federation, Local(num_epochs=0))
-        return trainer.executor.groups
+        return trainer.run.executor.groups
 
     # The sizes are 30, 24, 18, 12, 8.
     assert groups(max_padding=0.2) == [(0, 1), (2,), (3,), (4,)]
@@ -110,7 +110,7 @@ def test_a_budget_of_memory_makes_groups(federation, make_model, make_trainer, a
             executor=StackedExecutor(max_padding=0.8, max_group_mib=mib), precision="64-true", num_rounds=2
         )
         trainer.fit(make_model(), federation, FedAvg())
-        runs.append((trainer.executor.groups, dict(trainer.executor.state().parameters)))
+        runs.append((trainer.run.executor.groups, dict(trainer.run.executor.state().parameters)))
 
     whole, some, single_clients = (len(groups) for groups, _ in runs)
     assert whole == 1 < some < single_clients == 5
@@ -150,7 +150,7 @@ def test_clients_on_disk_are_the_same_clients(
             num_rounds=4,
         )
         trainer.fit(make_model(), federation, FedPer(num_epochs=3))
-        last, best = (checkpoint.read(trainer.run_dir / f"checkpoints/{name}.ckpt") for name in ("last", "best"))
+        last, best = (checkpoint.read(trainer.run.folder / f"checkpoints/{name}.ckpt") for name in ("last", "best"))
         states.append([{name: state[name] for name in ("clients", "strategy", "history")} for state in (last, best)])
 
     assert_same(states[1], states[0])
@@ -176,7 +176,7 @@ def test_clients_are_freed_with_their_trainer(executor, nets, federation, make_m
     model = make_model()
     model.net_factories = model.net_factories * nets
     trainer.fit(model, federation, Local())
-    held = weakref.ref(trainer), weakref.ref(trainer.executor)
+    held = weakref.ref(trainer), weakref.ref(trainer.run.executor)
     gc.disable()  # nothing may have to wait for the collector of cycles
     try:
         del trainer
@@ -239,7 +239,7 @@ def test_any_elementwise_optimizer_gives_the_same_in_both_executors(
         whole = make_trainer(executor=executor(), precision="64-true", participation=participation, num_rounds=5)
         whole.fit(make_model(optimizer=optimizer), federation, FedAvg(reset_optimizer=reset))
         assert_same(resumed.state_dict()["clients"], whole.state_dict()["clients"])
-        states.append(dict(whole.executor.state().parameters))
+        states.append(dict(whole.run.executor.state().parameters))
 
     assert_same(states[1], states[0], tolerance=1e-9)
 
@@ -251,8 +251,8 @@ def test_each_client_clips_its_own_gradient(federation, make_model, make_trainer
         trainer = make_trainer(executor=executor(), precision="64-true", num_rounds=1)
         model = make_model(optimizer=optimizer, gradient_clip_val=gradient_clip_val)
         trainer.fit(model, federation, Local(num_epochs=1))
-        end = dict(trainer.executor.state().parameters)
-        return flatten({n: end[n] - trainer.initial_parameters[n] for n in end}).norm(dim=1), end
+        end = dict(trainer.run.executor.state().parameters)
+        return flatten({n: end[n] - trainer.run.architectures[0][n] for n in end}).norm(dim=1), end
 
     free_C, unclipped = moved(StackedExecutor, None)
     bound = float(free_C.median())
@@ -275,7 +275,7 @@ def test_both_executors_clip_as_a_client_says(federation, make_model, make_train
     def trained(executor, **settings) -> dict[str, torch.Tensor]:
         trainer = make_trainer(executor=executor(), precision="64-true", num_rounds=2)
         trainer.fit(make_model(optimizer=functools.partial(SGD, lr=0.5), **settings), federation, Local(num_epochs=2))
-        return dict(trainer.executor.state().parameters)
+        return dict(trainer.run.executor.state().parameters)
 
     class Bounded(Heads):
         clip = ClientModule.clip
@@ -300,7 +300,7 @@ def test_optimizer_state_lives_on_unless_reset(executor, federation, make_model,
     def steps(**settings) -> set[float]:
         trainer = make_trainer(executor=executor())
         trainer.fit(make_model(), federation, FedAvg(num_epochs=2, **settings))
-        return set(trainer.executor.state().signals["optimizer/step/head.bias"].tolist())
+        return set(trainer.run.executor.state().signals["optimizer/step/head.bias"].tolist())
 
     assert steps() == {6.0}
     assert steps(reset_optimizer=True) == {2.0}
@@ -315,7 +315,7 @@ def test_stragglers_step_less_and_absentees_not_at_all(executor, federation, mak
     trainer = make_trainer(executor=executor(), participation=participation, num_rounds=1)
     trainer.fit(make_model(), federation, Local(num_epochs=5))
 
-    steps = trainer.executor.state().signals["optimizer/step/head.bias"].tolist()
+    steps = trainer.run.executor.state().signals["optimizer/step/head.bias"].tolist()
     for client in range(5):
         share = effort.get(client, 0.0)
         assert steps[client] == (0 if client not in effort else 5 if share == 1 else 1 + int(4 * share))
@@ -336,8 +336,8 @@ def test_frozen_and_unused_parameters_stay(executor, federation, make_trainer) -
     optimizer = functools.partial(Adam, lr=0.05, weight_decay=0.1)
     trainer.fit(ClientModule(functools.partial(PartlyFrozen, hidden_channels=8), optimizer), federation, Local())
 
-    state = trainer.executor.state().parameters
-    moved = {name for name, start in trainer.initial_parameters.items() if not torch.equal(state[name][0], start)}
+    state = trainer.run.executor.state().parameters
+    moved = {name for name, start in trainer.run.architectures[0].items() if not torch.equal(state[name][0], start)}
     assert moved == {"convs.0.weight", "convs.1.weight", "convs.1.bias", "head.weight", "head.bias"}
 
 
@@ -398,7 +398,7 @@ def test_stacked_hands_a_client_with_hooks_of_its_own_over(federation, make_mode
     def trained(executor) -> dict[str, torch.Tensor]:
         trainer = make_trainer(executor=executor, num_rounds=1)
         trainer.fit(make_model(OwnStep), federation, FedAvg(num_epochs=2))
-        return dict(trainer.executor.state().parameters)
+        return dict(trainer.run.executor.state().parameters)
 
     with pytest.warns(
         UserWarning, match="OwnStep overrides training_step, on_train_start, on_train_epoch_end, which the"
@@ -423,7 +423,7 @@ def test_predictions_agree_and_are_probabilities(federation, make_model, make_tr
         torch.testing.assert_close(found, predictions[0][client])
         torch.testing.assert_close(found.sum(dim=1), torch.ones(graph.num_nodes))
         correct = (found.argmax(dim=1) == graph.y_N)[graph.test_mask_N].float().mean()
-        score = trainer.scores[""].signals["test/acc"][client]
+        score = trainer.run.scores[""].signals["test/acc"][client]
         assert float(correct) == pytest.approx(float(score[0] / score[1]))
 
 
@@ -435,5 +435,5 @@ def test_lower_precision_runs(executor, precision, federation, make_model, make_
         warnings.simplefilter("error")
         trainer.fit(make_model(), federation, FedAvg())
     dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
-    assert {tensor.dtype for tensor in trainer.executor.state().parameters.values()} == {dtype}
+    assert {tensor.dtype for tensor in trainer.run.executor.state().parameters.values()} == {dtype}
     assert trainer.history[-1]["train/loss"] < trainer.history[0]["train/loss"]

@@ -5,13 +5,13 @@ from fl_lightning import Payload
 from fl_lightning.round.selection import Selection
 
 
-def scores(val: list[float], test: list[float]) -> Payload:
+def scores(val: list[float], test: list[float], clients: tuple[int, ...] = (0, 1)) -> Payload:
     """Shares of ten examples each."""
 
     def totals(values: list[float]) -> torch.Tensor:
         return torch.tensor([[10 * value, 10] for value in values])
 
-    return Payload(clients=tuple(range(len(val))), signals={"val/acc": totals(val), "test/acc": totals(test)})
+    return Payload(clients=clients, signals={"val/acc": totals(val), "test/acc": totals(test)})
 
 
 def metrics(val: float, test: float, **others: float) -> dict[str, float]:
@@ -28,3 +28,17 @@ def test_every_model_and_every_client_has_the_round_of_its_own_validation() -> N
     assert selection.result["gen/test/acc"] == 0.8
     assert selection.result["gen/test/acc_own_choice"] == 0.3
     assert selection.result["test/acc_client_chosen"] == pytest.approx((0.8 + 0.6) / 2)
+
+
+def test_a_client_that_is_missing_from_an_evaluation_keeps_its_round_and_shifts_nobody(tmp_path) -> None:
+    selection = Selection()
+    selection.update(0, metrics(0.5, 0.5), scores([0.9, 0.5], [0.8, 0.5], (3, 7)))
+    selection.update(1, metrics(0.5, 0.5), scores([0.7], [0.1], (7,)))
+    torch.save(selection.state_dict(), tmp_path / "selection.pt")
+    resumed = Selection()
+    resumed.load_state_dict(torch.load(tmp_path / "selection.pt", weights_only=True))
+    resumed.update(2, metrics(0.5, 0.5), scores([0.3, 0.6, 1.0], [0.2, 0.2, 0.9], (1, 3, 7)))
+
+    chosen = {client: test for client, (_, test) in resumed.best_of_clients.items()}
+    assert chosen == pytest.approx({1: 0.2, 3: 0.8, 7: 0.9})
+    assert resumed.result["test/acc_client_chosen"] == pytest.approx((0.2 + 0.8 + 0.9) / 3)

@@ -15,7 +15,7 @@ from fl_lightning.strategies import FedAvg
 
 class Dies(Callback):
     def on_round_start(self, trainer: Any) -> None:
-        if trainer.round_idx == 3:
+        if trainer.run.round_idx == 3:
             raise KeyboardInterrupt
 
 
@@ -80,7 +80,7 @@ def test_wandb_run_goes_on_after_a_resume(
         trainer = make_trainer(num_rounds=num_rounds, logger=logger, callbacks=FederatedCheckpoint())
         time.sleep(1 if ckpt_path else 0)  # W&B's folders are named to the second
         trainer.fit(make_model(), federation, FedAvg(num_epochs=1), ckpt_path=ckpt_path)
-        ids.append(checkpoint.read(trainer.run_dir / "checkpoints/last.ckpt")["wandb_id"])
+        ids.append(checkpoint.read(trainer.run.folder / "checkpoints/last.ckpt")["wandb_id"])
     assert ids[0] == ids[1] != ids[2]
     assert len(list((tmp_path / "logs/wandb").glob(f"offline-run-*-{ids[0]}"))) == 2
     logger._experiment = type("Run", (), {"id": "begun"})()

@@ -32,24 +32,24 @@ def test_a_profiled_run_writes_its_trace_and_its_table(federation, make_model, m
 
     trainer.fit(make_model(), federation, FedAvg(), profile=True)
 
-    trace = json.loads((trainer.run_dir / "trace.json").read_text())
+    trace = json.loads((trainer.run.folder / "trace.json").read_text())
     names = {event["name"] for event in trace["traceEvents"]}
     assert {"clients", "server", "evaluation", "payloads"} <= names
-    with (trainer.run_dir / "profile.csv").open() as file:
+    with (trainer.run.folder / "profile.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["part"] for row in rows] == [*PARTS, "other"]
-    assert trainer.clock.num_rounds == 4
+    assert trainer.run.clock.num_rounds == 4
     assert float(rows[0]["milliseconds_a_round"]) > 0
 
 
 def test_nothing_is_written_unasked(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=3)
     trainer.fit(make_model(), federation, FedAvg())
-    assert not (trainer.run_dir / "trace.json").exists()
-    assert trainer.trace is None
+    assert not (trainer.run.folder / "trace.json").exists()
+    assert trainer.run.trace is None
 
 
 def test_a_short_run_has_a_trace_too(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=2)
     trainer.fit(make_model(), federation, FedAvg(), profile=True)
-    assert (trainer.run_dir / "trace.json").stat().st_size > 0
+    assert (trainer.run.folder / "trace.json").stat().st_size > 0

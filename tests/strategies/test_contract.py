@@ -79,12 +79,12 @@ def test_rounds_run_and_learn(kind, executor, federation, make_model, make_train
 
     result = trainer.fit(make_model(kind.client_class), federation, tiny(kind))
 
-    state = trainer.executor.state()
+    state = trainer.run.executor.state()
     assert len(trainer.history) == 6
     assert all(torch.tensor(list(row.values())).isfinite().all() for row in trainer.history)
     assert trainer.history[-1]["train/loss"] < 0.95 * trainer.history[0]["train/loss"]
     assert all(tensor.isfinite().all() for tensor in state.tensors().values())
-    assert all((state.parameters[name] != start).any() for name, start in trainer.initial_parameters.items())
+    assert all((state.parameters[name] != start).any() for name, start in trainer.run.architectures[0].items())
     assert result["val/acc"] == max(row["val/acc"] for row in trainer.history)
     assert result["test/acc"] == trainer.history[result["best_round"]]["test/acc"]
 
@@ -102,10 +102,10 @@ class Tamper(Callback):
             signals=cloned(dict(payload.signals)),
             num_examples=payload.num_examples,
         )
-        before = cloned(dict(trainer.executor.state().parameters))
+        before = cloned(dict(trainer.run.executor.state().parameters))
         for tensor in payload.tensors().values():
             tensor.fill_(7)
-        after = trainer.executor.state().parameters
+        after = trainer.run.executor.state().parameters
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
         self.seen.append((stage, copy))
         return copy
@@ -141,7 +141,7 @@ def test_resuming_is_exact(kind, executor, federation, make_model, make_trainer,
 
     class SaveAfterTwo(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
-            if trainer.round_idx == 2:
+            if trainer.run.round_idx == 2:
                 trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
 
     first = trainer(2)
@@ -172,7 +172,7 @@ def test_permuting_clients_permutes_results(
         result = trainer.fit(
             make_model(kind.client_class, dropout=0.0), given_clients(clients), tiny(kind, dropout=False)
         )
-        runs.append((trainer.executor.state(), trainer.scores, result))
+        runs.append((trainer.run.executor.state(), trainer.run.scores, result))
     (state, scores, result), (permuted_state, permuted_scores, permuted_result) = runs
 
     assert_same(permuted_state.parameters, state.rows(order).parameters, tolerance=1e-8)
@@ -199,9 +199,9 @@ def test_sequential_equals_stacked(
     for trainer, result in others:
         for part in ("parameters", "signals"):
             assert_same(trainer.state_dict()["clients"][part], reference.state_dict()["clients"][part], tolerance=1e-9)
-        assert_same(trainer.algorithm.state_dict(), reference.algorithm.state_dict(), tolerance=1e-9)
-        for prefix, scores in reference.scores.items():
-            assert_same(trainer.scores[prefix].signals, scores.signals, tolerance=1e-6)  # scores are float32
+        assert_same(trainer.run.strategy.state_dict(), reference.run.strategy.state_dict(), tolerance=1e-9)
+        for prefix, scores in reference.run.scores.items():
+            assert_same(trainer.run.scores[prefix].signals, scores.signals, tolerance=1e-6)  # scores are float32
         assert_same(trainer.history, reference.history, tolerance=1e-6)
         assert_same(result, expected, tolerance=1e-6)
 
@@ -212,8 +212,8 @@ def test_evaluation_leaves_the_clients_alone(kind, executor, federation, make_mo
     trainer.fit(make_model(kind.client_class), federation, tiny(kind))
     before = cloned(trainer.state_dict())
 
-    metrics = trainer.evaluate(trainer.training_clients)
-    again = trainer.evaluate(trainer.training_clients)
+    metrics = trainer.evaluate(trainer.run.training_clients)
+    again = trainer.evaluate(trainer.run.training_clients)
 
     assert metrics == again
     assert metrics["val/acc"] > 0
@@ -226,8 +226,8 @@ def test_new_clients_join_without_training_the_server(kind, executor, federation
 
     class Watch(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
-            states["server"] = cloned(trainer.algorithm.state_dict())
-            states["clients"] = cloned(dict(trainer.executor.state().parameters))
+            states["server"] = cloned(trainer.run.strategy.state_dict())
+            states["clients"] = cloned(dict(trainer.run.executor.state().parameters))
 
     trainer = make_trainer(
         executor=executor(), callbacks=Watch(), participation=Participation(held_out_fraction=0.4), seed=1
@@ -235,19 +235,19 @@ def test_new_clients_join_without_training_the_server(kind, executor, federation
 
     result = trainer.fit(make_model(kind.client_class), federation, tiny(kind))
 
-    new, old = list(trainer.new_clients), list(trainer.training_clients)
+    new, old = list(trainer.run.new_clients), list(trainer.run.training_clients)
     assert (old, new) == ([0, 1, 3], [2, 4])
     assert 0 <= result["new/test/acc"] <= 1
-    assert trainer.scores["new/"].clients == tuple(new)
-    assert trainer.scores["new/"].signals["test/acc"][:, 1].tolist() == [
+    assert trainer.run.scores["new/"].clients == tuple(new)
+    assert trainer.run.scores["new/"].signals["test/acc"][:, 1].tolist() == [
         int(federation.clients[client].test_mask_N.sum()) for client in new
     ]
-    after = trainer.executor.state().parameters
+    after = trainer.run.executor.state().parameters
     for name, before in states["clients"].items():
         assert torch.equal(after[name][old], before[old])
-        assert torch.equal(before[new], trainer.initial_parameters[name].expand_as(before[new]))
+        assert torch.equal(before[new], trainer.run.architectures[0][name].expand_as(before[new]))
         assert not torch.equal(after[name][new], before[new])
-    server, changed = trainer.algorithm.state_dict(), []
+    server, changed = trainer.run.strategy.state_dict(), []
 
     def compare(now: Any, then: Any, path: str) -> None:
         if isinstance(now, dict | list):

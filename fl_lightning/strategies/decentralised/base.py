@@ -56,12 +56,12 @@ class Decentralised(Strategy):
         self.adjacency_CC = self._draw_topology(federation).to(federation.device)
         self.members = torch.tensor(federation.training_clients, device=federation.device)
         check_connected(self.neighbours(self.members), "the topology without the clients that are held out")
-        nets = federation.architectures or (federation.parameters,)
+        nets = federation.architectures
         lengths = [sum(parameter.numel() for parameter in net.values()) for net in nets]
         starts = [to_wire({n: p[None] for n, p in net.items()}, max(lengths))[FLAT] for net in nets]
         #: Numbers in each client's parameters.
-        self.sizes = [lengths[client % len(nets)] for client in range(federation.num_clients)]
-        self.models_CP = torch.cat([starts[client % len(nets)] for client in range(federation.num_clients)])
+        self.sizes = [lengths[kind] for kind in federation.architecture_of]
+        self.models_CP = torch.cat([starts[kind] for kind in federation.architecture_of])
 
     def _draw_topology(self, federation: Federation) -> Tensor:
         if self.topology is not None:

@@ -203,12 +203,12 @@ def test_benign_clients_have_figures_of_their_own(federation, make_model, make_t
     result = trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
 
     metrics = trainer.history[-1]
-    for kind, scores in trainer.scores.items():
+    for kind, scores in trainer.run.scores.items():
         values = client_values(scores, "test/acc")[[0, 2, 4]]
         assert metrics[f"benign/{kind}test/acc"] == pytest.approx(float(values.mean()), rel=1e-6)
         assert metrics[f"benign/{kind}test/acc_worst"] == pytest.approx(float(values.min()), rel=1e-6)
         assert metrics[f"{kind}test/acc"] == pytest.approx(float(client_values(scores, "test/acc").nanmean()), rel=1e-6)
-    assert set(trainer.scores) == {"", "trained/"}
+    assert set(trainer.run.scores) == {"", "trained/"}
     assert metrics["num_malicious"] == 2
     assert malicious_clients(trainer) == (1, 3)
     assert result["best_round"] == max(range(2), key=lambda r: trainer.history[r]["benign/val/acc"])
@@ -324,7 +324,7 @@ def test_updates_are_turned_around(attack, factor, build, executor, attacked) ->
                 if stage.as_update:
                     expected = -factor * tensor[row]
                 else:  # FedSheafHN's initial stage sends nothing down: everyone begins with the initial parameters
-                    start = trainer.initial_parameters[name] if down is None else down.rows([client]).parameters[name]
+                    start = trainer.run.architectures[0][name] if down is None else down.rows([client]).parameters[name]
                     start = start if down is None else start[0]
                     expected = start - factor * (tensor[row] - start)
                 torch.testing.assert_close(arrived.parameters[name][row], expected, rtol=1e-12, atol=1e-14)
@@ -356,7 +356,7 @@ def test_poisoning_parameters_and_updates_agree(executor, attacked, assert_same)
         trainer, _, _ = attacked(
             ModelPoisoning(ratio=0.4, factor=0.7), Both(as_update=as_update), executor=executor(), precision="64-true"
         )
-        states.append(dict(trainer.algorithm.models))
+        states.append(dict(trainer.run.strategy.models))
 
     assert_same(states[1], states[0], tolerance=1e-12)
 
@@ -377,7 +377,7 @@ def test_who_receives_nothing_turns_around_from_its_own_parameters(executor, fed
 
     class Begin(Callback):
         def on_send(self, trainer: Any, stage: Stage, payload: Payload | None) -> None:
-            began.append({name: tensor.clone() for name, tensor in trainer.executor.state().parameters.items()})
+            began.append({name: tensor.clone() for name, tensor in trainer.run.executor.state().parameters.items()})
 
     before, after = Record(), Record()
     trainer = make_trainer(
@@ -417,7 +417,7 @@ def test_clients_of_different_architectures_can_be_malicious(executor, federatio
     (_, honest), (_, arrived) = before.up[0], after.up[0]
     assert_only_rows_differ(honest, arrived, (1, 2), {"flat"})
     for client in (1, 2):
-        start_P = torch.cat([parameter.flatten() for parameter in trainer.architectures[client % 2].values()])
+        start_P = torch.cat([parameter.flatten() for parameter in trainer.run.architectures[client % 2].values()])
         sent_P, own_P = arrived.parameters["flat"][client], honest.parameters["flat"][client]
         torch.testing.assert_close(sent_P[: len(start_P)], 2 * start_P - own_P[: len(start_P)])
         assert not sent_P[len(start_P) :].any()
@@ -441,8 +441,8 @@ def test_sign_flip_by_hand(make_trainer, federation, make_model) -> None:
 
     examples = [client.num_examples for client in federation.clients]
     shift = (sum(examples) - 2 * examples[1]) / sum(examples)
-    for name, model in trainer.algorithm.models.items():
-        torch.testing.assert_close(model[0], trainer.initial_parameters[name] + shift, rtol=1e-12, atol=1e-12)
+    for name, model in trainer.run.strategy.models.items():
+        torch.testing.assert_close(model[0], trainer.run.architectures[0][name] + shift, rtol=1e-12, atol=1e-12)
 
 
 # ---------------------------------------------------------------- flipped labels
@@ -491,7 +491,7 @@ def test_flipped_labels_hurt_their_client(executor, federation, make_model, make
     for callbacks in ([], [LabelFlipping(clients=[0])]):
         trainer = make_trainer(executor=executor(), num_rounds=5, callbacks=callbacks)
         trainer.fit(make_model(dropout=0.0), federation, Local())
-        losses.append(client_values(trainer.scores[""], "test/loss"))
+        losses.append(client_values(trainer.run.scores[""], "test/loss"))
 
     assert losses[1][0] > losses[0][0] + 0.1
     assert torch.equal(losses[1][1:], losses[0][1:])
@@ -514,7 +514,7 @@ def test_flipped_labels_hurt_their_client(executor, federation, make_model, make
 def test_resuming_is_exact(attack, build, executor, federation, make_model, make_trainer, assert_same, tmp_path):
     class SaveAfterTwo(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
-            if trainer.round_idx == 2:
+            if trainer.run.round_idx == 2:
                 trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
 
     def trainer(num_rounds: int, *others: Callback) -> Any:
@@ -638,14 +638,14 @@ def test_success_is_counted_on_triggered_images_of_other_classes(executor, pictu
     shares = []
     for client, own in enumerate(data.clients):
         net = Flat(None, 3)
-        net.load_state_dict({n: tensor[client] for n, tensor in trainer.executor.state().parameters.items()})
+        net.load_state_dict({n: tensor[client] for n, tensor in trainer.run.executor.state().parameters.items()})
         images = own.x_NX[own.test_mask_N & (own.y_N != 1)]
         logits = net(types.SimpleNamespace(x=0.7 * images + 0.3 * attack.trigger)).logits
         shares.append(float((logits.argmax(dim=1) == 1).float().mean()))
     assert trainer.history[-1]["test/asr"] == pytest.approx((shares[0] + shares[1]) / 2, abs=1e-6)
     assert trainer.history[-1]["malicious/test/asr"] == pytest.approx(shares[2], abs=1e-6)
     assert {"test/asr", "benign/test/acc", "test/acc"} <= set(result)
-    values = client_values(trainer.scores[""], "test/acc")  # of clean images
+    values = client_values(trainer.run.scores[""], "test/acc")  # of clean images
     assert trainer.history[-1]["test/acc"] == pytest.approx(float(values.mean()), rel=1e-6)
 
 
@@ -656,13 +656,13 @@ def test_a_backdoor_gets_in_and_tuning_the_classifier_is_logged(executor, pictur
     class Log(Callback):
         def on_fit_start(self, trainer: Any) -> None:
             keep = types.SimpleNamespace(log_metrics=lambda m, s: logged.append((dict(m), s)), finalize=lambda s: None)
-            trainer.loggers = [keep]
+            trainer.run.loggers = [keep]
 
     states = []
 
     class State(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
-            states.append({name: tensor.clone() for name, tensor in trainer.executor.state().tensors().items()})
+            states.append({name: tensor.clone() for name, tensor in trainer.run.executor.state().tensors().items()})
 
     attack = Backdoor(clients=[0], blend=0.5, poisoned_fraction=0.5)
     callbacks = [Log(), State(), attack, SimpleTuning(num_epochs=20)]
@@ -677,7 +677,7 @@ def test_a_backdoor_gets_in_and_tuning_the_classifier_is_logged(executor, pictur
     assert logged[-1][0]["tuned/test/acc"] == result["tuned/test/acc"]
     assert result["tuned/test/acc"] > 0.8
     assert {"tuned/test/asr", "tuned/malicious/test/asr", "tuned/benign/test/acc"} <= set(result)
-    assert_same(dict(trainer.executor.state().tensors()), states[-1])  # the tuned models are copies
+    assert_same(dict(trainer.run.executor.state().tensors()), states[-1])  # the tuned models are copies
 
 
 @pytest.mark.parametrize("build", [FedPer, Local, functools.partial(DPSGD, topology=Ring())])
@@ -688,14 +688,14 @@ def test_tuned_models_are_those_of_the_strategy_but_for_the_classifier(build, pi
     model = image_model()
     trainer.fit(model, data, build())
     evaluation = SimpleTuning(num_epochs=1, seed=5)._tuning(trainer)
-    result = trainer.algorithm.evaluations((0, 1, 2))[""].payload
-    own = dict(trainer.executor.state().parameters)
+    result = trainer.run.strategy.evaluations((0, 1, 2))[""].payload
+    own = dict(trainer.run.executor.state().parameters)
     if result is not None:
-        shapes = {name: tensor.shape for name, tensor in trainer.initial_parameters.items()}
+        shapes = {name: tensor.shape for name, tensor in trainer.run.architectures[0].items()}
         own |= from_wire(result.parameters, shapes)
 
     still = dataclasses.replace(evaluation, num_epochs=0)
-    scores = trainer.executor.evaluate(still, (0, 1, 2), 0)
+    scores = trainer.run.executor.evaluate(still, (0, 1, 2), 0)
 
     for client, examples in enumerate(data.clients):
         net = Flat(None, 3)
@@ -720,8 +720,8 @@ def test_tuning_starts_from_a_new_classifier(executor, pictures, make_trainer) -
 
     (evaluation,) = asked
     parameters = evaluation.payload.parameters
-    assert torch.equal(parameters["body.weight"][0], trainer.algorithm.models["body.weight"][0])
-    for start in (trainer.algorithm.models["head.weight"][0], trainer.initial_parameters["head.weight"]):
+    assert torch.equal(parameters["body.weight"][0], trainer.run.strategy.models["body.weight"][0])
+    for start in (trainer.run.strategy.models["head.weight"][0], trainer.run.architectures[0]["head.weight"]):
         assert not torch.equal(parameters["head.weight"][0], start)
     assert all(torch.equal(parameters["head.weight"][0], row) for row in parameters["head.weight"])
     assert (evaluation.num_epochs, evaluation.trained) == (3, ("head.*",))

@@ -137,13 +137,13 @@ class Watch(Callback):
         self.participants: list[tuple[int, ...]] = []
 
     def on_fit_start(self, trainer: Any) -> None:
-        self.models.append(trainer.algorithm.models_CP.clone())
-        if hasattr(trainer.algorithm, "maps"):
-            self.start_of_maps = matrices(trainer.algorithm)
+        self.models.append(trainer.run.strategy.models_CP.clone())
+        if hasattr(trainer.run.strategy, "maps"):
+            self.start_of_maps = matrices(trainer.run.strategy)
 
     def on_stage_end(self, trainer: Any, stage: Any, payload: Payload) -> None:
         self.participants.append(payload.clients)
-        self.models.append(trainer.algorithm.models_CP.clone())
+        self.models.append(trainer.run.strategy.models_CP.clone())
 
 
 def along(edges, num_clients: int = 4) -> Tensor:
@@ -197,8 +197,8 @@ def matrices(strategy: SheafFMTL) -> dict[tuple[int, int], np.ndarray]:
     for i in range(len(strategy.sizes)):
         rank = int(strategy.rank_C[i])
         neighbours = [j for j in strategy.order if strategy.adjacency_CC[i, j]]
-        lengths = [int(strategy.restriction_maps.num_rows_CC[rank, strategy.rank_C[j]]) for j in neighbours]
-        parts = strategy.restriction_maps.matrix(rank).split(lengths)
+        lengths = [int(strategy.maps.num_rows_CC[rank, strategy.rank_C[j]]) for j in neighbours]
+        parts = strategy.maps.matrix(rank).split(lengths)
         found |= {(i, j): part.numpy().copy() for j, part in zip(neighbours, parts, strict=True)}
     return found
 
@@ -262,7 +262,7 @@ def test_sheaf_fmtl_by_hand() -> None:
     strategy.setup(small_federation(2, 1))
     strategy.models_CP = torch.tensor([[3.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     maps = {"0": torch.tensor([[1.0, -1.0]]), "1": torch.tensor([[2.0]])}
-    strategy.restriction_maps.load_state_dict(maps)
+    strategy.maps.load_state_dict(maps)
 
     strategy.aggregate(strategy.stages(0)[0], upload_of([[2.0, 2.0], [0.5, 0.0]]))
 
@@ -384,8 +384,8 @@ def test_without_regularization_it_is_local(kind, executor, make_trainer, assert
         runs.append((trainer, result))
     (local, expected), (alone, result) = runs
 
-    assert_same(alone.executor.state().tensors(), local.executor.state().tensors())
-    assert_same(alone.scores[""].signals, local.scores[""].signals)
+    assert_same(alone.run.executor.state().tensors(), local.run.executor.state().tensors())
+    assert_same(alone.run.scores[""].signals, local.run.scores[""].signals)
     assert_same({name: result[name] for name in expected}, expected)
     assert alone.history[-1]["comm/bytes_total"] == 0
 
@@ -465,15 +465,15 @@ def test_the_objective_never_rises_where_the_theorem_holds(build, fraction, make
 
     class Objective(Callback):
         def on_fit_start(self, trainer: Any) -> None:
-            residual_M = strategy.restriction_maps.residual(strategy.restriction_maps.project(strategy._models()))
+            residual_M = strategy.maps.residual(strategy.maps.project(strategy._models()))
             strategy.coupling = lam / 4 * float(residual_M.square().sum())
             self.on_stage_end(trainer)
-            assert alpha * (smoothness + lam * strategy.restriction_maps.largest_curvature()) < 2
+            assert alpha * (smoothness + lam * strategy.maps.largest_curvature()) < 2
 
         def on_stage_end(self, trainer: Any, *args: Any) -> None:
             loss = sum_of_losses(data, model, decay, strategy.models_CP)
             objective.append(loss + strategy.metrics()["server/coupling"])
-            assert lam * 0.05 * strategy.restriction_maps.largest_map_curvature(strategy._models()) < 2
+            assert lam * 0.05 * strategy.maps.largest_map_curvature(strategy._models()) < 2
 
     trainer = make_trainer(num_rounds=60, precision="64-true", evaluate_every=60, callbacks=Objective())
     trainer.fit(model, data, strategy)
@@ -542,10 +542,10 @@ def test_the_order_of_the_clients_changes_nothing(build, make_trainer, assert_sa
         runs.append((trainer, result))
     (first, expected), (second, result) = runs
 
-    assert_same(second.algorithm.models_CP, first.algorithm.models_CP[[2, 0, 3, 1]], tolerance=1e-12)
+    assert_same(second.run.strategy.models_CP, first.run.strategy.models_CP[[2, 0, 3, 1]], tolerance=1e-12)
     assert_same(result, expected, tolerance=1e-6)
-    for name, matrix in first.algorithm.matrices().items():
-        assert_same(second.algorithm.matrices()[name], matrix[[2, 0, 3, 1]][:, [2, 0, 3, 1]], tolerance=1e-12)
+    for name, matrix in first.run.strategy.matrices().items():
+        assert_same(second.run.strategy.matrices()[name], matrix[[2, 0, 3, 1]][:, [2, 0, 3, 1]], tolerance=1e-12)
 
 
 def test_random_maps_belong_to_the_clients_names() -> None:
@@ -588,11 +588,11 @@ def test_architectures_together_on_both_executors(maps, make_trainer, assert_sam
         runs.append((trainer, result))
     (reference, expected), *others = runs
 
-    assert reference.algorithm.sizes == [6, 2, 27, 6]
-    assert reference.algorithm.models_CP.shape == (4, 27)
+    assert reference.run.strategy.sizes == [6, 2, 27, 6]
+    assert reference.run.strategy.models_CP.shape == (4, 27)
     for trainer, result in others:
-        assert_same(trainer.algorithm.state_dict(), reference.algorithm.state_dict(), tolerance=1e-9)
-        assert_same(trainer.executor.state().parameters, reference.executor.state().parameters, tolerance=1e-9)
+        assert_same(trainer.run.strategy.state_dict(), reference.run.strategy.state_dict(), tolerance=1e-9)
+        assert_same(trainer.run.executor.state().parameters, reference.run.executor.state().parameters, tolerance=1e-9)
         assert_same(result, expected, tolerance=1e-6)
 
 
@@ -610,13 +610,13 @@ def test_clients_held_out_join_with_what_they_train(make_trainer) -> None:
     strategy = DPSGD(topology=Complete(), num_epochs=20)
     trainer.fit(regression(lr=0.1), lines(), strategy)
 
-    (new,) = trainer.new_clients
-    own = trainer.executor.state().parameters["head.weight"][new]
-    client = trainer.datamodule.clients[new]
-    (predicted, bias) = trainer.executor.state().parameters["head.bias"][new], own
+    (new,) = trainer.run.new_clients
+    own = trainer.run.executor.state().parameters["head.weight"][new]
+    client = trainer.run.datamodule.clients[new]
+    (predicted, bias) = trainer.run.executor.state().parameters["head.bias"][new], own
     error = (client.x_NX[client.test_mask_N].double() @ bias.T + predicted - client.y_N[client.test_mask_N]).square()
-    assert trainer.scores["new/"].signals["test/mse"][0, 0] == pytest.approx(float(error.sum()), rel=1e-5)
-    assert torch.equal(strategy.models_CP[new], torch.cat([p.flatten() for p in trainer.initial_parameters.values()]))
+    assert trainer.run.scores["new/"].signals["test/mse"][0, 0] == pytest.approx(float(error.sum()), rel=1e-5)
+    assert torch.equal(strategy.models_CP[new], torch.cat([p.flatten() for p in trainer.run.architectures[0].values()]))
 
 
 @pytest.mark.parametrize("kind", [DPSGD, DFedU, SheafFMTL])
@@ -725,7 +725,7 @@ def test_deriving_the_opening_halves_the_bytes_and_changes_nothing(make_trainer,
         runs.append(trainer)
     sent, derived = runs
 
-    assert_same(derived.algorithm.state_dict(), sent.algorithm.state_dict())
+    assert_same(derived.run.strategy.state_dict(), sent.run.strategy.state_dict())
     numbers = 8 * 3  # directed edges of the ring, numbers of a message
     assert [row["comm/bytes_peer"] for row in sent.history] == [4 * 2 * numbers] * 4
     assert [row["comm/bytes_peer"] for row in derived.history] == [4 * 2 * numbers] + [4 * (numbers + 8)] * 3
@@ -744,8 +744,8 @@ def test_openings_follow_from_the_closings_before(maps, make_trainer) -> None:
 
         def on_upload(self, trainer: Any, stage: Any, payload: Payload) -> Payload:
             if self.derived is not None:
-                opening = strategy.restriction_maps.project(strategy._models()).view(4, 3, -1)
-                for edge, (i, j) in enumerate(strategy.restriction_maps.edge_index_2E.T.tolist()):
+                opening = strategy.maps.project(strategy._models()).view(4, 3, -1)
+                for edge, (i, j) in enumerate(strategy.maps.edge_index_2E.T.tolist()):
                     if strategy.in_step_CC[i, j]:
                         sender, place = edge // 3, edge % 3
                         torch.testing.assert_close(
@@ -755,13 +755,13 @@ def test_openings_follow_from_the_closings_before(maps, make_trainer) -> None:
             return payload
 
         def on_fit_start(self, trainer: Any) -> None:
-            derive = strategy.restriction_maps.messages_after_update
+            derive = strategy.maps.messages_after_update
 
             def keep(*args: Any) -> Tensor:
                 self.derived = derive(*args)
                 return self.derived
 
-            strategy.restriction_maps.messages_after_update = keep  # type: ignore[method-assign]
+            strategy.maps.messages_after_update = keep  # type: ignore[method-assign]
 
     trainer = make_trainer(
         num_rounds=8, precision="64-true", callbacks=Spy(), participation=Participation(num_clients=3)
@@ -804,13 +804,15 @@ def test_resuming_is_exact_with_maps_and_bytes(executor, maps, make_trainer, ass
     resumed = run(7, str(tmp_path / "v" / "three.ckpt"))
 
     start = SheafFMTL(topology=Ring(), projection_fraction=0.5, maps=maps)
-    start.setup(whole.algorithm.federation)
+    start.setup(whole.run.strategy.federation)
     for client in range(4):
-        assert not torch.equal(whole.algorithm.restriction_maps.matrix(client), start.restriction_maps.matrix(client))
-    start.load_state_dict(first.algorithm.state_dict())
-    assert start.metrics() == first.algorithm.metrics()
-    assert_same(resumed.algorithm.state_dict(), whole.algorithm.state_dict())
-    assert_same(resumed.executor.state().tensors(), whole.executor.state().tensors())
+        assert not torch.equal(
+            whole.run.strategy.restriction_maps.matrix(client), start.restriction_maps.matrix(client)
+        )
+    start.load_state_dict(first.run.strategy.state_dict())
+    assert start.metrics() == first.run.strategy.metrics()
+    assert_same(resumed.run.strategy.state_dict(), whole.run.strategy.state_dict())
+    assert_same(resumed.run.executor.state().tensors(), whole.run.executor.state().tensors())
     assert_same(resumed.history, whole.history)
 
 

@@ -109,7 +109,7 @@ def test_clients_receive_what_was_generated_and_send_how_far_they_moved(
             seen["sent"] = payload
 
         def on_upload(self, trainer, stage, payload):
-            seen["upload"], seen["own"] = payload, dict(trainer.executor.state().parameters)
+            seen["upload"], seen["own"] = payload, dict(trainer.run.executor.state().parameters)
             return payload
 
     trainer = make_trainer(executor=executor(), callbacks=Watch(), num_rounds=1, precision="64-true")
@@ -219,11 +219,11 @@ class WatchEmbeddings(Callback):
         self.known: list[Tensor] = []
 
     def on_upload(self, trainer, stage, payload):
-        self.sent.append((stage.name, trainer.round_idx, "embedding" in payload.signals))
+        self.sent.append((stage.name, trainer.run.round_idx, "embedding" in payload.signals))
         return payload
 
     def on_stage_end(self, trainer, stage, payload) -> None:
-        self.known.append(trainer.algorithm.embeddings_CD.clone())
+        self.known.append(trainer.run.strategy.embeddings_CD.clone())
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_one_hot_embeddings_are_never_sent(federation, make_model, make_trainer)
     trainer.fit(make_model(), federation, sheafhn(embedding="one_hot"))
 
     assert not any(sent for _, _, sent in watch.sent)
-    assert torch.equal(trainer.algorithm.embeddings_CD, torch.eye(5))
+    assert torch.equal(trainer.run.strategy.embeddings_CD, torch.eye(5))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_newcomers_receive_their_own_model_and_leave_the_others_as_they_are(
 
     class Watch(Callback):
         def on_checkpoint_point(self, trainer) -> None:
-            seen["before"] = trainer.algorithm.generate_for_evaluation(trainer.training_clients)
+            seen["before"] = trainer.run.strategy.generate_for_evaluation(trainer.run.training_clients)
 
         def on_upload(self, trainer, stage, payload):
             seen[stage.name] = payload
@@ -302,7 +302,7 @@ def test_newcomers_receive_their_own_model_and_leave_the_others_as_they_are(
     # Without diffusion and with one attention number per pair, only the row of a client decides what it is sent.
     algorithm = sheafhn(diffusion=NoDiffusion, attention="matrix")
     trainer.fit(make_model(), federation, algorithm)
-    new, old = trainer.new_clients, trainer.training_clients
+    new, old = trainer.run.new_clients, trainer.run.training_clients
     assert (old, new) == ((0, 1, 3), (2, 4))  # a newcomer stands between the others
 
     after = algorithm.generate_for_evaluation(range(5))

@@ -292,7 +292,7 @@ def test_the_rule_sees_what_was_received_and_sent(kind, federation, make_model, 
 
     assert len(rule.seen) == len(arrived) == 3
     for (mixing_RC, sent_CP, received_CP), down, up in zip(rule.seen, sent, arrived, strict=True):
-        assert tuple(mixing_RC.shape) == (3 if trainer.algorithm.personalised else 1, 3)
+        assert tuple(mixing_RC.shape) == (3 if trainer.run.strategy.personalised else 1, 3)
         for matrix_CP, payload in ((received_CP, down), (sent_CP, up)):
             expected = torch.cat([tensor.flatten(1) for tensor in payload.rows(up.clients).parameters.values()], dim=1)
             assert torch.equal(matrix_CP, expected)
@@ -323,7 +323,7 @@ def test_a_federation_withstands_a_malicious_client(kind, federation, make_model
         trainer = make_trainer(callbacks=Shout())
         build = functools.partial(kind, similarity_temperature=0.1) if kind is FedPub else kind
         trainer.fit(make_model(kind.client_class), federation, build(aggregation=rule))
-        sizes[name] = max(float(tensor.abs().max()) for tensor in trainer.algorithm.models.values())
+        sizes[name] = max(float(tensor.abs().max()) for tensor in trainer.run.strategy.models.values())
 
     assert sizes.pop("none") > 1e4
     assert max(sizes.values()) < 100

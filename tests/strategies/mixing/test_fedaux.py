@@ -91,12 +91,12 @@ def test_two_rounds_by_hand(executor, mix_projection, multiplier, pulls, make_tr
             mixed = [sum(s * p[axis] for s, (p, _) in zip(shares, trained, strict=True)) for axis in range(2)]
             number = sum(s * value for s, (_, value) in zip(shares, trained, strict=True))
             received.append((mixed if mix_projection else own, number))
-    models = trainer.algorithm.models
+    models = trainer.run.strategy.models
     assert models["number"].tolist() == pytest.approx([number for _, number in received], rel=1e-6)
     assert ("projection" in models) == mix_projection
     if mix_projection:
         torch.testing.assert_close(models["projection"], torch.tensor([p for p, _ in received], dtype=torch.float64))
-    own = trainer.executor.state().parameters["projection"].tolist()
+    own = trainer.run.executor.state().parameters["projection"].tolist()
     assert own == [pytest.approx(projection, rel=1e-6) for projection, _ in trained]
 
 
@@ -106,7 +106,7 @@ def test_unit_norm_projection_is_kept_after_every_step(executor, pulls, make_tra
 
     trainer.fit(model(projection_lr_multiplier=1.0, unit_norm_projection=True), pulls, strategy(num_epochs=3))
 
-    for found, (direction, _) in zip(trainer.executor.state().parameters["projection"], TARGETS, strict=True):
+    for found, (direction, _) in zip(trainer.run.executor.state().parameters["projection"], TARGETS, strict=True):
         expected = torch.tensor(START, dtype=torch.float64)
         for _ in range(3):
             expected = expected + RATE * (torch.tensor(direction, dtype=torch.float64) - expected)
@@ -125,7 +125,7 @@ def test_stragglers_are_constrained_alike(federation, make_model, make_trainer, 
         net = functools.partial(make_model(FedAuxClient).net_factories[0])
         client = FedAuxClient(net, functools.partial(Adam, lr=0.05), unit_norm_projection=True)
         trainer.fit(client, federation, FedAux(num_epochs=4))
-        states.append(trainer.executor.state())
+        states.append(trainer.run.executor.state())
     assert_same(states[1].parameters, states[0].parameters, tolerance=1e-9)
     norms = states[0].parameters["projection"].norm(dim=1)
     started = states[0].signals["optimizer/started/projection"]
@@ -155,9 +155,9 @@ def test_without_personalised_mixing_all_share_one_model(executor, pulls, make_t
 
     trainer.fit(model(), pulls, strategy(personalised=False))
 
-    assert trainer.algorithm.models["number"].tolist() == pytest.approx([RATE * (2 - 1 + 3) / 3])
-    assert "mixing" not in trainer.algorithm.matrices()
-    assert trainer.algorithm.configure(trainer.algorithm.stages(0)[0], (2,)).parameters["number"].shape == (1,)
+    assert trainer.run.strategy.models["number"].tolist() == pytest.approx([RATE * (2 - 1 + 3) / 3])
+    assert "mixing" not in trainer.run.strategy.matrices()
+    assert trainer.run.strategy.configure(trainer.run.strategy.stages(0)[0], (2,)).parameters["number"].shape == (1,)
 
 
 def test_an_endless_temperature_is_local_training(federation, make_model, make_trainer, assert_same) -> None:
@@ -166,7 +166,7 @@ def test_an_endless_temperature_is_local_training(federation, make_model, make_t
     for algorithm in (Local(num_epochs=2), FedAux(num_epochs=2, mask_sparsity_weight=0.0, similarity_temperature=1e12)):
         trainer = make_trainer(precision="64-true")
         trainer.fit(make_model(FedAuxClient), federation, algorithm)
-        states.append(trainer.executor.state().parameters)
+        states.append(trainer.run.executor.state().parameters)
     assert_same(states[1], states[0], tolerance=1e-9)
 
 
@@ -174,9 +174,9 @@ def test_the_signature_is_a_copy_of_the_projection(federation, make_model, make_
     trainer = make_trainer()
     trainer.fit(make_model(FedAuxClient), federation, FedAux())
 
-    projections = trainer.executor.state().parameters["projection"]
+    projections = trainer.run.executor.state().parameters["projection"]
 
-    torch.testing.assert_close(trainer.algorithm.signatures_CD, projections)
+    torch.testing.assert_close(trainer.run.strategy.signatures_CD, projections)
     assert {"server/similarity_min", "server/similarity_mean", "server/similarity_max"} <= set(trainer.history[-1])
 
 

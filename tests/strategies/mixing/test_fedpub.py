@@ -177,10 +177,10 @@ def test_masks_stay_and_become_sparse(executor, federation, make_model, make_tra
             federation,
             FedPub(num_epochs=2, mask_sparsity_weight=weight),
         )
-        parameters = trainer.executor.state().parameters
+        parameters = trainer.run.executor.state().parameters
         sizes.append(parameters["convs.0.mask"].abs().mean().item())
         assert not torch.equal(parameters["convs.0.mask"][0], parameters["convs.0.mask"][1])
-        assert not any("mask" in name for name in trainer.algorithm.models)
+        assert not any("mask" in name for name in trainer.run.strategy.models)
     assert sizes[1] < 0.97 * sizes[0]
 
 

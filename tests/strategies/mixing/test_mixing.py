@@ -102,7 +102,7 @@ def run(regression, make_trainer):
             monitor="val/loss",
         )
         trainer.fit(model, regression, algorithm)
-        state = trainer.executor.state().parameters
+        state = trainer.run.executor.state().parameters
         return trainer, torch.stack([state["convs.0"], state["head.0"]], dim=1), trainer.history[-1]
 
     return run
@@ -113,7 +113,7 @@ def mean(clients: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def global_model(trainer: FederatedTrainer) -> tuple[float, float]:
-    models = trainer.algorithm.models
+    models = trainer.run.strategy.models
     return float(models["convs.0"]), float(models["head.0"])
 
 
@@ -187,8 +187,8 @@ def test_fedper_keeps_the_heads_at_home(run, executor) -> None:
 
     trainer, own, metrics = run(FedPer(num_epochs=2), executor)
 
-    assert set(trainer.algorithm.models) == {"convs.0"}
-    assert float(trainer.algorithm.models["convs.0"]) == pytest.approx(b, rel=1e-12)
+    assert set(trainer.run.strategy.models) == {"convs.0"}
+    assert float(trainer.run.strategy.models["convs.0"]) == pytest.approx(b, rel=1e-12)
     torch.testing.assert_close(own, torch.tensor(clients, dtype=torch.float64), rtol=1e-12, atol=0)
     assert own[:, 1].std() > 0.01
     assert metrics["test/loss"] == pytest.approx(sum(losses) / 3, rel=1e-6)
@@ -244,7 +244,7 @@ def test_personalised_mixing_gives_each_client_its_row(run, executor) -> None:
 
     trainer, _, metrics = run(Circle(identity=False), executor)
 
-    found = torch.stack([trainer.algorithm.models["convs.0"], trainer.algorithm.models["head.0"]], dim=1)
+    found = torch.stack([trainer.run.strategy.models["convs.0"], trainer.run.strategy.models["head.0"]], dim=1)
     torch.testing.assert_close(found, torch.tensor(models, dtype=torch.float64), rtol=1e-12, atol=0)
     assert metrics["test/loss"] == pytest.approx(sum(held_out_loss(*model) for model in models) / 3, rel=1e-6)
 
@@ -267,7 +267,7 @@ def test_reductions(reduced, plain, executor, federation, make_model, make_train
         )
         trainer.fit(make_model(), federation, build())
         history = [{name: row[name] for name in row if not name.startswith("trained/")} for row in trainer.history]
-        runs.append((dict(trainer.executor.state().tensors()), history))
+        runs.append((dict(trainer.run.executor.state().tensors()), history))
 
     assert_same(runs[0], runs[1])
 

@@ -1,0 +1,223 @@
+"""A run: everything that belongs to one fit, test or prediction, and how it is put together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.logger import Logger
+from torch import Tensor
+
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.executors import ByArchitecture, Executor
+from fl_lightning.executors.base import check_optimizer
+from fl_lightning.federation import Federation, Roster, in_turn
+from fl_lightning.kernels.randomness import derive_key
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.participation import Participation
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.selection import Selection
+from fl_lightning.round.stage import Evaluation
+from fl_lightning.run.interruption import Interruption
+from fl_lightning.run.processes import shard
+from fl_lightning.run.profiling import RoundClock, RoundTrace
+from fl_lightning.strategies import Strategy
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What belongs to one fit, test or prediction, and ends with it.
+
+    Attributes:
+        fabric: Device, precision and processes.
+        datamodule: The clients' data.
+        roster: Who the clients are.
+        training_clients: Indices of the clients that take part in the rounds, ascending.
+        new_clients: Those that were held out, to join at the end.
+        model: The client module with the first architecture's net built.
+        architectures: Initial parameters of a client of each architecture, by name, on the device.
+        strategy: The algorithm.
+        executor: Runs this process's clients.
+        selection: Which round is reported.
+        seed: Root of every random draw of the training.
+        folder: Where the run keeps its files.
+        config: The whole configuration as YAML; empty for a run from Python.
+        round_idx: Rounds that are over, so the index of the present one.
+        history: The figures of each round that is over, with its number under ``round``.
+        scores: Each client's scores, by the prefix of what was last evaluated.
+        failures: Why clients are missing from the present round, by name.
+        should_stop: Whether the present round is the last.
+        interruption: The signal that ends the run.
+        loggers: Where figures go.
+        clock: Where the time of the rounds goes.
+        trace: Recording of some rounds, if it was asked for.
+    """
+
+    fabric: Fabric
+    datamodule: FederatedDataModule
+    roster: Roster
+    training_clients: tuple[int, ...]
+    new_clients: tuple[int, ...]
+    model: ClientModule
+    architectures: tuple[dict[str, Tensor], ...]
+    strategy: Strategy
+    executor: Executor
+    selection: Selection
+    seed: int
+    folder: Path
+    config: str = ""
+    round_idx: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    scores: dict[str, Payload] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    should_stop: bool = False
+    interruption: Interruption = field(default_factory=Interruption)
+    loggers: list[Logger] = field(default_factory=list)
+    clock: RoundClock = field(default_factory=RoundClock)
+    trace: RoundTrace | None = None
+
+
+def assemble(
+    *,
+    fabric: Fabric,
+    datamodule: FederatedDataModule,
+    model: ClientModule,
+    strategy: Strategy,
+    executor: Executor,
+    participation: Participation,
+    selection: Selection,
+    seed: int,
+    folder: Path,
+    config: str = "",
+    loggers: Sequence[Logger] = (),
+) -> Run:
+    """Put a run together: data, nets, server. Its clients come last, by :func:`start_clients`.
+
+    Raises:
+        ValueError: The settings do not fit the data or each other.
+    """
+    roster = prepare_data(fabric, datamodule)
+    check_kind(strategy, roster)
+    training_clients = participation.training_clients(len(roster), seed)
+    architectures = build_nets(fabric, model, strategy, roster, seed)
+    check_architectures(strategy, len(architectures))
+    strategy.setup(describe_federation(fabric, model, roster, training_clients, architectures, seed))
+    return Run(
+        fabric=fabric,
+        datamodule=datamodule,
+        roster=roster,
+        training_clients=training_clients,
+        new_clients=tuple(client for client in range(len(roster)) if client not in training_clients),
+        model=model,
+        architectures=architectures,
+        strategy=strategy,
+        executor=executor_for(model, executor),
+        selection=selection,
+        seed=seed,
+        folder=folder,
+        config=config,
+        loggers=list(loggers),
+    )
+
+
+def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype) -> None:
+    """Give this process its share of the clients.
+
+    Args:
+        run: The run.
+        clients: What each client of the federation holds.
+        dtype: Floating point type of batches.
+
+    Raises:
+        ValueError: There are too few clients, nets that clients cannot be run with, or a metric that does not fit.
+    """
+    shares = shard(run.roster.work, run.fabric.world_size)
+    collator = run.datamodule.collator(clients, device=run.fabric.device, dtype=dtype)
+    mine, memory = shares[run.fabric.global_rank], run.strategy.memory()
+    run.executor.setup(run.fabric, run.model, collator, mine, seed=run.seed, memory=memory)
+    check_monitor(run)
+
+
+# ---------------------------------------------------------------- the steps
+
+
+def prepare_data(fabric: Fabric, datamodule: FederatedDataModule) -> Roster:
+    """Make or read the clients' data, the first process of a machine before the others."""
+    with fabric.rank_zero_first():
+        datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule.roster
+
+
+def check_kind(strategy: Strategy, roster: Roster) -> None:
+    """Refuse examples where a strategy is for graphs."""
+    if strategy.needs_graphs and roster.kind != "graphs":
+        raise ValueError(
+            f"{type(strategy).__name__} is for clients that hold graphs, but these hold examples: choose a source "
+            "of graphs, or another strategy"
+        )
+
+
+def build_nets(
+    fabric: Fabric, model: ClientModule, strategy: Strategy, roster: Roster, seed: int
+) -> tuple[dict[str, Tensor], ...]:
+    """Build the net of every architecture as the strategy needs it, and copy its initial parameters."""
+    with fabric.init_module(), torch.random.fork_rng([]):
+        torch.manual_seed(derive_key(seed, "client", "initialisation"))
+        model.build(roster.num_features, roster.num_outputs, strategy.build_net)
+    return tuple(
+        {name: p.detach().clone().to(fabric.device) for name, p in net.named_parameters()} for net in model.nets
+    )
+
+
+def check_architectures(strategy: Strategy, num_nets: int) -> None:
+    """Refuse several nets where a strategy needs clients that are alike."""
+    if num_nets > 1 and not strategy.takes_architectures:
+        raise ValueError(
+            f"model.net lists {num_nets} nets, but {type(strategy).__name__} needs clients that are alike: "
+            "give one net, or a strategy for different architectures (SheafFMTL, Local)"
+        )
+
+
+def describe_federation(
+    fabric: Fabric,
+    model: ClientModule,
+    roster: Roster,
+    training_clients: tuple[int, ...],
+    architectures: tuple[dict[str, Tensor], ...],
+    seed: int,
+) -> Federation:
+    """What the server is told."""
+    return Federation(
+        num_clients=len(roster),
+        training_clients=training_clients,
+        num_features=roster.num_features,
+        num_outputs=roster.num_outputs,
+        parameters=architectures[0],
+        architectures=architectures,
+        architecture_of=in_turn(len(roster), len(architectures)),
+        learning_rate=float(check_optimizer(model.configure_optimizers()).param_groups[0]["lr"]),
+        seed=seed,
+        device=fabric.device,
+        client_names=roster.names,
+        relation_CC=None if roster.relation_CC is None else roster.relation_CC.to(fabric.device),
+    )
+
+
+def executor_for(model: ClientModule, executor: Executor) -> Executor:
+    """The executor, or the one that the client's own hooks need; one for each architecture where there are several."""
+    executor, architectures = executor.suited(model), model.nets
+    several = len(architectures) > 1 and not isinstance(executor, ByArchitecture)
+    return ByArchitecture(executor) if several else executor
+
+
+def check_monitor(run: Run) -> None:
+    """Score one client before anything is trained: the monitored metric must be there."""
+    scores = run.executor.evaluate({"": Evaluation()}, run.executor.clients[:1], 0)[""].upload
+    if not run.selection.monitor.endswith(tuple(scores.signals)):
+        raise ValueError(
+            f"trainer.monitor is {run.selection.monitor!r}, but the model is scored by "
+            f"{', '.join(sorted(scores.signals))}"
+        )
