@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.round.client import ClientModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,7 @@ class Federation:
             None if the data have none.
         client_names: Each client's own name. Server draws that belong to a client are keyed by it, for indices depend
             on the order of the clients; empty stands for the indices.
+        client: The client module with its net built, for what the server computes with clients' nets itself.
     """
 
     num_clients: int
@@ -108,6 +110,7 @@ class Federation:
     architectures: tuple[Mapping[str, Tensor], ...] = ()
     architecture_of: tuple[int, ...] = ()
     client_names: tuple[str, ...] = ()
+    client: ClientModule | None = None
 
     def __post_init__(self) -> None:
         """Fill in what an empty value stands for."""

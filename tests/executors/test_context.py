@@ -12,12 +12,16 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
 from fl_lightning import Callback, ClientModule, Evaluation, Participation, Payload, SequentialExecutor, StackedExecutor
+from fl_lightning.batches.base import single
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.kernels.randomness import generator
 from fl_lightning.models import Twin
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import parameters_of
 from fl_lightning.round.context import Context
 from fl_lightning.round.stage import Change, Slot, Stage, StageAddress
 from fl_lightning.strategies import FedAvg, Local
+from fl_lightning.strategies.signals import graph_embedding, proxy_graph
 
 EXECUTORS = {
     "sequential": SequentialExecutor,
@@ -513,6 +517,52 @@ def test_a_stage_is_found_at_its_address(federation, make_model, make_trainer) -
     assert strategy.stage(StageAddress(phase="admission", round_idx=3, name="train")).upload == found.upload
     with pytest.raises(ValueError, match="FedAvg has no stage at StageAddress"):
         strategy.stage(StageAddress(phase="initial", round_idx=0, name="train"))
+
+
+# ------------------------------------------------------------------ the server in a round
+
+
+class Relays(FedAvg):
+    """Within a round every client hears its predecessor's embedding; the server trains the average on a proxy."""
+
+    def stages(self, round_idx: int) -> list[Stage]:
+        embed = Stage(name="embed", signals={"embedding": graph_embedding})
+        return [embed, *super().stages(round_idx)]
+
+    def training(self, round_idx: int) -> Stage:
+        return dataclasses.replace(super().training(round_idx), objective=towards_neighbour)
+
+    def configure(self, stage: Stage, clients: Any) -> Payload:
+        payload = super().configure(stage, clients)
+        if stage.name == "embed":
+            return payload
+        rows = [self.heard.clients.index(client) for client in clients]
+        neighbours = self.heard.signals["embedding"].roll(1, dims=0)[rows]
+        return dataclasses.replace(payload, signals={"neighbour": neighbours})
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        if stage.name == "embed":
+            self.heard = upload
+            return
+        super().aggregate(stage, upload)
+        graph = proxy_graph(self.federation.num_features, generator(0, "proxy"), num_blocks=2, nodes_per_block=5)
+        batch = single(GraphCollator([graph], device=torch.device("cpu"), dtype=torch.float64)([0]))
+        model = {name: tensor[0].clone().requires_grad_() for name, tensor in self.models.items()}
+        confidence = self.federation.client.output(model, batch).logits.logsumexp(dim=-1).sum()
+        found = torch.autograd.grad(confidence, list(model.values()), allow_unused=True)
+        for (name, parameter), gradient in zip(model.items(), found, strict=True):
+            self.models[name] = (parameter.detach() - 0.01 * (0 if gradient is None else gradient))[None]
+
+
+def towards_neighbour(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
+    apart_D = graph_embedding(client, parameters, batch, context) - context.inbox["neighbour"]
+    return client.objective(parameters, batch, context) + 0.1 * apart_D.square().sum()
+
+
+def test_clients_hear_each_other_within_a_round_and_the_server_trains(fit, assert_same, make_model) -> None:
+    model = make_model(dropout=0.5, optimizer=functools.partial(SGD, lr=0.2))  # Adam would enlarge rounding errors
+    strategies = agree(fit, assert_same, Relays, participation=Participation(num_clients=3), model=model)
+    assert_same(strategies[1].models, strategies[0].models, tolerance=1e-9)
 
 
 # ------------------------------------------------------------------ mixing
