@@ -105,7 +105,7 @@ class Executor(ABC):
                 "payloads hold: use layers without running statistics, or register constants with persistent=False"
             )
         self.fabric = fabric
-        self.client = client
+        self.client = client.eval()  # which the server may compute with
         self.collator = collator
         self.clients = tuple(clients)
         self.seed = seed
