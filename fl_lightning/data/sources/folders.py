@@ -16,6 +16,14 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
     return Path(cache_dir or os.environ.get("FL_CACHE_DIR") or "~/.cache/fl_lightning").expanduser().absolute()
 
 
+def unwritable_cache_message(folder: Path, problem: object) -> str:
+    """What to say where derived files cannot be written, and the remedy."""
+    return (
+        f"cache_dir={str(folder)!r} cannot be written ({problem}). Set FL_CACHE_DIR or data.cache_dir to a folder of "
+        "yours."
+    )
+
+
 def is_writable(folder: Path) -> bool:
     """Whether files may be written in ``folder`` or, where it does not exist yet, in its nearest parent.
 
