@@ -176,7 +176,7 @@ class ScarceSplit(Splitter):
         if not isinstance(splitter, Splitter):
             raise ValueError(f"splitter={splitter!r} is no splitter: give one such as ClientSplit().")
         check_number("clients", clients, most=1)
-        check_number("keep", keep, most=1, above=True)
+        check_number("keep", keep, most=1, above_0=True)
         self.splitter = splitter
         self.clients = clients
         self.keep = keep
@@ -235,7 +235,7 @@ class GivenSplit(Splitter):
 
 
 def _check_shares(train: float, val: float) -> None:
-    check_number("train", train, most=1, above=True)
+    check_number("train", train, most=1, above_0=True)
     check_number("val", val, most=1)
     if train + val > 1 + 1e-9:
         raise ValueError(f"train={train} and val={val} are together more than 1: lower one of them (the rest tests).")

@@ -95,12 +95,12 @@ def test_nothing_before_setup(tmp_path: Path):
 def test_prepare_caches_and_setup_reads(tmp_path: Path, planted: Data, monkeypatch: pytest.MonkeyPatch):
     first = module(tmp_path, source=HeldGraph(planted))
     first.prepare_data()
-    assert [path.name for path in records(tmp_path)] == [f"{first.cache_key}.pt"]
+    assert [path.name for path in records(tmp_path)] == [f"{first.cache_key(planted)}.pt"]
     monkeypatch.setattr(MetisPartitioner, "assign", lambda *_: pytest.fail("the cache was not used"))
     for data in (first, module(tmp_path, source=HeldGraph(planted))):
         data.setup()
         data.setup("fit")
-    assert first.source.num_loads == 2  # type: ignore[attr-defined]  # a second setup() reads nothing
+    assert first.source.num_loads == 1  # type: ignore[attr-defined]  # setup() reads nothing again
 
 
 def test_same_seed_same_partition_without_a_cache(tmp_path: Path):
@@ -135,19 +135,25 @@ def test_anything_that_differs_changes_key_and_hash(tmp_path: Path):
     modules = [module(tmp_path, **change) for change in CHANGES]
     for data in modules:
         data.setup()
-    assert len({data.cache_key for data in modules}) == len(CHANGES)
+    assert len(records(tmp_path)) == len(CHANGES)
     assert len({data.partition_hash for data in modules}) == len(CHANGES)
 
 
-def test_preparation_and_versions_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_preparation_versions_and_content_are_part_of_the_key(
+    tmp_path: Path, planted: Data, monkeypatch: pytest.MonkeyPatch
+):
     data = module(tmp_path)
-    keys = {data.cache_key}
+    keys = {data.cache_key(planted)}
+    for name in ("x", "edge_index", "y", "membership"):
+        changed = planted.clone()
+        changed[name] = changed[name].flip(0)
+        keys.add(data.cache_key(changed))
     monkeypatch.setattr("fl_lightning.data.module.version", lambda name: "0")
-    keys.add(data.cache_key)
+    keys.add(data.cache_key(planted))
     data.source = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
     data.source.preparation = type(data.source.preparation)(largest_component=True, normalize_features=False)
-    keys.add(data.cache_key)
-    assert len(keys) == 3
+    keys.add(data.cache_key(planted))
+    assert len(keys) == 7
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "cut"])
@@ -163,15 +169,17 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None):
     module(tmp_path).setup()  # warns no more
 
 
-def test_cache_of_another_graph_is_made_anew(tmp_path: Path, planted: Data):
-    module(tmp_path, source=HeldGraph(planted)).prepare_data()
+@pytest.mark.parametrize("attribute", ["x", "y"])
+def test_another_graph_under_the_same_name_has_its_own_partition(tmp_path: Path, planted: Data, attribute: str):
+    first = module(tmp_path, source=HeldGraph(planted))
+    first.setup()
     changed = planted.clone()
-    changed.y = changed.y.roll(1)
+    changed[attribute] = changed[attribute].roll(1, 0)
     data = module(tmp_path, source=HeldGraph(changed))
-    with pytest.warns(UserWarning, match="belongs to another version of the graph"):
-        data.setup()
+    data.setup()
+    assert len(records(tmp_path)) == 2
     assert torch.equal(data.clients[0].y_N, changed.y[data.clients[0].node_idx_N])
-    module(tmp_path, source=HeldGraph(changed)).setup()
+    assert torch.equal(data.clients[0].x_NF, changed.x[data.clients[0].node_idx_N])
 
 
 def test_concurrent_preparation(tmp_path: Path):

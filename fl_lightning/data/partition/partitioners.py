@@ -115,7 +115,7 @@ class OverlappingMetisPartitioner(Partitioner):
                 f"num_clients={num_clients} is not a multiple of draws_per_part={draws_per_part}; every METIS part "
                 f"serves draws_per_part clients, so use e.g. num_clients={draws_per_part * 6}."
             )
-        check_number("node_fraction", node_fraction, most=1, above=True)
+        check_number("node_fraction", node_fraction, most=1, above_0=True)
         self.draws_per_part = draws_per_part
         self.node_fraction = node_fraction
 
@@ -143,7 +143,7 @@ class LouvainPartitioner(Partitioner):
 
     def __init__(self, num_clients: int, resolution: float = 1.0, seed: int | None = None) -> None:
         super().__init__(num_clients, seed)
-        check_number("resolution", resolution, above=True)
+        check_number("resolution", resolution, above_0=True)
         self.resolution = resolution
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102

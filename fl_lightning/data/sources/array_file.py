@@ -34,7 +34,10 @@ def reading(path: Path, expected: str) -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     """The kind of an error and the first 200 characters of what it says."""
-    text = " ".join(str(error).split())
+    text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
+    if text.startswith("Weights only load failed"):  # the rest tells how to load the file unsafely
+        cause = re.search(r"WeightsUnpickler error: ([^.]+)", text)
+        text = f"it holds what is not safe to load{f', {cause[1]}' if cause else ''}"
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 

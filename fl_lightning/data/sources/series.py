@@ -124,7 +124,7 @@ class _RoadSensors(ExampleSource):
         for name, count in {"history": history, "horizon": horizon, "stride": stride}.items():
             check_count(name, count)
         check_flag("normalize", normalize)
-        check_number("statistics_share", statistics_share, most=1, above=True)
+        check_number("statistics_share", statistics_share, most=1, above_0=True)
         self.history = history
         self.horizon = horizon
         self.stride = stride
