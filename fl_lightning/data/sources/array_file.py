@@ -69,7 +69,11 @@ def read_arrays(
     path = next((root / path for path in paths if is_file(root / path)), None)
     if path is None:
         raise FileNotFoundError(missing_files_message(root, paths, _describe(layout) + alternative))
-    with reading(path, f"the expected layout, {_describe(layout)}"), np.load(path, allow_pickle=False) as archive:
+    with (
+        reading(path, f"the expected layout, {_describe(layout)}"),
+        path.open("rb") as file,  # numpy leaves a file open that it opened and found damaged
+        np.load(file, allow_pickle=False) as archive,
+    ):
         arrays = {name: archive[name] for name in layout}
     _check_shapes(path, arrays, layout)
     for name, array in arrays.items():
