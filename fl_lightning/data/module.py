@@ -102,14 +102,17 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(
                 f"data.partitioner is {type(partitioner).__name__}, but {kind} has its own clients: drop it"
             )
-        for name, value in {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch}.items():
+        for count, value in {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch}.items():
             if value is not None:
-                check_count(f"data.{name}", value)
+                check_count(f"data.{count}", value)
         check_seed("data.seed", seed)
-        parts = {Partitioner: partitioner, Splitter: splitter, Topology: relation_graph}
-        for base, part in parts.items():
-            if part is not None and not isinstance(part, base):
-                raise ValueError(f"{part!r} is given where a {base.__name__} is meant: give one, or none")
+        for name, part, base in (
+            ("partitioner", partitioner, Partitioner),
+            ("splitter", splitter, Splitter),
+            ("relation_graph", relation_graph, Topology),
+        ):
+            if not isinstance(part, base | None):
+                raise ValueError(f"data.{name} is {part!r}, which is no {base.__name__}: give one, or none")
         self.source = source
         self.partitioner = partitioner
         self.splitter = splitter or (GlobalSplit() if partitioner is not None else ClientSplit(train=0.6, val=0.2))

@@ -33,7 +33,7 @@ def check_seed(name: str, value: Any) -> None:
     check_count(name, value, least=0, most=MAX_SEED)
 
 
-def check_number(name: str, value: Any, *, most: float = math.inf, above_0: bool = False) -> None:
+def check_number(name: str, value: Any, *, most: float = MAX_COUNT, above_0: bool = False) -> None:
     """Refuse what is not a finite number in [0, most], or in (0, most] if ``above_0``.
 
     Raises:
@@ -41,8 +41,7 @@ def check_number(name: str, value: Any, *, most: float = math.inf, above_0: bool
     """
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not 0 <= value <= most or (above_0 and value == 0):
-        limits = f"a number in {'(' if above_0 else '['}0, {f'{most:g}]' if math.isfinite(most) else 'inf)'}"
-        raise ValueError(f"{name} must be {limits}, got {_short(value)}")
+        raise ValueError(f"{name} must be a number in {'(' if above_0 else '['}0, {most:g}], got {_short(value)}")
 
 
 def check_size(num_values: int, *names: str) -> None:

@@ -117,7 +117,7 @@ def test_given_by_file(tmp_path: Path, path_graph: Data, suffix: str):
             lambda: OverlappingMetisPartitioner(10, node_fraction=0.0),
             r"node_fraction must be a number in \(0, 1\], got 0.0",
         ),
-        (lambda: LouvainPartitioner(3, resolution=0), r"resolution must be a number in \(0, inf\), got 0"),
+        (lambda: LouvainPartitioner(3, resolution=0), r"resolution must be a number in \(0, 1e\+09\], got 0"),
     ],
 )
 def test_senseless_settings(build: Callable[[], Partitioner], message: str):
