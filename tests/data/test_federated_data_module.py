@@ -1,17 +1,24 @@
+import csv
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from example_files import save
 from jsonargparse import ArgumentParser
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
+from fl_lightning.cli import _write_predictions
 from fl_lightning.data import (
+    FL60,
+    ChronologicalSplit,
     ClientSplit,
     FederatedDataModule,
+    FileSource,
     GivenPartitioner,
     GivenSplit,
     GlobalSplit,
@@ -21,7 +28,9 @@ from fl_lightning.data import (
     OverlappingMetisPartitioner,
     PlantedCommunities,
     RandomPartitioner,
+    School,
 )
+from fl_lightning.data.preparation import Dropped
 
 SOURCE = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
 
@@ -247,3 +256,98 @@ def test_public_split_of_a_real_graph(tmp_path: Path, require_dataset: Callable[
     data = module(tmp_path, source=source, splitter=GivenSplit(), root=root, partitioner=MetisPartitioner(3))
     data.setup()
     assert sum(client.num_examples for client in data.clients) == 140
+
+
+def two_countries() -> Data:
+    """A path of four nodes of classes 0 and 1, and before it one of three nodes, of class 2."""
+    edges = torch.tensor([[0, 1, 3, 4, 5], [1, 2, 4, 5, 6]])
+    names = ["ann", "bob", "cid", "dan", "eve", "fay", "gus"]
+    return Data(
+        x=torch.arange(14.0).view(7, 2), edge_index=edges, y=torch.tensor([2, 2, 2, 0, 1, 0, 1]), node_names=names
+    )
+
+
+def saved(path: Path, data: Data) -> str:
+    torch.save(data, path)
+    return str(path)
+
+
+def test_what_the_largest_component_drops_is_said(tmp_path: Path):
+    source = FileSource(saved(tmp_path / "graph.pt", two_countries()), largest_component=True)
+    data = module(tmp_path, source=source, partitioner=RandomPartitioner(1), splitter=GlobalSplit(0.5, 0.25))
+    message = r"graph.pt'\): largest_component drops 3 of 7 nodes, 2 of 5 edges and 1 classes; set it to false"
+    with pytest.warns(UserWarning, match=message):
+        data.setup()
+    table = data.statistics()
+    assert table.dropped == Dropped(num_nodes=3, num_edges=2, num_classes=1)
+    table.to_csv(tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open(newline="") as file:
+        mean = list(csv.DictReader(file))[-1]
+    assert (mean["nodes_dropped"], mean["edges_dropped"], mean["classes_dropped"]) == ("3", "2", "1")
+    assert "dropped: 3 nodes, 2 edges, 1 classes" in str(table.rich_table().caption)
+
+
+def test_own_graphs_are_left_whole(tmp_path: Path):
+    source = FileSource(saved(tmp_path / "graph.pt", two_countries()))
+    data = module(tmp_path, source=source, partitioner=RandomPartitioner(1), splitter=GlobalSplit(0.5, 0.25))
+    data.setup()
+    assert data.clients[0].num_nodes == 7
+    assert data.statistics().dropped == Dropped()
+    assert "dropped" not in str(data.statistics().rich_table().caption)
+
+
+@pytest.mark.parametrize("largest_component", [True, False])
+@pytest.mark.filterwarnings("ignore:.*largest_component drops", "ignore:.*without a (val|test) example")
+def test_nodes_have_the_users_own_numbers_and_names(tmp_path: Path, largest_component: bool):
+    raw = two_countries()
+    source = FileSource(saved(tmp_path / "graph.pt", raw), largest_component=largest_component)
+    data = module(tmp_path, source=source, partitioner=RandomPartitioner(2), splitter=GlobalSplit(0.6, 0.2))
+    data.setup()
+    for number, client in enumerate(data.clients):
+        assert torch.equal(raw.x[data.source_idx_N(number)], client.x_NF)
+        assert torch.equal(raw.y[data.source_idx_N(number)], client.y_N)
+    assert data.node_names == tuple(raw.node_names)
+
+    predictions = {number: torch.ones(client.num_nodes, 3) / 3 for number, client in enumerate(data.clients)}
+    _write_predictions(tmp_path / "predictions.csv", predictions, data)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == (4 if largest_component else 7)
+    for row in rows:
+        assert int(row["label"]) == int(raw.y[int(row["node"])])
+        assert row["name"] == raw.node_names[int(row["node"])]
+
+
+def test_examples_have_their_numbers_in_the_source(tmp_path: Path):
+    splitter = ChronologicalSplit(train=0.5, val=0.25, gap=2)
+    data = FederatedDataModule(FL60(num_clients=2, num_examples=12), splitter=splitter, cache_dir=str(tmp_path))
+    data.setup()
+    examples = data.source.load(tmp_path, 0)  # type: ignore[attr-defined]
+    for number, client in enumerate(data.clients):
+        assert len(client.y_N) == 8
+        assert torch.equal(examples.x[number][data.source_idx_N(number)], client.x_NX)
+
+
+@pytest.mark.parametrize("names", [["ann"], "seven", list(range(7))])
+def test_node_names_are_a_text_for_each_node(tmp_path: Path, names: object):
+    raw = two_countries()
+    raw.node_names = names
+    source = FileSource(saved(tmp_path / "graph.pt", raw))
+    with pytest.raises(ValueError, match=r"graph.pt'\): node_names must be a list of a text for each of the 7 nodes"):
+        module(tmp_path, source=source, partitioner=RandomPartitioner(1)).setup()
+
+
+def test_unsound_graphs_are_refused_by_name_before_partitioning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(RandomPartitioner, "assign", lambda *_: pytest.fail("partitioned"))
+    raw = two_countries()
+    raw.x[4, 1] = float("nan")
+    source = FileSource(saved(tmp_path / "graph.pt", raw))
+    with pytest.raises(ValueError, match=r"^FileSource\('.*graph.pt'\): feature 1 of node 4 is nan"):
+        module(tmp_path, source=source, partitioner=RandomPartitioner(1)).prepare_data()
+
+
+def test_unsound_examples_are_refused_by_name(tmp_path: Path):
+    save(tmp_path, "school/school", X=np.array([[1.0], [np.nan]]), y=np.ones(2), task=np.zeros(2))
+    data = FederatedDataModule(School(), root=str(tmp_path), cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=r"^School: .*school.npz: `X`\[1, 0\] is nan, which is no finite float32"):
+        data.setup()

@@ -262,3 +262,37 @@ def test_real_files(
         assert num_edges is None
     else:
         assert int((examples.relation_CC > 0).sum()) == 2 * (num_edges or 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "changes", "message"),
+    [
+        ("school/school", School(), {"X": np.full((6, 3), np.inf)}, r"`X`\[0, 0\] is inf, which is no finite float32"),
+        ("school/school", School(), {"X": np.full((6, 3), 1e300)}, r"`X`\[0, 0\] is 1e\+300, which is no finite"),
+        ("school/school", School(), {"y": np.ones(5)}, r"the arrays are `X` \(6, 3\), `y` \(5,\).*expected is an .npz"),
+        ("school/school", School(), {"X": np.ones(6)}, r"the arrays are `X` \(6,\)"),
+        ("school/school", School(), {"X": np.ones((6, 0))}, "none of them empty"),
+        ("school/school", School(), {"task": np.full(6, 1.5)}, r"`task`\[0\] is 1.5, which is not a whole number"),
+        ("school/school", School(), {"task": np.full(6, "a")}, "`task` holds texts"),
+        ("school/school", School(), {"X": np.ones((6, 3)) * 1j}, "`X` is of type complex128"),
+        ("har/har_raw", HAR(), {"win": np.full((8, 2), 9)}, r"`win`\[0\] is \[9, 9\], but there are the halves 0 to 8"),
+        ("har/har_raw", HAR(), {"y": np.full(8, 6)}, "class of example 0 is 6, but the classes are 0 to 5"),
+        ("tpt48/tpt48", TPT48(2000, 2004), {"temp_F": np.ones((2, 5, 12))}, "x of example 0 is not finite"),
+        (
+            "MNIST/mnist",
+            RotatedMNIST(4),
+            {"x_test": np.ones((20, 28, 28))},
+            "`x_test` is float64; give images as uint8",
+        ),
+        ("MNIST/mnist", RotatedMNIST(4), {"y_test": np.full(20, 10)}, "is 10, but the classes are 0 to 9"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_unsound_arrays_are_refused_with_the_place(
+    tmp_path: Path, path: str, source: ExampleSource, changes: dict[str, Any], message: str
+):
+    write_example_files(tmp_path)
+    save(tmp_path, path, **{**np.load(tmp_path / f"{path}.npz"), **changes})
+    with pytest.raises(ValueError, match=message) as refusal:
+        source.load(tmp_path, 0)
+    assert "\n" not in str(refusal.value)

@@ -104,6 +104,71 @@ def test_pyg_converts_to_the_cache_if_writing_fails(tiny_root: Path, tmp_path: P
     assert not (tiny_root / "tiny" / "processed").exists()
 
 
+class RootedDataset(InMemoryDataset):
+    """Keeps its files right in the root, and converts by an argument that no path tells."""
+
+    first_label = 0
+
+    def __init__(self, root: str, num_nodes: int = 3) -> None:
+        self.num_rooted = num_nodes
+        super().__init__(root)
+        self.load(self.processed_paths[0])
+
+    raw_file_names = "labels.txt"
+    processed_file_names = "data.pt"
+
+    def download(self) -> None:
+        Path(self.raw_paths[0]).write_text(str(self.first_label))
+
+    def process(self) -> None:
+        y = torch.full((self.num_rooted,), int(Path(self.raw_paths[0]).read_text()))
+        edge_index = torch.tensor([[0, 1], [1, 0]])
+        self.save([Data(x=torch.ones(self.num_rooted, 1), edge_index=edge_index, y=y)], self.processed_paths[0])
+
+
+class OtherRootedDataset(RootedDataset):
+    first_label = 7
+
+
+def test_pyg_data_sets_do_not_read_each_others_files(tmp_path: Path):
+    def load(name: str, **arguments: int) -> list[int]:
+        labels: list[int] = PyGSource(f"{__name__}.{name}", arguments).load(tmp_path, tmp_path / "cache").y.tolist()
+        return labels
+
+    for _ in range(2):
+        assert load("RootedDataset") == [0] * 3
+        assert load("OtherRootedDataset") == [7] * 3
+        assert load("RootedDataset", num_nodes=4) == [0] * 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["OtherRootedDataset", "RootedDataset", "cache"]
+    assert (tmp_path / "RootedDataset" / "raw" / "labels.txt").is_file()
+
+
+def test_pyg_arguments_tell_conversions_apart(tiny_root: Path, tmp_path: Path):
+    assert PyGSource(TINY).load(tiny_root, tmp_path / "cache").num_nodes == 3
+    with pytest.raises(ValueError, match="holds 2 graphs; one graph is needed"):
+        PyGSource(TINY, {"num_graphs": 2}).load(tiny_root, tmp_path / "cache")
+
+
+def test_named_sources_find_what_pyg_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch_geometric.datasets.Planetoid.process", lambda _: pytest.fail("converted again"))
+    raw, processed = (tmp_path / "Cora" / name for name in ("raw", "processed"))
+    for folder in (raw, processed):
+        folder.mkdir(parents=True)
+    for name in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):
+        (raw / f"ind.cora.{name}").touch()
+    InMemoryDataset.save([triangle()], processed / "data.pt")
+    assert PlanetoidSource("Cora").load(tmp_path, tmp_path / "cache").num_nodes == 3
+
+
+def test_benchmarks_are_prepared_as_in_the_papers_and_own_graphs_are_left_whole():
+    own = (FileSource("graph.pt"), PyGSource(TINY))
+    assert not any(source.preparation.largest_component or source.preparation.normalize_features for source in own)
+    named = (PlanetoidSource("Cora"), AmazonSource("Photo"), CoauthorSource("CS"), CitationFullSource("DBLP"))
+    assert all(source.preparation.largest_component and source.preparation.normalize_features for source in named)
+    assert OgbSource().preparation.largest_component
+    assert not OgbSource().preparation.normalize_features
+
+
 def test_pyg_failed_download_names_data_set_folder_and_remedy(tmp_path: Path):
     (tmp_path / "root").mkdir()
     with pytest.raises(
