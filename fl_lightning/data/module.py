@@ -125,7 +125,7 @@ class FederatedDataModule(LightningDataModule):
         check_folder("cache_dir", self.cache_dir, "Set FL_CACHE_DIR or data.cache_dir to a folder of yours.")
         self.seed = seed
         self._clients: tuple[ClientGraph, ...] | tuple[ClientExamples, ...] = ()
-        self._graph: Data | None = None  # from prepare_data to setup, so that it is read once
+        self._prepared: tuple[Data, PartitionRecord] | None = None  # until setup(), so that a graph is read once
         self._edges_lost: tuple[int, ...] = ()
         self._source_idx: tuple[Tensor, ...] = ()
         self._node_names: tuple[str, ...] | None = None
@@ -137,8 +137,8 @@ class FederatedDataModule(LightningDataModule):
     def prepare_data(self) -> None:
         """Make and cache the partition unless it is cached (one process of a machine; :meth:`setup` needs no more)."""
         if isinstance(self.source, GraphSource) and not self._clients:
-            self._graph = self._load_graph()
-            self._record(self._graph)
+            data = self._load_graph()
+            self._prepared = data, self._record(data)
 
     def setup(self, stage: str | None = None) -> None:
         """Build ``clients``: read a graph and its cached partition (without a cache it is made first), or examples."""
@@ -152,9 +152,11 @@ class FederatedDataModule(LightningDataModule):
             self._relation_CC = self.relation_graph.relations(self.num_clients, self.seed)
 
     def _setup_graph(self) -> None:
-        data = self._load_graph() if self._graph is None else self._graph
-        self._graph = None
-        record = self._record(data)
+        if self._prepared is None:
+            self.prepare_data()
+        assert self._prepared is not None
+        data, record = self._prepared
+        self._prepared = None
         self._clients, self._edges_lost = _extract(data, record)
         self._source_idx = tuple(data.source_idx[node_idx_N] for node_idx_N in record.node_idx)
         self._num_outputs = int(data.y.max()) + 1
