@@ -242,17 +242,18 @@ def _write_predictions(path: Path, predictions: dict[int, torch.Tensor], data: F
         regression = data.clients[0].y_N.is_floating_point()
         names = ["step", "prediction", "target"] if regression else ["prediction", "probability", "label"]
         first = "node" if isinstance(data.clients[0], ClientGraph) else "example"
-        writer.writerow(["client", first, *names])
+        writer.writerow(["client", first, *(["name"] if data.node_names else []), *names])
         for client, predicted_NC in predictions.items():
             holder = data.clients[client]
-            index_N = holder.node_idx_N if isinstance(holder, ClientGraph) else torch.arange(holder.size)
+            index_N = data.source_idx_N(client)
             for index, predicted, label in zip(index_N.tolist(), predicted_NC, holder.y_N, strict=True):
+                place = [holder.name, index, *([data.node_names[index]] if data.node_names else [])]
                 if regression:
                     for step, (value, target) in enumerate(zip(predicted.tolist(), label.tolist(), strict=True)):
-                        writer.writerow([holder.name, index, step, f"{value:.6g}", f"{target:.6g}"])
+                        writer.writerow([*place, step, f"{value:.6g}", f"{target:.6g}"])
                 else:
                     best = int(predicted.argmax())
-                    writer.writerow([holder.name, index, best, f"{float(predicted[best]):.6f}", int(label)])
+                    writer.writerow([*place, best, f"{float(predicted[best]):.6f}", int(label)])
 
 
 def main(args: list[str] | None = None) -> int:

@@ -19,7 +19,8 @@ class ClientGraph:
         train_mask_N: Boolean; the three masks never overlap.
         val_mask_N: Boolean.
         test_mask_N: Boolean.
-        node_idx_N: int64, ascending, index of each node in the prepared global graph.
+        node_idx_N: int64, ascending, index of each node in the prepared global graph (in the graph as its source has
+            it: ``FederatedDataModule.source_idx_N``).
     """
 
     name: str

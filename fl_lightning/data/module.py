@@ -23,9 +23,16 @@ from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.data.adjacency import adjacency_matrix
 from fl_lightning.data.partition.partitioners import Partitioner
-from fl_lightning.data.partition.record import FORMAT_VERSION, PartitionRecord, canonical_json, hash_graph
+from fl_lightning.data.partition.record import (
+    FORMAT_VERSION,
+    PartitionRecord,
+    canonical_json,
+    hash_features,
+    hash_graph,
+)
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.preparation import prepare_graph
+from fl_lightning.data.preparation import Dropped, dropped, names_of_nodes, prepare_graph
+from fl_lightning.data.settings import check_count, check_folder, check_seed
 from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.sources.examples import ExampleSource
 from fl_lightning.data.sources.folders import cache_folder, data_root
@@ -39,8 +46,8 @@ _log = logging.getLogger(__name__)
 class FederatedDataModule(LightningDataModule):
     """Gives every client its subgraph of a global graph, or the examples that a source has for it.
 
-    A graph's partition is cached: node indices and roles under a key of everything they depend on; a record that does
-    not fit the graph, or is damaged, is made anew. After :meth:`setup` only the clients' own data stay in memory.
+    A graph's partition is cached: node indices and roles under a key of everything they depend on, the graph's content
+    included; a record that is damaged is made anew. After :meth:`setup` only the clients' own data stay in memory.
 
     Args:
         source: A global graph, or clients that have examples of their own.
@@ -97,9 +104,17 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(
                 f"data.partitioner is {type(partitioner).__name__}, but {kind} has its own clients: drop it"
             )
-        for name, value in {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch}.items():
-            if value is not None and value < 1:
-                raise ValueError(f"data.{name} must be at least 1, got {value}")
+        for count, value in {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch}.items():
+            if value is not None:
+                check_count(f"data.{count}", value)
+        check_seed("data.seed", seed)
+        for name, part, base in (
+            ("partitioner", partitioner, Partitioner),
+            ("splitter", splitter, Splitter),
+            ("relation_graph", relation_graph, Topology),
+        ):
+            if not isinstance(part, base | None):
+                raise ValueError(f"data.{name} is {part!r}, which is no {base.__name__}: give one, or none")
         self.source = source
         self.partitioner = partitioner
         self.splitter = splitter or (GlobalSplit() if partitioner is not None else ClientSplit(train=0.6, val=0.2))
@@ -108,17 +123,24 @@ class FederatedDataModule(LightningDataModule):
         self.steps_per_epoch = steps_per_epoch
         self.root = data_root(root)
         self.cache_dir = cache_folder(cache_dir)
+        check_folder("data.root", self.root, "Set FL_DATA_ROOT or data.root to the folder of the data sets.")
+        check_folder("cache_dir", self.cache_dir, "Set FL_CACHE_DIR or data.cache_dir to a folder of yours.")
         self.seed = seed
         self._clients: tuple[ClientGraph, ...] | tuple[ClientExamples, ...] = ()
+        self._prepared: tuple[Data, PartitionRecord] | None = None  # until setup(), so that a graph is read once
         self._edges_lost: tuple[int, ...] = ()
+        self._source_idx: tuple[Tensor, ...] = ()
+        self._node_names: tuple[str, ...] | None = None
+        self._dropped = Dropped()
         self._num_outputs = 0
         self._relation_CC: Tensor | None = None
         self._partition_hash = ""
 
     def prepare_data(self) -> None:
-        """Make and cache the partition unless it is cached (one process of a machine; sets no state)."""
-        if isinstance(self.source, GraphSource) and PartitionRecord.load(self._cache_path) is None:
-            self._make_record(self._load_graph())
+        """Make and cache the partition unless it is cached (one process of a machine; :meth:`setup` needs no more)."""
+        if isinstance(self.source, GraphSource) and not self._clients:
+            data = self._load_graph()
+            self._prepared = data, self._record(data)
 
     def setup(self, stage: str | None = None) -> None:
         """Build ``clients``: read a graph and its cached partition (without a cache it is made first), or examples."""
@@ -132,23 +154,21 @@ class FederatedDataModule(LightningDataModule):
             self._relation_CC = self.relation_graph.relations(self.num_clients, self.seed)
 
     def _setup_graph(self) -> None:
-        data = self._load_graph()
-        record = PartitionRecord.load(self._cache_path)
-        if record is None:
-            record = self._make_record(data)
-        elif record.graph_hash != hash_graph(data):
-            warnings.warn(
-                f"The cached partition {self._cache_path} belongs to another version of the graph in {self.root}; "
-                "it is made anew.",
-                stacklevel=2,
-            )
-            record = self._make_record(data)
+        if self._prepared is None:
+            self.prepare_data()
+        assert self._prepared is not None
+        data, record = self._prepared
+        self._prepared = None
         self._clients, self._edges_lost = _extract(data, record)
+        self._source_idx = tuple(data.source_idx[node_idx_N] for node_idx_N in record.node_idx)
         self._num_outputs = int(data.y.max()) + 1
         self._partition_hash = record.content_hash(self._identity)
 
     def _setup_examples(self, source: ExampleSource) -> None:
-        examples = source.load(self.root, self.seed)
+        try:
+            examples = source.load(self.root, self.seed)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
         labels = [torch.zeros(len(y_N), dtype=torch.int64) if y_N.is_floating_point() else y_N for y_N in examples.y]
         offsets = torch.tensor([0, *map(len, labels)]).cumsum(0)
         slices = [torch.arange(*offsets[client : client + 2].tolist()) for client in range(len(labels))]
@@ -166,6 +186,7 @@ class FederatedDataModule(LightningDataModule):
             )
             for name, x_NX, y_N, role_N, used_N in zip(examples.names, examples.x, examples.y, roles, used, strict=True)
         )
+        self._source_idx = tuple(used_N.nonzero().squeeze(1) for used_N in used)
         self._num_outputs = examples.num_outputs
         self._relation_CC = examples.relation_CC
         digest = hashlib.sha256(canonical_json(self._identity).encode())
@@ -219,6 +240,24 @@ class FederatedDataModule(LightningDataModule):
         """The client relation graph, non-negative, symmetric, zero diagonal, (C, C); None if there is none."""
         return self._relation_CC if self.clients else None
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether any client has a node or example to validate on; without one there are no validation metrics."""
+        return any(bool(client.val_mask_N.any()) for client in self.clients)
+
+    def source_idx_N(self, client: int) -> Tensor:
+        """The user's own numbers of what a client holds, int64 (N,).
+
+        Of a graph's nodes the numbers that they have in what the source loads, before preparation and partition; of
+        examples those within the client's own in the source.
+        """
+        return self._source_idx[client] if self.clients else torch.empty(0)
+
+    @property
+    def node_names(self) -> tuple[str, ...] | None:
+        """For each of the source's nodes its name, where the source's graph has a list ``node_names``."""
+        return self._node_names if self.clients else None
+
     def collator(
         self, clients: Sequence[ClientGraph] | Sequence[ClientExamples], *, device: torch.device, dtype: torch.dtype
     ) -> Collator:
@@ -236,11 +275,14 @@ class FederatedDataModule(LightningDataModule):
         """SHA-256 (hex) of graph, partition and split: a run resumes only where it is equal."""
         return self._partition_hash if self.clients else ""
 
-    @property
-    def cache_key(self) -> str:
-        """SHA-256 (hex) of everything the partition and the split are computed from."""
-        versions = {name: version(name) for name in ("pymetis", "scikit-network")}
-        key = {**self._identity, "versions": versions, "format_version": FORMAT_VERSION}
+    def cache_key(self, data: Data) -> str:
+        """SHA-256 (hex) of everything the partition and the split of a prepared graph are computed from."""
+        key = {
+            **self._identity,
+            "graph": [hash_graph(data), hash_features(data.x)],
+            "versions": {name: version(name) for name in ("pymetis", "scikit-network")},
+            "format_version": FORMAT_VERSION,
+        }
         return hashlib.sha256(canonical_json(key).encode()).hexdigest()
 
     def node_attribute(self, name: str) -> Tensor:
@@ -261,7 +303,11 @@ class FederatedDataModule(LightningDataModule):
         """Describe the clients: sizes, classes, of graphs also lost edges and clustering, and how unlike they are."""
         if graphs := [client for client in self.clients if isinstance(client, ClientGraph)]:
             return PartitionTable.from_graphs(
-                graphs, edges_lost=self._edges_lost, num_classes=self.num_outputs, seed=self.seed
+                graphs,
+                edges_lost=self._edges_lost,
+                num_classes=self.num_outputs,
+                seed=self.seed,
+                dropped=self._dropped,
             )
         examples = [client for client in self.clients if isinstance(client, ClientExamples)]
         return PartitionTable.from_examples(examples, num_classes=self.num_outputs)
@@ -274,21 +320,33 @@ class FederatedDataModule(LightningDataModule):
             identity["partitioner"] = self.partitioner.identity()
         return identity
 
-    @property
-    def _cache_path(self) -> Path:
-        return self.cache_dir / "partitions" / f"{self.cache_key}.pt"
-
     def _load_graph(self) -> Data:
         assert isinstance(self.source, GraphSource)
-        return prepare_graph(self.source.load(self.root, self.cache_dir), self.source.preparation)
+        raw = self.source.load(self.root, self.cache_dir)
+        data = prepare_graph(raw, self.source.preparation, str(self.source))
+        self._node_names = names_of_nodes(raw, str(self.source))
+        self._dropped = dropped(raw, data)
+        if self._dropped.num_nodes and not self.source.benchmark:
+            warnings.warn(
+                f"{self.source}: largest_component drops {self._dropped.num_nodes:,} of {len(raw.x):,} nodes, "
+                f"{self._dropped.num_edges:,} of {raw.edge_index.shape[1]:,} edges and {self._dropped.num_classes} "
+                "classes; set it to false on the source to keep them.",
+                stacklevel=2,
+            )
+        return data
 
-    def _make_record(self, data: Data) -> PartitionRecord:
+    def _record(self, data: Data) -> PartitionRecord:
+        """Read the cached partition of a graph, or make and cache it."""
+        path = self.cache_dir / "partitions" / f"{self.cache_key(data)}.pt"
+        return PartitionRecord.load(path) or self._make_record(data, path)
+
+    def _make_record(self, data: Data, path: Path) -> PartitionRecord:
         assert self.partitioner is not None
         node_idx = self.partitioner(data, self.seed)
         roles = self.splitter(data, node_idx, self.seed)
         record = PartitionRecord(node_idx=tuple(node_idx), roles=tuple(roles), graph_hash=hash_graph(data))
-        record.save(self._cache_path)
-        _log.info("Partitioned %d nodes into %d clients: %s", data.num_nodes, len(node_idx), self._cache_path)
+        record.save(path)
+        _log.info("Partitioned %d nodes into %d clients: %s", data.num_nodes, len(node_idx), path)
         return record
 
 

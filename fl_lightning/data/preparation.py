@@ -1,12 +1,21 @@
-"""Bringing a raw graph into the form that all federated methods here share (undirected, connected, normalised)."""
+"""Bringing a raw graph into the form that all federated methods here share, and refusing one that is not sound.
 
-from dataclasses import dataclass
+Shape suffixes: N nodes, F features, E directed edges.
+"""
+
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
+
+from fl_lightning.data.settings import check_flag
+
+_MANY_CLASSES = 1000
+"""Up to here classes that do not occur are believed; beyond, labels are taken for numbers of something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,57 +26,179 @@ class Preparation:
         normalize_features: Scale each node's features to sum 1 (``torch_geometric.transforms.NormalizeFeatures``).
         largest_component: Keep only the largest connected component.
         undirected: Add the missing direction of every edge.
+
+    Raises:
+        ValueError: A setting is neither True nor False.
     """
 
     normalize_features: bool = True
     largest_component: bool = True
     undirected: bool = True
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_flag(field.name, getattr(self, field.name))
 
-def prepare_graph(data: Data, preparation: Preparation) -> Data:
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """What the largest connected component leaves out of a graph, counted as the source has it.
+
+    Attributes:
+        num_nodes: Nodes.
+        num_edges: Directed edges.
+        num_classes: Classes that no node is left of.
+    """
+
+    num_nodes: int = 0
+    num_edges: int = 0
+    num_classes: int = 0
+
+
+def prepare_graph(data: Data, preparation: Preparation, name: str = "the graph") -> Data:
     """Return a copy of ``data`` with clean edges, float32 features and int64 labels.
 
     Self-loops and duplicate edges always go: GNN layers add their own loops, and METIS allows neither.
 
     Args:
-        data: Graph with ``x`` (num_nodes, num_features), ``edge_index`` and ``y`` (num_nodes) or (num_nodes, 1).
+        data: Graph with ``x`` (num_nodes, num_features), ``edge_index`` (2, num_edges) and ``y`` (num_nodes) or
+            (num_nodes, 1): classes 0, 1, ..., negative or nan where a node has none.
         preparation: The optional steps.
+        name: What error messages call the graph.
 
     Returns:
-        A graph whose node attributes (masks, ``membership`` ...) follow the kept nodes. Edge attributes are dropped.
+        A graph whose node attributes (masks, ``membership`` ...) follow the kept nodes; ``source_idx`` is the number
+        that each of them has in ``data``, int64. Edge attributes are dropped.
 
     Raises:
-        ValueError: If features, edges or single-class labels are missing.
+        ValueError: Features, edges or single-class labels are missing or unsound; names the first place and the remedy.
     """
-    prepared = _checked_copy(data)
-    edge_index_2E, _ = remove_self_loops(data.edge_index)
+    prepared = _checked_copy(data, name)
+    num_nodes = prepared.num_nodes
+    edge_index_2E, _ = remove_self_loops(_checked_edges(data.edge_index, num_nodes, name))
+    if edge_index_2E.shape[1] == 0:
+        raise ValueError(f"{name} has no edges (self-loops do not count): add some; federated graph methods need them.")
     if preparation.undirected:
-        prepared.edge_index = to_undirected(edge_index_2E, num_nodes=data.num_nodes)
+        prepared.edge_index = to_undirected(edge_index_2E, num_nodes=num_nodes)
     else:
-        prepared.edge_index = coalesce(edge_index_2E, num_nodes=data.num_nodes)
+        prepared.edge_index = coalesce(edge_index_2E, num_nodes=num_nodes)
+    prepared.source_idx = torch.arange(num_nodes)
     if preparation.largest_component:
         prepared = LargestConnectedComponents()(prepared)
     if preparation.normalize_features:
+        _check_not_negative(prepared, name)
         prepared = NormalizeFeatures()(prepared)
     return prepared
 
 
-def _checked_copy(data: Data) -> Data:
+def dropped(data: Data, prepared: Data) -> Dropped:
+    """Count what a raw graph has and the prepared one has not."""
+    kept_N = torch.zeros(data.x.shape[0], dtype=torch.bool)
+    kept_N[prepared.source_idx] = True
+    if bool(kept_N.all()):
+        return Dropped()
+    y_N = data.y.flatten()
+    return Dropped(
+        num_nodes=int((~kept_N).sum()),
+        num_edges=int((~kept_N[data.edge_index[0].long()]).sum()),
+        num_classes=y_N[y_N >= 0].unique().numel() - prepared.y[prepared.y >= 0].unique().numel(),
+    )
+
+
+def names_of_nodes(data: Data, name: str = "the graph") -> tuple[str, ...] | None:
+    """Return a raw graph's ``node_names``, if it has any.
+
+    Raises:
+        ValueError: They are not a text for each node.
+    """
+    names = data.get("node_names")
+    if names is None:
+        return None
+    if not isinstance(names, list | tuple) or len(names) != len(data.x) or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"{name}: node_names must be a list of a text for each of the {len(data.x)} nodes.")
+    return tuple(names)
+
+
+def _checked_copy(data: Data, name: str) -> Data:
     """Copy the node attributes, with features and labels in their final types."""
-    if data.get("x") is None or data.get("edge_index") is None or data.get("y") is None:
-        missing = [name for name in ("x", "edge_index", "y") if data.get(name) is None]
-        raise ValueError(f"The graph has no {', '.join(missing)}; node features, edges and labels are all needed.")
-    x_NF, y_N = data.x, data.y
-    if y_N.dim() == 2 and y_N.shape[1] == 1:
-        y_N = y_N.squeeze(1)
-    if y_N.dim() != 1 or y_N.shape[0] != data.num_nodes:
+    missing = [key for key in ("x", "edge_index", "y") if not isinstance(data.get(key), Tensor)]
+    if missing:
+        raise ValueError(f"{name} has no {', '.join(missing)}: node features, edges and labels are needed, as tensors.")
+    x_NF = _checked_features(data, name)
+    y_N = _checked_labels(data.y, len(x_NF), name)
+    keys = [key for key in data.node_attrs() if key not in ("x", "y") and isinstance(data[key], Tensor)]
+    attributes: dict[str, Any] = {key: data[key] for key in keys}
+    return Data(x=x_NF, y=y_N, **attributes)
+
+
+def _checked_features(data: Data, name: str) -> Tensor:
+    x_NF: Tensor = data.x
+    if x_NF.dim() != 2 or 0 in x_NF.shape or x_NF.is_complex():
         raise ValueError(
-            f"The labels y have shape {tuple(data.y.shape)} for {data.num_nodes} nodes; one class per node is "
-            "supported. Choose one task of a multi-label data set, e.g. `data.y = data.y[:, 0]`."
+            f"{name}: the features x are {x_NF.dtype} of shape {tuple(x_NF.shape)}; give a number or more for each "
+            "node, shape (num_nodes, num_features): a single feature as `data.x = data.x[:, None]`."
+        )
+    if len(x_NF) != data.num_nodes:
+        raise ValueError(f"{name}: x has {len(x_NF)} rows for {data.num_nodes} nodes; give a row for each node.")
+    x_NF = (x_NF.to_dense() if x_NF.layout != torch.strided else x_NF).float()
+    if not bool(x_NF.sum().isfinite()) and not bool((finite_NF := x_NF.isfinite()).all()):  # a sum may overflow
+        node, feature = (~finite_NF).nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}: feature {feature} of node {node} is {float(data.x[node].to_dense()[feature])}, which no float32 "
+            "holds; replace what is not finite, e.g. by `data.x.nan_to_num_()`, and scale what is too large."
+        )
+    return x_NF
+
+
+def _checked_labels(y: Tensor, num_nodes: int, name: str) -> Tensor:
+    y_N = y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y
+    if y_N.dim() != 1 or len(y_N) != num_nodes or y_N.is_complex():
+        raise ValueError(
+            f"{name}: the labels y are {y.dtype} of shape {tuple(y.shape)} for {num_nodes} nodes; one class per node "
+            "is supported. Choose one task of a multi-label data set, e.g. `data.y = data.y[:, 0]`."
         )
     if y_N.is_floating_point():
         y_N = torch.where(y_N.isnan(), -1, y_N)
-    if bool((y_N != y_N.long()).any()):
-        raise ValueError("The labels y are not whole numbers; give int64 classes 0, 1, ... (negative: unlabelled).")
-    attributes: dict[str, Any] = {key: data[key] for key in data.node_attrs() if key not in ("x", "y")}
-    return Data(x=(x_NF.to_dense() if x_NF.layout != torch.strided else x_NF).float(), y=y_N.long(), **attributes)
+    class_N = y_N.long()
+    if y_N.is_floating_point() and bool((y_N != class_N).any()):
+        node = int((y_N != class_N).nonzero()[0])
+        raise ValueError(
+            f"{name}: the label of node {node} is {float(y_N[node])}; labels are whole numbers, the classes 0, 1, ... "
+            "(negative or nan: unlabelled)."
+        )
+    largest = int(class_N.max())
+    if largest < 0:
+        raise ValueError(f"{name}: no node has a label; the classes are 0, 1, ... (negative or nan: unlabelled).")
+    if largest >= _MANY_CLASSES and largest >= 10 * (num_classes := torch.unique(class_N[class_N >= 0]).numel()):
+        raise ValueError(
+            f"{name}: the label of node {int(class_N.argmax())} is {largest}, but only {num_classes} different labels "
+            "occur; number the classes 0, 1, ..., e.g. by `data.y = data.y.unique(return_inverse=True)[1]`."
+        )
+    return class_N
+
+
+def _checked_edges(edge_index_2E: Tensor, num_nodes: int, name: str) -> Tensor:
+    kind = f"{name}: edge_index is {edge_index_2E.dtype} of shape {tuple(edge_index_2E.shape)}; it holds"
+    if edge_index_2E.dim() != 2 or edge_index_2E.shape[0] != 2:
+        raise ValueError(f"{kind} a column (source, target) for each edge, shape (2, num_edges): transpose it?")
+    if edge_index_2E.is_floating_point() or edge_index_2E.is_complex() or edge_index_2E.dtype == torch.bool:
+        raise ValueError(f"{kind} numbers of nodes: `data.edge_index = data.edge_index.long()`.")
+    edge_index_2E = edge_index_2E.long()
+    if edge_index_2E.numel() and not 0 <= int(edge_index_2E.min()) <= int(edge_index_2E.max()) < num_nodes:
+        edge = int(((edge_index_2E < 0) | (edge_index_2E >= num_nodes)).any(dim=0).nonzero()[0])
+        raise ValueError(
+            f"{name}: edge {edge} joins nodes {edge_index_2E[:, edge].tolist()}, but the nodes are 0 to "
+            f"{num_nodes - 1}; correct edge_index, or give x and y of all nodes."
+        )
+    return edge_index_2E
+
+
+def _check_not_negative(prepared: Data, name: str) -> None:
+    """Row-normalising shifts all features by the least one before it divides: with negative ones the rest drowns."""
+    if float(prepared.x.min()) < 0:
+        row, feature = (prepared.x < 0).nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}: normalize_features is for features that are nowhere negative, such as counts of words, but "
+            f"feature {feature} of node {int(prepared.source_idx[row])} is {float(prepared.x[row, feature]):g}. Set "
+            "normalize_features to false on the source."
+        )

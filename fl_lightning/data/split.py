@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from fl_lightning.data.settings import check_count, check_number
 from fl_lightning.kernels.randomness import generator
 
 
@@ -128,8 +129,7 @@ class ChronologicalSplit(Splitter):
 
     def __init__(self, train: float = 0.7, val: float = 0.1, gap: int = 0) -> None:
         _check_shares(train, val)
-        if gap < 0:
-            raise ValueError(f"gap={gap} must not be negative.")
+        check_count("gap", gap, least=0)
         self.train = train
         self.val = val
         self.gap = gap
@@ -173,8 +173,10 @@ class ScarceSplit(Splitter):
     """
 
     def __init__(self, splitter: Splitter, clients: float = 0.5, keep: float = 0.2) -> None:
-        if not (0 <= clients <= 1 and 0 < keep <= 1):
-            raise ValueError(f"clients={clients} must be in [0, 1] and keep={keep} in (0, 1].")
+        if not isinstance(splitter, Splitter):
+            raise ValueError(f"splitter={splitter!r} is no splitter: give one such as ClientSplit().")
+        check_number("clients", clients, most=1)
+        check_number("keep", keep, most=1, above_0=True)
         self.splitter = splitter
         self.clients = clients
         self.keep = keep
@@ -207,6 +209,7 @@ class GivenSplit(Splitter):
     """
 
     def __init__(self, column: int = 0) -> None:
+        check_count("column", column, least=0)
         self.column = column
 
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:  # noqa: D102
@@ -232,11 +235,10 @@ class GivenSplit(Splitter):
 
 
 def _check_shares(train: float, val: float) -> None:
-    if not (0 < train <= 1 and 0 <= val <= 1 and train + val <= 1 + 1e-9):
-        raise ValueError(
-            f"train={train}, val={val} are not shares: train must be above 0, val at least 0 and their sum at most 1 "
-            "(the rest tests)."
-        )
+    check_number("train", train, most=1, above_0=True)
+    check_number("val", val, most=1)
+    if train + val > 1 + 1e-9:
+        raise ValueError(f"train={train} and val={val} are together more than 1: lower one of them (the rest tests).")
 
 
 def _check_disjoint(splitter: Splitter, clients: list[Tensor]) -> None:

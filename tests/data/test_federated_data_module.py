@@ -1,17 +1,24 @@
+import csv
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from example_files import save
 from jsonargparse import ArgumentParser
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
+from fl_lightning.cli import _write_predictions
 from fl_lightning.data import (
+    FL60,
+    ChronologicalSplit,
     ClientSplit,
     FederatedDataModule,
+    FileSource,
     GivenPartitioner,
     GivenSplit,
     GlobalSplit,
@@ -21,7 +28,9 @@ from fl_lightning.data import (
     OverlappingMetisPartitioner,
     PlantedCommunities,
     RandomPartitioner,
+    School,
 )
+from fl_lightning.data.preparation import Dropped
 
 SOURCE = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
 
@@ -95,12 +104,12 @@ def test_nothing_before_setup(tmp_path: Path):
 def test_prepare_caches_and_setup_reads(tmp_path: Path, planted: Data, monkeypatch: pytest.MonkeyPatch):
     first = module(tmp_path, source=HeldGraph(planted))
     first.prepare_data()
-    assert [path.name for path in records(tmp_path)] == [f"{first.cache_key}.pt"]
+    assert [path.name for path in records(tmp_path)] == [f"{first.cache_key(planted)}.pt"]
     monkeypatch.setattr(MetisPartitioner, "assign", lambda *_: pytest.fail("the cache was not used"))
     for data in (first, module(tmp_path, source=HeldGraph(planted))):
         data.setup()
         data.setup("fit")
-    assert first.source.num_loads == 2  # type: ignore[attr-defined]  # a second setup() reads nothing
+    assert first.source.num_loads == 1  # type: ignore[attr-defined]  # setup() reads nothing again
 
 
 def test_same_seed_same_partition_without_a_cache(tmp_path: Path):
@@ -135,19 +144,25 @@ def test_anything_that_differs_changes_key_and_hash(tmp_path: Path):
     modules = [module(tmp_path, **change) for change in CHANGES]
     for data in modules:
         data.setup()
-    assert len({data.cache_key for data in modules}) == len(CHANGES)
+    assert len(records(tmp_path)) == len(CHANGES)
     assert len({data.partition_hash for data in modules}) == len(CHANGES)
 
 
-def test_preparation_and_versions_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_preparation_versions_and_content_are_part_of_the_key(
+    tmp_path: Path, planted: Data, monkeypatch: pytest.MonkeyPatch
+):
     data = module(tmp_path)
-    keys = {data.cache_key}
+    keys = {data.cache_key(planted)}
+    for name in ("x", "edge_index", "y", "membership"):
+        changed = planted.clone()
+        changed[name] = changed[name].flip(0)
+        keys.add(data.cache_key(changed))
     monkeypatch.setattr("fl_lightning.data.module.version", lambda name: "0")
-    keys.add(data.cache_key)
+    keys.add(data.cache_key(planted))
     data.source = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
     data.source.preparation = type(data.source.preparation)(largest_component=True, normalize_features=False)
-    keys.add(data.cache_key)
-    assert len(keys) == 3
+    keys.add(data.cache_key(planted))
+    assert len(keys) == 7
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "cut"])
@@ -163,15 +178,17 @@ def test_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes | None):
     module(tmp_path).setup()  # warns no more
 
 
-def test_cache_of_another_graph_is_made_anew(tmp_path: Path, planted: Data):
-    module(tmp_path, source=HeldGraph(planted)).prepare_data()
+@pytest.mark.parametrize("attribute", ["x", "y"])
+def test_another_graph_under_the_same_name_has_its_own_partition(tmp_path: Path, planted: Data, attribute: str):
+    first = module(tmp_path, source=HeldGraph(planted))
+    first.setup()
     changed = planted.clone()
-    changed.y = changed.y.roll(1)
+    changed[attribute] = changed[attribute].roll(1, 0)
     data = module(tmp_path, source=HeldGraph(changed))
-    with pytest.warns(UserWarning, match="belongs to another version of the graph"):
-        data.setup()
+    data.setup()
+    assert len(records(tmp_path)) == 2
     assert torch.equal(data.clients[0].y_N, changed.y[data.clients[0].node_idx_N])
-    module(tmp_path, source=HeldGraph(changed)).setup()
+    assert torch.equal(data.clients[0].x_NF, changed.x[data.clients[0].node_idx_N])
 
 
 def test_concurrent_preparation(tmp_path: Path):
@@ -239,3 +256,98 @@ def test_public_split_of_a_real_graph(tmp_path: Path, require_dataset: Callable[
     data = module(tmp_path, source=source, splitter=GivenSplit(), root=root, partitioner=MetisPartitioner(3))
     data.setup()
     assert sum(client.num_examples for client in data.clients) == 140
+
+
+def two_countries() -> Data:
+    """A path of four nodes of classes 0 and 1, and before it one of three nodes, of class 2."""
+    edges = torch.tensor([[0, 1, 3, 4, 5], [1, 2, 4, 5, 6]])
+    names = ["ann", "bob", "cid", "dan", "eve", "fay", "gus"]
+    return Data(
+        x=torch.arange(14.0).view(7, 2), edge_index=edges, y=torch.tensor([2, 2, 2, 0, 1, 0, 1]), node_names=names
+    )
+
+
+def saved(path: Path, data: Data) -> str:
+    torch.save(data, path)
+    return str(path)
+
+
+def test_what_the_largest_component_drops_is_said(tmp_path: Path):
+    source = FileSource(saved(tmp_path / "graph.pt", two_countries()), largest_component=True)
+    data = module(tmp_path, source=source, partitioner=RandomPartitioner(1), splitter=GlobalSplit(0.5, 0.25))
+    message = r"graph.pt'\): largest_component drops 3 of 7 nodes, 2 of 5 edges and 1 classes; set it to false"
+    with pytest.warns(UserWarning, match=message):
+        data.setup()
+    table = data.statistics()
+    assert table.dropped == Dropped(num_nodes=3, num_edges=2, num_classes=1)
+    table.to_csv(tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open(newline="") as file:
+        mean = list(csv.DictReader(file))[-1]
+    assert (mean["nodes_dropped"], mean["edges_dropped"], mean["classes_dropped"]) == ("3", "2", "1")
+    assert "dropped: 3 nodes, 2 edges, 1 classes" in str(table.rich_table().caption)
+
+
+def test_own_graphs_are_left_whole(tmp_path: Path):
+    source = FileSource(saved(tmp_path / "graph.pt", two_countries()))
+    data = module(tmp_path, source=source, partitioner=RandomPartitioner(1), splitter=GlobalSplit(0.5, 0.25))
+    data.setup()
+    assert data.clients[0].num_nodes == 7
+    assert data.statistics().dropped == Dropped()
+    assert "dropped" not in str(data.statistics().rich_table().caption)
+
+
+@pytest.mark.parametrize("largest_component", [True, False])
+@pytest.mark.filterwarnings("ignore:.*largest_component drops", "ignore:.*without a (val|test) example")
+def test_nodes_have_the_users_own_numbers_and_names(tmp_path: Path, largest_component: bool):
+    raw = two_countries()
+    source = FileSource(saved(tmp_path / "graph.pt", raw), largest_component=largest_component)
+    data = module(tmp_path, source=source, partitioner=RandomPartitioner(2), splitter=GlobalSplit(0.6, 0.2))
+    data.setup()
+    for number, client in enumerate(data.clients):
+        assert torch.equal(raw.x[data.source_idx_N(number)], client.x_NF)
+        assert torch.equal(raw.y[data.source_idx_N(number)], client.y_N)
+    assert data.node_names == tuple(raw.node_names)
+
+    predictions = {number: torch.ones(client.num_nodes, 3) / 3 for number, client in enumerate(data.clients)}
+    _write_predictions(tmp_path / "predictions.csv", predictions, data)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == (4 if largest_component else 7)
+    for row in rows:
+        assert int(row["label"]) == int(raw.y[int(row["node"])])
+        assert row["name"] == raw.node_names[int(row["node"])]
+
+
+def test_examples_have_their_numbers_in_the_source(tmp_path: Path):
+    splitter = ChronologicalSplit(train=0.5, val=0.25, gap=2)
+    data = FederatedDataModule(FL60(num_clients=2, num_examples=12), splitter=splitter, cache_dir=str(tmp_path))
+    data.setup()
+    examples = data.source.load(tmp_path, 0)  # type: ignore[attr-defined]
+    for number, client in enumerate(data.clients):
+        assert len(client.y_N) == 8
+        assert torch.equal(examples.x[number][data.source_idx_N(number)], client.x_NX)
+
+
+@pytest.mark.parametrize("names", [["ann"], "seven", list(range(7))])
+def test_node_names_are_a_text_for_each_node(tmp_path: Path, names: object):
+    raw = two_countries()
+    raw.node_names = names
+    source = FileSource(saved(tmp_path / "graph.pt", raw))
+    with pytest.raises(ValueError, match=r"graph.pt'\): node_names must be a list of a text for each of the 7 nodes"):
+        module(tmp_path, source=source, partitioner=RandomPartitioner(1)).setup()
+
+
+def test_unsound_graphs_are_refused_by_name_before_partitioning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(RandomPartitioner, "assign", lambda *_: pytest.fail("partitioned"))
+    raw = two_countries()
+    raw.x[4, 1] = float("nan")
+    source = FileSource(saved(tmp_path / "graph.pt", raw))
+    with pytest.raises(ValueError, match=r"^FileSource\('.*graph.pt'\): feature 1 of node 4 is nan"):
+        module(tmp_path, source=source, partitioner=RandomPartitioner(1)).prepare_data()
+
+
+def test_unsound_examples_are_refused_by_name(tmp_path: Path):
+    save(tmp_path, "school/school", X=np.array([[1.0], [np.nan]]), y=np.ones(2), task=np.zeros(2))
+    data = FederatedDataModule(School(), root=str(tmp_path), cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=r"^School: .*school.npz: `X`\[1, 0\] is nan, which is no finite float32"):
+        data.setup()

@@ -104,7 +104,10 @@ def test_shares_are_rounded_and_roles_go_to_labelled_nodes_only(train: float, re
 @pytest.mark.parametrize("shares", [(0.0, 0.5), (0.8, 0.3), (0.5, -0.1), (1.5, 0.0)])
 @pytest.mark.parametrize("build", [GlobalSplit, ClientSplit])
 def test_senseless_shares(build: Callable[[float, float], Splitter], shares: tuple[float, float]):
-    with pytest.raises(ValueError, match=rf"train={shares[0]}, val={shares[1]} are not shares"):
+    with pytest.raises(
+        ValueError,
+        match=rf"(must be a number in .*, got ({shares[0]}|{shares[1]})|val={shares[1]} are together more than 1)",
+    ):
         build(*shares)
 
 
@@ -168,7 +171,7 @@ def test_chronological_split_leaves_unlabelled_examples_in_their_place():
 
 
 def test_chronological_split_refuses_large_gaps_and_overlapping_clients():
-    with pytest.raises(ValueError, match="gap=-1 must not be negative"):
+    with pytest.raises(ValueError, match="gap must be at least 0, got -1"):
         ChronologicalSplit(gap=-1)
     with pytest.raises(ValueError, match="gap=4 is too large: client 1 has 8 examples, too few for 2 gaps"):
         ChronologicalSplit(gap=4)(*examples(20, 8))
@@ -206,5 +209,5 @@ def test_scarce_split_is_drawn_by_the_seed_and_known_by_its_parts():
 
 @pytest.mark.parametrize("shares", [(-0.1, 0.2), (1.1, 0.2), (0.5, 0.0), (0.5, 1.2)])
 def test_scarce_split_refuses_senseless_shares(shares: tuple[float, float]):
-    with pytest.raises(ValueError, match=rf"clients={shares[0]} must be in \[0, 1\] and keep={shares[1]} in"):
+    with pytest.raises(ValueError, match=rf"(clients|keep) must be a number in .*, got ({shares[0]}|{shares[1]})"):
         ScarceSplit(ClientSplit(), *shares)

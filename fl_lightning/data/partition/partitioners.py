@@ -18,6 +18,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.data.adjacency import adjacency_matrix
+from fl_lightning.data.settings import check_count, check_number, check_seed, check_text, is_file, user_path
+from fl_lightning.data.sources.array_file import reading
 from fl_lightning.kernels.randomness import generator
 
 _METIS_DEFAULT_SEED = 4321
@@ -33,8 +35,9 @@ class Partitioner(ABC):
     """
 
     def __init__(self, num_clients: int, seed: int | None = None) -> None:
-        if num_clients < 1:
-            raise ValueError(f"num_clients={num_clients} is not a positive number; give at least 1.")
+        check_count("num_clients", num_clients)
+        if seed is not None:
+            check_seed("seed", seed)
         self.num_clients = num_clients
         self.seed = seed
 
@@ -106,13 +109,13 @@ class OverlappingMetisPartitioner(Partitioner):
         self, num_clients: int, draws_per_part: int = 5, node_fraction: float = 0.5, seed: int | None = None
     ) -> None:
         super().__init__(num_clients, seed)
-        if draws_per_part < 1 or num_clients % draws_per_part:
+        check_count("draws_per_part", draws_per_part)
+        if num_clients % draws_per_part:
             raise ValueError(
                 f"num_clients={num_clients} is not a multiple of draws_per_part={draws_per_part}; every METIS part "
-                f"serves draws_per_part clients, so use e.g. num_clients={max(draws_per_part, 1) * 6}."
+                f"serves draws_per_part clients, so use e.g. num_clients={draws_per_part * 6}."
             )
-        if not 0 < node_fraction <= 1:
-            raise ValueError(f"node_fraction={node_fraction} is not in (0, 1]; the papers use 0.5.")
+        check_number("node_fraction", node_fraction, most=1, above_0=True)
         self.draws_per_part = draws_per_part
         self.node_fraction = node_fraction
 
@@ -140,8 +143,7 @@ class LouvainPartitioner(Partitioner):
 
     def __init__(self, num_clients: int, resolution: float = 1.0, seed: int | None = None) -> None:
         super().__init__(num_clients, seed)
-        if resolution <= 0:
-            raise ValueError(f"resolution={resolution} is not positive; 1 is the usual modularity.")
+        check_number("resolution", resolution, above_0=True)
         self.resolution = resolution
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
@@ -179,6 +181,7 @@ class GivenPartitioner(Partitioner):
     """
 
     def __init__(self, attribute: str = "membership") -> None:
+        check_text("attribute", attribute, "membership")
         self.attribute = attribute
         self.seed = None
 
@@ -209,8 +212,8 @@ class GivenPartitioner(Partitioner):
 
     @property
     def _path(self) -> Path:
-        path = Path(self.attribute).expanduser()
-        if not path.is_file():
+        path = user_path("attribute", self.attribute)
+        if not is_file(path):
             raise FileNotFoundError(
                 f"attribute={self.attribute!r}: {path.absolute()} is not a file; correct the partitioner's attribute."
             )
@@ -218,15 +221,18 @@ class GivenPartitioner(Partitioner):
 
     def _read(self, data: Data) -> Tensor:
         if self._is_path:
-            if self._path.suffix == ".npy":
-                return torch.from_numpy(np.load(self._path, allow_pickle=False))
-            return torch.as_tensor(torch.load(self._path, weights_only=True))
+            path = self._path
+            with reading(path, "an array of one integer per node, written by `numpy.save` or `torch.save`"):
+                if path.suffix == ".npy":
+                    return torch.from_numpy(np.load(path, allow_pickle=False))
+                return torch.as_tensor(torch.load(path, weights_only=True))
         if self.attribute not in data:
             raise ValueError(
                 f"attribute={self.attribute!r} is not on the graph, which has {sorted(data.keys())}; name one of "
                 "these, or a .npy or .pt file."
             )
-        return torch.as_tensor(data[self.attribute])
+        value = data[self.attribute]
+        return value if isinstance(value, Tensor) else torch.empty(0)
 
 
 def _metis_parts(data: Data, num_parts: int, seed: int) -> list[Tensor]:

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import os
-import pickle
 import tempfile
 import warnings
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-FORMAT_VERSION = 1
+from fl_lightning.data.sources.array_file import one_line
+from fl_lightning.data.sources.folders import unwritable_cache_message
+
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +50,10 @@ class PartitionRecord:
             ValueError: If the cache folder cannot be written.
         """
         state = {
-            "format_version": FORMAT_VERSION,
             "graph_hash": self.graph_hash,
             "node_idx": list(self.node_idx),
             "roles": list(self.roles),
+            "content_hash": self.content_hash({}),
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,10 +67,7 @@ class PartitionRecord:
                     os.unlink(file.name)
                     raise
         except OSError as error:
-            raise ValueError(
-                f"cache_dir={str(path.parent)!r} cannot be written ({error}). Set FL_CACHE_DIR or data.cache_dir to a "
-                "folder of yours."
-            ) from error
+            raise ValueError(unwritable_cache_message(path.parent, error)) from error
 
     @classmethod
     def load(cls, path: Path) -> "PartitionRecord | None":
@@ -76,10 +76,13 @@ class PartitionRecord:
             return None
         try:
             state = torch.load(path, weights_only=True)
-            return cls(node_idx=tuple(state["node_idx"]), roles=tuple(state["roles"]), graph_hash=state["graph_hash"])
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError) as error:
-            warnings.warn(f"The cached partition {path} is damaged and is made anew ({error!r}).", stacklevel=2)
+            record = cls(node_idx=tuple(state["node_idx"]), roles=tuple(state["roles"]), graph_hash=state["graph_hash"])
+            if record.content_hash({}) != state["content_hash"]:
+                raise ValueError("its content has changed")
+        except Exception as error:  # there is nothing that a damaged file does not raise
+            warnings.warn(f"The cached partition {path} is damaged and is made anew ({one_line(error)}).", stacklevel=2)
             return None
+        return record
 
 
 def canonical_json(value: Any) -> str:
@@ -91,7 +94,12 @@ def hash_graph(data: Data) -> str:
     """Return the SHA-256 (hex) of everything on a graph but its features: edges, labels, public masks, membership."""
     digest = hashlib.sha256(str(data.num_nodes).encode())
     for key in sorted(data.keys()):
-        if key != "x" and isinstance(data[key], Tensor):
+        if key not in ("x", "source_idx") and isinstance(data[key], Tensor):
             digest.update(f"{key}{tuple(data[key].shape)}".encode())
             digest.update(data[key].contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def hash_features(x_NF: Tensor) -> str:
+    """Return shape and CRC-32 (hex) of the features: they may be gigabytes, and no partitioner here reads them."""
+    return f"{tuple(x_NF.shape)} {zlib.crc32(x_NF.contiguous().numpy().data):08x}"

@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 
@@ -22,6 +22,7 @@ from fl_lightning.data.partition.heterogeneity import (
     label_histograms,
     neighbourhood_discrepancy,
 )
+from fl_lightning.data.preparation import Dropped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,7 @@ class PartitionTable:
         label_counts: For each client the number of labelled nodes or examples of every class; empty in a regression.
         heterogeneity: Median over client pairs of the Jensen-Shannon distance of label histograms, in [0, 0.833]; nan
             in a regression.
+        dropped: What the source's graph has beside the clients, since only its largest component was kept.
         non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighbourhoods (FedAux); nan
             without graphs.
     """
@@ -89,10 +91,17 @@ class PartitionTable:
     label_counts: tuple[tuple[int, ...], ...]
     heterogeneity: float
     non_iidness: float = float("nan")
+    dropped: Dropped = field(default_factory=Dropped)
 
     @classmethod
     def from_graphs(
-        cls, clients: Sequence[ClientGraph], *, edges_lost: Sequence[int], num_classes: int, seed: int = 0
+        cls,
+        clients: Sequence[ClientGraph],
+        *,
+        edges_lost: Sequence[int],
+        num_classes: int,
+        seed: int = 0,
+        dropped: Dropped | None = None,
     ) -> "PartitionTable":
         """Measure clients that hold subgraphs.
 
@@ -101,6 +110,7 @@ class PartitionTable:
             edges_lost: For each client the directed edges that the partition cut off.
             num_classes: Classes of the global graph.
             seed: Of the nodes that large graphs are represented by (see ``neighbourhood_discrepancy``).
+            dropped: What the preparation of the graph left out; None for nothing.
         """
         histogram_CK = label_histograms(clients, num_classes)
         rows = tuple(
@@ -122,6 +132,7 @@ class PartitionTable:
             label_counts=tuple(map(tuple, histogram_CK.tolist())),
             heterogeneity=label_heterogeneity(histogram_CK),
             non_iidness=label_divergence(histogram_CK) + neighbourhood_discrepancy(clients, seed=seed),
+            dropped=dropped or Dropped(),
         )
 
     @classmethod
@@ -148,7 +159,7 @@ class PartitionTable:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns; the first is the client."""
-        return tuple(field.name for field in fields(self.rows[0]))
+        return tuple(column.name for column in fields(self.rows[0]))
 
     @property
     def means(self) -> dict[str, float]:
@@ -156,19 +167,29 @@ class PartitionTable:
         return {name: fmean(getattr(row, name) for row in self.rows) for name in self.columns[1:]}
 
     def to_csv(self, path: str | Path) -> None:
-        """Write a row for each client and one named ``mean``, which also has the heterogeneity and non-IIDness."""
+        """Write a row for each client and one named ``mean``.
+
+        The latter also has the heterogeneity, the non-IIDness and how many nodes, edges and classes were dropped.
+        """
         with Path(path).open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow([*self.columns, "heterogeneity", "non_iidness"])
-            writer.writerows([*astuple(row), "", ""] for row in self.rows)
-            writer.writerow(["mean", *self.means.values(), self.heterogeneity, self.non_iidness])
+            names = ["heterogeneity", "non_iidness", "nodes_dropped", "edges_dropped", "classes_dropped"]
+            writer.writerow([*self.columns, *names])
+            writer.writerows([*astuple(row), *[""] * len(names)] for row in self.rows)
+            writer.writerow(
+                ["mean", *self.means.values(), self.heterogeneity, self.non_iidness, *astuple(self.dropped)]
+            )
 
     def rich_table(self) -> Table:
         """Return the table for a terminal."""
         unlikeness = {"heterogeneity": self.heterogeneity, "non-IIDness": self.non_iidness}
+        caption = ", ".join(f"{name} {value:.3f}" for name, value in unlikeness.items() if not math.isnan(value))
+        if self.dropped.num_nodes:
+            nodes, edges, classes = astuple(self.dropped)
+            caption += f"\noutside the largest component, dropped: {nodes:,} nodes, {edges:,} edges, {classes} classes"
         table = Table(
             title=f"{len(self.rows)} clients",
-            caption=", ".join(f"{name} {value:.3f}" for name, value in unlikeness.items() if not math.isnan(value)),
+            caption=caption,
             show_footer=True,
             box=box.SIMPLE,
             padding=(0, 1, 0, 0),

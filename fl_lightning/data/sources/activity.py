@@ -47,11 +47,18 @@ class HAR(ExampleSource):
             "y": "(M,) activities 0 to 5",
             "subject": "(M,) people",
         }
-        arrays = read_arrays(root, ["har/har_raw.npz"], layout)
+        arrays = read_arrays(root, ["har/har_raw.npz"], layout, whole=("win", "y", "subject"))
+        outside = (arrays["win"] < 0) | (arrays["win"] >= len(arrays["halves"]))
+        if outside.any():
+            window = int(outside.any(axis=1).argmax())
+            raise ValueError(
+                f"{root / 'har/har_raw.npz'}: `win`[{window}] is {arrays['win'][window].tolist()}, but there are the "
+                f"halves 0 to {len(arrays['halves']) - 1}: correct it."
+            )
         x_MST = np.concatenate([arrays["halves"][arrays["win"][:, half]] for half in (0, 1)], axis=2)
         x = torch.from_numpy(x_MST if self.features == "raw" else standardized(window_statistics(x_MST)))
-        y = torch.from_numpy(arrays["y"].astype(np.int64))
-        clients = split_by_client(torch.from_numpy(arrays["subject"].astype(np.int64)))
+        y = torch.from_numpy(arrays["y"])
+        clients = split_by_client(torch.from_numpy(arrays["subject"]))
         return Examples(
             names=client_names("subject", len(clients), first=1),
             x=tuple(x[idx_N] for idx_N in clients),

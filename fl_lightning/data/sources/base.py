@@ -2,11 +2,10 @@
 
 import contextlib
 import hashlib
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch_geometric.data import Data
@@ -14,10 +13,16 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from fl_lightning.data.preparation import Preparation
+from fl_lightning.data.settings import is_file, user_path
+from fl_lightning.data.sources.array_file import reading
 
 
 class Source(ABC):
     """Where a federation's data come from: a :class:`GraphSource`, or an ``ExampleSource``."""
+
+    def __str__(self) -> str:
+        """What messages call the data set."""
+        return type(self).__name__
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -28,13 +33,16 @@ class GraphSource(Source):
     """A global node-classification graph.
 
     Args:
-        normalize_features: Row-normalise the features.
+        normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
     """
 
+    #: Whether the papers take the largest component of this data set: what it leaves out is then no surprise.
+    benchmark: ClassVar[bool] = False
+
     def __init__(
-        self, normalize_features: bool = True, largest_component: bool = True, undirected: bool = True
+        self, normalize_features: bool = False, largest_component: bool = False, undirected: bool = True
     ) -> None:
         self.preparation = Preparation(
             normalize_features=normalize_features, largest_component=largest_component, undirected=undirected
@@ -70,9 +78,11 @@ def allow_pickled_graphs() -> Iterator[None]:
 class FileSource(GraphSource):
     """A graph of your own: a ``torch_geometric.data.Data``, or its ``to_dict()``, written by ``torch.save``.
 
+    A list of texts ``node_names``, one for each node, goes into the file of predictions.
+
     Args:
         path: The file; a relative path starts at the working directory.
-        normalize_features: Row-normalise the features.
+        normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
     """
@@ -80,26 +90,29 @@ class FileSource(GraphSource):
     def __init__(
         self,
         path: str,
-        normalize_features: bool = True,
-        largest_component: bool = True,
+        normalize_features: bool = False,
+        largest_component: bool = False,
         undirected: bool = True,
     ) -> None:
         super().__init__(normalize_features, largest_component, undirected)
-        self.path = Path(path).expanduser()
+        self.path = user_path("path", path)
+
+    def __str__(self) -> str:
+        """With the file."""
+        return f"FileSource({str(self.path)!r})"
 
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
         self._check_exists()
-        try:
+        expected = (
+            "a torch_geometric Data that loads with weights_only=True. Save it as `torch.save(Data(x=..., "
+            "edge_index=..., y=...), path)` with only tensors, numbers and texts in it"
+        )
+        with reading(self.path, expected):
             with allow_pickled_graphs():
                 saved = torch.load(self.path, weights_only=True)
             data = Data.from_dict(saved) if isinstance(saved, dict) else saved
             if not isinstance(data, Data):
                 raise ValueError(f"it holds a {type(data).__name__}")
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-            raise ValueError(
-                f"path={str(self.path)!r} does not hold a torch_geometric Data that loads with weights_only=True. Save "
-                "it as `torch.save(Data(x=..., edge_index=..., y=...), path)` with only tensors and numbers in it."
-            ) from error
         return data
 
     def identity(self) -> dict[str, Any]:
@@ -109,7 +122,7 @@ class FileSource(GraphSource):
             return {"source": type(self).__name__, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
     def _check_exists(self) -> None:
-        if not self.path.is_file():
+        if not is_file(self.path):
             raise FileNotFoundError(
                 f"path={str(self.path)!r}: {self.path.absolute()} is not a file. Write one with `torch.save(data, "
                 "path)` or correct the source's path."

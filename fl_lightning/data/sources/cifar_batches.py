@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.data.sources.array_file import missing_files_message
+from fl_lightning.data.sources.array_file import missing_files_message, reading
 
 _FOLDERS = ("cifar-10-batches-py", "CIFAR10/cifar-10-batches-py")
 _FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -41,13 +41,12 @@ def read_cifar10_batches(root: Path) -> tuple[Tensor, Tensor]:
 
 
 def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
-    try:
-        with path.open("rb") as file:
-            batch = _ArrayUnpickler(file, encoding="bytes").load()
+    with reading(path, "a batch of CIFAR-10"), path.open("rb") as file:
+        batch = _ArrayUnpickler(file, encoding="bytes").load()
         image = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
         label = np.asarray(batch[b"labels"], dtype=np.int64)
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no batch of CIFAR-10 ({error!r}); download the data set again.") from error
+        if label.shape != image.shape[:1] or not ((label >= 0) & (label < 10)).all():
+            raise ValueError(f"{len(image)} images have labels of shape {label.shape}, not each one of 0 to 9")
     return torch.from_numpy(image), torch.from_numpy(label)
 
 

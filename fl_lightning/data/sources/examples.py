@@ -109,6 +109,19 @@ def _check_client(name: str, x_NX: Tensor, y_N: Tensor, examples: Examples) -> N
         fits = y_N.dim() == 1 and int(y_N.max()) < examples.num_outputs
     else:
         fits = y_N.dtype == torch.float32 and y_N.dim() == 2 and y_N.shape[1] == examples.num_outputs
+    if fits and len(y_N) == len(x_NX):
+        for kind, values in (("x", x_NX), ("y", y_N)):
+            if not bool(values.isfinite().all()):
+                example = int((~values.isfinite()).flatten(1).any(dim=1).nonzero()[0])
+                raise ValueError(
+                    f"{name}: the {kind} of example {example} is not finite; correct or leave out what it comes from."
+                )
+    elif y_N.dtype == torch.int64 and y_N.dim() == 1 and len(y_N) == len(x_NX):
+        example = int(y_N.argmax())
+        raise ValueError(
+            f"{name}: the class of example {example} is {int(y_N[example])}, but the classes are 0 to "
+            f"{examples.num_outputs - 1}; correct it."
+        )
     if not fits or y_N.dtype != reference_y.dtype or len(y_N) != len(x_NX):
         raise ValueError(
             f"{name}: y is {y_N.dtype} {tuple(y_N.shape)} for {len(x_NX)} examples and num_outputs="

@@ -5,15 +5,29 @@ import stat
 import tempfile
 from pathlib import Path
 
+from fl_lightning.data.settings import user_path
+
 
 def data_root(root: str | Path | None = None) -> Path:
     """Return the folder of the data sets: the argument, else ``$FL_DATA_ROOT``, else ``./data``."""
-    return Path(root or os.environ.get("FL_DATA_ROOT") or "data").expanduser().absolute()
+    return _chosen("data.root", root, "FL_DATA_ROOT", "data")
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
     """Return the folder of derived files: the argument, else ``$FL_CACHE_DIR``, else ``~/.cache/fl_lightning``."""
-    return Path(cache_dir or os.environ.get("FL_CACHE_DIR") or "~/.cache/fl_lightning").expanduser().absolute()
+    return _chosen("cache_dir", cache_dir, "FL_CACHE_DIR", "~/.cache/fl_lightning")
+
+
+def _chosen(name: str, folder: str | Path | None, variable: str, default: str) -> Path:
+    return user_path(name, (os.environ.get(variable) or default) if folder in (None, "") else folder).absolute()
+
+
+def unwritable_cache_message(folder: Path, problem: object) -> str:
+    """What to say where derived files cannot be written, and the remedy."""
+    return (
+        f"cache_dir={str(folder)!r} cannot be written ({problem}). Set FL_CACHE_DIR or data.cache_dir to a folder of "
+        "yours."
+    )
 
 
 def is_writable(folder: Path) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
+from fl_lightning.data.settings import check_count, check_number, check_seed, check_size
 from fl_lightning.data.sources.base import GraphSource
 from fl_lightning.kernels.randomness import generator
 
@@ -52,14 +53,28 @@ class PlantedCommunities(GraphSource):
         seed: int = 0,
     ) -> None:
         super().__init__(normalize_features=False, largest_component=False)
-        for name, share in (("label_skew", label_skew), ("homophily", homophily)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name}={share} is not a probability; give a number from 0 to 1.")
-        if min(num_communities, num_classes, num_features) < 1 or num_nodes < num_communities:
+        check_number("label_skew", label_skew, most=1)
+        check_number("homophily", homophily, most=1)
+        for name, length in (("feature_skew", feature_skew), ("noise", noise)):
+            check_number(name, length)
+        counts = {
+            "num_nodes": num_nodes,
+            "num_communities": num_communities,
+            "num_classes": num_classes,
+            "num_features": num_features,
+        }
+        for name, count in counts.items():
+            check_count(name, count)
+        if max(num_communities, num_classes) > num_nodes:
             raise ValueError(
-                f"num_nodes={num_nodes}, num_communities={num_communities}, num_classes={num_classes} and "
-                f"num_features={num_features} must be positive, with a node for each community."
+                f"num_nodes={num_nodes} is too small for num_communities={num_communities} and num_classes="
+                f"{num_classes}: give at least a node for each."
             )
+        for name, degree in (("intra_degree", intra_degree), ("inter_degree", inter_degree)):
+            check_number(name, degree, most=num_nodes)
+        check_seed("seed", seed)
+        check_size(num_nodes * num_features, "num_nodes", "num_features")
+        check_size(round(num_nodes * (intra_degree + inter_degree)), "num_nodes", "intra_degree", "inter_degree")
         self.num_nodes = num_nodes
         self.num_communities = num_communities
         self.num_classes = num_classes
@@ -130,16 +145,23 @@ class SuperClusterSBM(GraphSource):
         seed: int = 0,
     ) -> None:
         super().__init__(normalize_features=False, largest_component=False)
+        if not isinstance(intra_edge_probability, list | tuple):
+            raise ValueError(
+                f"intra_edge_probability={intra_edge_probability!r}: give a list, a probability for each group."
+            )
+        for probability in intra_edge_probability:
+            check_number("intra_edge_probability", probability, most=1)
+        check_number("inter_edge_probability", inter_edge_probability, most=1)
+        check_number("own_label_probability", own_label_probability, most=1)
+        check_count("num_nodes", num_nodes)
+        check_count("num_blocks", num_blocks)
+        check_seed("seed", seed)
+        check_size(num_nodes * num_nodes, "num_nodes")
         num_groups = len(intra_edge_probability)
-        if num_groups < 2 or num_blocks < 1 or num_blocks % num_groups or num_nodes % num_blocks:
+        if num_groups < 2 or num_blocks % num_groups or num_nodes % num_blocks:
             raise ValueError(
                 f"num_nodes={num_nodes} must be a multiple of num_blocks={num_blocks}, and that a multiple of the "
                 f"number of super-clusters, {num_groups} (the length of intra_edge_probability, at least 2)."
-            )
-        if not all(0 <= p <= 1 for p in (*intra_edge_probability, inter_edge_probability, own_label_probability)):
-            raise ValueError(
-                f"intra_edge_probability={intra_edge_probability}, inter_edge_probability={inter_edge_probability} and "
-                f"own_label_probability={own_label_probability} must lie in [0, 1]."
             )
         self.num_nodes = num_nodes
         self.num_blocks = num_blocks

@@ -11,17 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fl_lightning.data.settings import check_count
 from fl_lightning.data.sources.array_file import read_arrays
 from fl_lightning.data.sources.cifar_batches import has_cifar10_batches, read_cifar10_batches
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names
 from fl_lightning.kernels.randomness import generator
-
-_POOLED = {
-    "x_train": "images, uint8",
-    "y_train": "classes",
-    "x_test": "images, uint8",
-    "y_test": "classes",
-}
 
 
 class RotatedMNIST(ExampleSource):
@@ -45,7 +39,7 @@ class RotatedMNIST(ExampleSource):
         self.examples_per_client = examples_per_client
 
     def load(self, root: Path, seed: int) -> Examples:  # noqa: D102
-        image_M, y_M = _pool(read_arrays(root, ["MNIST/mnist.npz"], _POOLED))
+        image_M, y_M = _pooled(root, "MNIST/mnist.npz", "28, 28")
         order_M = torch.randperm(len(y_M), generator=generator(seed, "rotated MNIST"))
         shares = [idx[: self.examples_per_client] for idx in order_M.tensor_split(self.num_clients)]
         _check_shares(shares, self.examples_per_client)
@@ -89,7 +83,8 @@ class HeterogeneousCIFAR10(ExampleSource):
         self, num_clients: int = 30, classes_per_client: int = 5, examples_per_client: int | None = None
     ) -> None:
         _check_sizes(num_clients, examples_per_client)
-        if not 1 <= classes_per_client <= 10:
+        check_count("classes_per_client", classes_per_client)
+        if classes_per_client > 10:
             raise ValueError(f"classes_per_client={classes_per_client} is not from 1 to 10.")
         self.num_clients = num_clients
         self.classes_per_client = classes_per_client
@@ -100,7 +95,7 @@ class HeterogeneousCIFAR10(ExampleSource):
             image_M, y_M = read_cifar10_batches(root)
         else:
             standard = "; or the standard folder cifar-10-batches-py of CIFAR-10's Python version"
-            image_M, y_M = _pool(read_arrays(root, ["CIFAR10/cifar10_subset.npz"], _POOLED, standard))
+            image_M, y_M = _pooled(root, "CIFAR10/cifar10_subset.npz", "3, 32, 32", standard)
         shares = self._share_out(y_M, seed)
         return Examples(
             names=client_names("client", self.num_clients),
@@ -155,8 +150,9 @@ class CompCars(ExampleSource):
             "viewpoint": "(M,) 1 to 5",
             "year": "(M,) 2009 to 2014",
         }
-        arrays = read_arrays(root, ["compcars/compcars.npz"], layout)
-        image_M, y_M = torch.from_numpy(arrays["image"]), torch.from_numpy(arrays["type"].astype(np.int64))
+        arrays = read_arrays(root, ["compcars/compcars.npz"], layout, whole=("type", "viewpoint", "year"))
+        _check_bytes(root / "compcars/compcars.npz", arrays, "image")
+        image_M, y_M = torch.from_numpy(arrays["image"]), torch.from_numpy(arrays["type"])
         places = [(viewpoint, year) for viewpoint in self.viewpoints for year in self.years]
         shares = [
             torch.from_numpy(((arrays["viewpoint"] == viewpoint) & (arrays["year"] == year)).nonzero()[0])
@@ -178,11 +174,25 @@ class CompCars(ExampleSource):
         return (near_CC[0] | near_CC[1]).float().fill_diagonal_(0)
 
 
-def _pool(arrays: dict[str, npt.NDArray[Any]]) -> tuple[Tensor, Tensor]:
-    """Training and test images together, and their classes."""
+def _pooled(root: Path, path: str, shape: str, alternative: str = "") -> tuple[Tensor, Tensor]:
+    """Read training and test images together, and their classes."""
+    layout = {
+        "x_train": f"(M, {shape}) images, uint8",
+        "y_train": "(M,) classes",
+        "x_test": f"(N, {shape}) images, uint8",
+        "y_test": "(N,) classes",
+    }
+    arrays = read_arrays(root, [path], layout, whole=("y_train", "y_test"), alternative=alternative)
+    _check_bytes(root / path, arrays, "x_train", "x_test")
     image_M = np.concatenate([arrays["x_train"], arrays["x_test"]])
-    y_M = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)
+    y_M = np.concatenate([arrays["y_train"], arrays["y_test"]])
     return torch.from_numpy(image_M), torch.from_numpy(y_M)
+
+
+def _check_bytes(path: Path, arrays: dict[str, npt.NDArray[Any]], *names: str) -> None:
+    for name in names:
+        if arrays[name].dtype != np.uint8:
+            raise ValueError(f"{path}: `{name}` is {arrays[name].dtype}; give images as uint8, 0 to 255.")
 
 
 def _scaled(image_N: Tensor) -> Tensor:
@@ -191,8 +201,11 @@ def _scaled(image_N: Tensor) -> Tensor:
 
 
 def _check_sizes(num_clients: int, examples_per_client: int | None) -> None:
-    if num_clients < 1 or (examples_per_client is not None and examples_per_client < 1):
-        raise ValueError(f"num_clients={num_clients} and examples_per_client={examples_per_client} must be positive.")
+    check_count("num_clients", num_clients)
+    if num_clients > 60_000:
+        raise ValueError(f"num_clients={num_clients} exceeds the images that there are; use fewer clients.")
+    if examples_per_client is not None:
+        check_count("examples_per_client", examples_per_client)
 
 
 def _check_shares(shares: list[Tensor], wanted: int | None) -> None:

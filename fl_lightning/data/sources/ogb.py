@@ -8,6 +8,7 @@ over the network, and standard input is never read.
 """
 
 import contextlib
+import re
 import shutil
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, download_url, extract_zip
 
+from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import GraphSource, allow_pickled_graphs
 from fl_lightning.data.sources.pyg import open_dataset
 
@@ -33,6 +35,8 @@ class OgbSource(GraphSource):
         undirected: Add missing reverse edges.
     """
 
+    benchmark = True
+
     def __init__(
         self,
         name: str = "ogbn-arxiv",
@@ -41,7 +45,13 @@ class OgbSource(GraphSource):
         undirected: bool = True,
     ) -> None:
         super().__init__(normalize_features, largest_component, undirected)
+        if not isinstance(name, str) or not re.fullmatch(r"ogbn-[A-Za-z0-9]+", name):
+            raise ValueError(f"name={name!r} is no node-classification graph of OGB; give one such as 'ogbn-arxiv'.")
         self.name = name
+
+    def __str__(self) -> str:
+        """The name of the data set."""
+        return self.name
 
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
         folder = root / self.name.replace("-", "_")
@@ -55,7 +65,8 @@ class OgbSource(GraphSource):
         dataset_class = _import_dataset_class()
         with _tamed_reader():
             dataset = open_dataset(dataset_class, {"name": self.name, "root": str(root)}, root, cache_dir, _download)
-            data, split = dataset[0], dataset.get_idx_split()
+            with reading(folder / "split", "OGB's split of the data set"):
+                data, split = dataset[0], dataset.get_idx_split()
         for mask, part in (("train_mask", "train"), ("val_mask", "valid"), ("test_mask", "test")):
             data[mask] = torch.zeros(data.num_nodes, dtype=torch.bool)
             data[mask][split[part]] = True

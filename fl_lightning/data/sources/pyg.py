@@ -1,11 +1,17 @@
 """Graphs of PyTorch Geometric: read from a local root, downloaded only where files are missing.
 
 PyG writes ``processed/`` beside ``raw/``. Where the root is read-only the converted files go to the cache folder.
+
+Many classes of PyG keep their files right in the root, or in a folder that does not depend on all their arguments: two
+data sets would then read each other's. So a class without a folder of its own gets one, ``root/<class>``, and what
+:class:`PyGSource` converts lies in a folder for each class and arguments. The named sources keep PyG's layout, in which
+each name has a folder already.
 """
 
 import contextlib
 import hashlib
 import importlib
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -14,10 +20,12 @@ from typing import Any, ClassVar
 
 import aiohttp
 from filelock import FileLock
-from torch_geometric.data import Data
+from torch_geometric.data import Data, Dataset
 
+from fl_lightning.data.settings import check_text
+from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.data.sources.base import GraphSource
-from fl_lightning.data.sources.folders import cache_folder, is_writable
+from fl_lightning.data.sources.folders import cache_folder, is_writable, unwritable_cache_message
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +36,7 @@ class PyGSource(GraphSource):
     Args:
         dataset: Import path of the class, e.g. ``torch_geometric.datasets.WikipediaNetwork``.
         arguments: Its arguments beside ``root``, e.g. ``{"name": "chameleon"}``.
-        normalize_features: Row-normalise the features.
+        normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
     """
@@ -37,24 +45,46 @@ class PyGSource(GraphSource):
         self,
         dataset: str,
         arguments: dict[str, str | int | float | bool] | None = None,
-        normalize_features: bool = True,
-        largest_component: bool = True,
+        normalize_features: bool = False,
+        largest_component: bool = False,
         undirected: bool = True,
     ) -> None:
         super().__init__(normalize_features, largest_component, undirected)
+        check_text("dataset", dataset, "torch_geometric.datasets.Planetoid")
+        if not isinstance(arguments, dict | None):
+            raise ValueError(f"arguments={arguments!r}: give the settings of {dataset} by their names.")
+        for name, value in (arguments or {}).items():
+            if not isinstance(name, str) or not isinstance(value, str | int | float | bool) or name == "root":
+                remedy = "set data.root in its place" if name == "root" else "give a text, a number, true or false"
+                raise ValueError(f"arguments: {name!r} is {value!r}; {remedy}.")
         self.dataset = dataset
         self.arguments = dict(arguments or {})
+
+    def __str__(self) -> str:
+        """With the class and its arguments."""
+        return ", ".join(
+            [self.dataset.rpartition(".")[2], *(f"{key}={value}" for key, value in self.arguments.items())]
+        )
+
+    @property
+    def converted_folder(self) -> str:
+        """The folder in PyG's ``processed/`` that holds what is converted; empty where that is no one else's."""
+        setting = json.dumps([self.dataset, self.arguments], sort_keys=True)
+        return f"{self.dataset.rpartition('.')[2]}-{hashlib.sha256(setting.encode()).hexdigest()[:12]}"
 
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
         module, _, name = self.dataset.rpartition(".")
         try:
             dataset_class = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
+            if not issubclass(dataset_class, Dataset):
+                raise TypeError("it is no data set")
+        except Exception as error:  # importing runs the module
             raise ValueError(
-                f"dataset={self.dataset!r} is not an importable class; give a path such as "
-                "'torch_geometric.datasets.Planetoid'."
+                f"dataset={self.dataset!r} is not an importable class of data sets ({one_line(error)}); give a path "
+                "such as 'torch_geometric.datasets.Planetoid'."
             ) from error
-        dataset = open_dataset(dataset_class, {"root": str(root), **self.arguments}, root, cache_dir)
+        arguments = {"root": str(root), **self.arguments}
+        dataset = open_dataset(dataset_class, arguments, root, cache_dir, converted_folder=self.converted_folder)
         if len(dataset) != 1:
             raise ValueError(
                 f"dataset={self.dataset!r} with {self.arguments} holds {len(dataset)} graphs; one graph is needed. "
@@ -69,6 +99,7 @@ class PyGSource(GraphSource):
 class _NamedPyGSource(PyGSource):
     """A family of PyTorch Geometric data sets told apart by their name."""
 
+    benchmark = True
     dataset_path: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
 
@@ -80,11 +111,17 @@ class _NamedPyGSource(PyGSource):
         undirected: bool = True,
     ) -> None:
         spelling = {known.lower(): known for known in self.names}
+        check_text("name", name, self.names[0])
         if name.lower() not in spelling:
             raise ValueError(f"name={name!r} is not a data set of {type(self).__name__}; use one of {self.names}.")
         super().__init__(
             self.dataset_path, {"name": spelling[name.lower()]}, normalize_features, largest_component, undirected
         )
+
+    @property
+    def converted_folder(self) -> str:
+        """None: each name has a folder of PyG's."""
+        return ""
 
 
 class PlanetoidSource(_NamedPyGSource):
@@ -149,6 +186,7 @@ def open_dataset(
     root: Path,
     cache_dir: Path | None,
     download: Callable[[Any], None] | None = None,
+    converted_folder: str = "",
 ) -> Any:
     """Construct a PyG data set without ever writing into a read-only root.
 
@@ -158,31 +196,49 @@ def open_dataset(
         root: Folder of the data sets.
         cache_dir: Where converted files go if ``root`` is read-only; None for the default cache folder.
         download: Fetches the raw files in place of the class's own ``download``.
+        converted_folder: In the class's ``processed/``, for converted files that no other data set reads.
 
     Returns:
         The data set.
 
     Raises:
         FileNotFoundError: If files are missing and cannot be downloaded; names the data set, the folder and the remedy.
+        ValueError: If the files are damaged, or the class does not take the arguments.
     """
     name = str(arguments.get("name", dataset_class.__name__))
-    derived = _derive(dataset_class, root, cache_folder(cache_dir), download or dataset_class.download)
-    try:
-        with _one_process_at_a_time(f"{dataset_class.__name__} {arguments}", cache_folder(cache_dir)):
+    cache = cache_folder(cache_dir)
+    steps: list[str] = []
+    derived = _derive(dataset_class, root, cache, download or dataset_class.download, converted_folder, steps)
+    with _one_process_at_a_time(f"{dataset_class.__name__} {arguments}", cache):
+        try:
             return derived(**arguments)
-    except (OSError, aiohttp.ClientError) as error:
-        raise FileNotFoundError(
-            f"{name} cannot be read from {root}, nor downloaded ({type(error).__name__}: {error}). Set "
-            "FL_DATA_ROOT or data.root to the folder that holds the data set, or place its raw files there."
-        ) from error
+        except Exception as error:  # there is nothing that damaged pickles and archives do not raise
+            if isinstance(error, OSError | aiohttp.ClientError) and not steps:
+                raise FileNotFoundError(
+                    f"{name} cannot be read from {root}, nor downloaded ({one_line(error)}). Set FL_DATA_ROOT or "
+                    "data.root to the folder that holds the data set, or place its raw files there."
+                ) from error
+            damaged = steps[-1] if steps else f"Its arguments are {arguments}: correct them"
+            raise ValueError(f"{name} cannot be read ({one_line(error)}). {damaged}.") from error
 
 
-def _derive(dataset_class: Any, root: Path, cache: Path, download: Callable[[Any], None]) -> Any:
-    """Subclass a data set so that conversion and download respect a read-only root."""
+def _derive(
+    dataset_class: Any,
+    root: Path,
+    cache: Path,
+    download: Callable[[Any], None],
+    converted_folder: str,
+    steps: list[str],
+) -> Any:
+    """Subclass a data set so that conversion and download respect a read-only root and other data sets.
+
+    What is read next, and the remedy if it is damaged, is added to ``steps``.
+    """
     mirror = cache / "converted" / hashlib.sha256(str(root).encode()).hexdigest()[:16]
 
     def processed_dir(self: Any) -> str:
-        beside_raw = dataset_class.processed_dir.fget(self)
+        _settle(self, dataset_class, root)
+        beside_raw = os.path.join(dataset_class.processed_dir.fget(self), converted_folder).rstrip(os.sep)
         names = self.processed_file_names
         paths = [Path(beside_raw, name) for name in ([names] if isinstance(names, str) else names)]
         if all(path.exists() for path in paths) or is_writable(Path(beside_raw)):
@@ -190,6 +246,7 @@ def _derive(dataset_class: Any, root: Path, cache: Path, download: Callable[[Any
         return str(mirror / os.path.relpath(beside_raw, root))
 
     def checked_download(self: Any) -> None:
+        _settle(self, dataset_class, root)
         missing = [path for path in map(Path, self.raw_paths) if not path.exists()]
         if not missing:
             return
@@ -205,14 +262,40 @@ def _derive(dataset_class: Any, root: Path, cache: Path, download: Callable[[Any
                 raw_dir.rmdir()
                 raw_dir.parent.rmdir()
 
-    members = {"processed_dir": property(processed_dir), "_download": checked_download}
+    def followed_process(self: Any) -> None:
+        raw = Path(self.raw_dir)
+        files = ", ".join(sorted(path.name for path in raw.iterdir())) if raw.is_dir() else ""
+        of_raw = f"One of the files in {raw} is damaged ({files}): delete it and fetch it again"
+        of_converted = f"{self.processed_paths[0]} or a file beside it is damaged: delete the folder, it is made again"
+        steps.append(of_converted if all(map(os.path.exists, self.processed_paths)) else of_raw)
+        dataset_class._process(self)
+        steps.append(of_converted)
+
+    members = {
+        "processed_dir": property(processed_dir),
+        "_download": checked_download,
+        "_process": followed_process,
+    }
     return type(dataset_class.__name__, (dataset_class,), members)
+
+
+def _settle(dataset: Any, dataset_class: Any, root: Path) -> None:
+    """Give a data set that would keep its files right in the root a folder of its class's name."""
+    if Path(dataset_class.raw_dir.fget(dataset)) == Path(root, "raw"):
+        dataset.root = str(root / dataset_class.__name__)
 
 
 @contextlib.contextmanager
 def _one_process_at_a_time(task: str, cache: Path) -> Iterator[None]:
     """Keep two processes from converting one data set at once: PyG does not write atomically."""
     locks = cache / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / f"{hashlib.sha256(task.encode()).hexdigest()[:16]}.lock"):
+    lock = FileLock(locks / f"{hashlib.sha256(task.encode()).hexdigest()[:16]}.lock")
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise ValueError(unwritable_cache_message(cache, error)) from error
+    try:
         yield
+    finally:
+        lock.release()

@@ -28,6 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fl_lightning.data.settings import check_count, check_flag, check_number
 from fl_lightning.data.sources.array_file import read_arrays
 from fl_lightning.data.sources.examples import Examples, ExampleSource
 
@@ -60,6 +61,8 @@ class TPT48(ExampleSource):
     def __init__(
         self, first_year: int = 1895, last_year: int = 2019, scaling: Literal["state", "table"] = "state"
     ) -> None:
+        check_count("first_year", first_year, least=0)
+        check_count("last_year", last_year, least=0)
         if first_year > last_year:
             raise ValueError(f"first_year={first_year} is after last_year={last_year}.")
         if scaling not in ("state", "table"):
@@ -75,7 +78,7 @@ class TPT48(ExampleSource):
             "state": "(C,) names",
             "adj": "(C, C) borders",
         }
-        arrays = read_arrays(root, ["tpt48/tpt48.npz"], layout)
+        arrays = read_arrays(root, ["tpt48/tpt48.npz"], layout, whole=("years",))
         years = arrays["years"]
         chosen = (years >= self.first_year) & (years <= self.last_year)
         if not chosen.any():
@@ -118,10 +121,10 @@ class _RoadSensors(ExampleSource):
         normalize: bool = True,
         statistics_share: float = 0.6,
     ) -> None:
-        if min(history, horizon, stride) < 1:
-            raise ValueError(f"history={history}, horizon={horizon} and stride={stride} must be positive.")
-        if not 0 < statistics_share <= 1:
-            raise ValueError(f"statistics_share={statistics_share} is not in (0, 1].")
+        for name, count in {"history": history, "horizon": horizon, "stride": stride}.items():
+            check_count(name, count)
+        check_flag("normalize", normalize)
+        check_number("statistics_share", statistics_share, most=1, above_0=True)
         self.history = history
         self.horizon = horizon
         self.stride = stride
@@ -133,7 +136,10 @@ class _RoadSensors(ExampleSource):
         speed = fill_gaps(self._read_speed(root, ids))
         length = self.history + self.horizon
         if len(speed) < length:
-            raise ValueError(f"{len(speed)} time steps are too few for history + horizon = {length}.")
+            raise ValueError(
+                f"history={self.history} + horizon={self.horizon} need {length} time steps; there are {len(speed)}: "
+                "take fewer."
+            )
         if self.normalize:
             known = speed[: max(1, round(len(speed) * self.statistics_share))]
             speed = (speed - known.mean()) / known.std()
@@ -155,7 +161,7 @@ class _RoadSensors(ExampleSource):
         """Speeds (T, C) in the order of ``ids``."""
         layout = {"ids": "(C,) sensors", "speed": "(T, C) miles an hour every 5 minutes"}
         path = f"traffic/{self.prefix}_speed.npz"
-        arrays = read_arrays(root, [path], layout)
+        arrays = read_arrays(root, [path], layout, gaps=("speed",))
         column = {str(sensor): index for index, sensor in enumerate(arrays["ids"])}
         if missing := [sensor for sensor in ids if sensor not in column]:
             raise ValueError(f"{root / path} has no speeds of {len(missing)} sensors of the graph: {missing[:5]} ...")
@@ -175,7 +181,7 @@ class METRLA(_RoadSensors):
         if (root / "traffic/metr_la_speed.npz").is_file():
             return super()._read_speed(root, ids)
         layout = {"metr_la_speed_week": "(T, C) miles an hour every 5 minutes"}
-        return read_arrays(root, [_GRAPHS], layout)["metr_la_speed_week"].astype(np.float64)
+        return read_arrays(root, [_GRAPHS], layout, gaps=list(layout))["metr_la_speed_week"].astype(np.float64)
 
 
 class PEMSBAY(_RoadSensors):

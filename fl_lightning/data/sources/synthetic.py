@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fl_lightning.data.settings import check_count, check_number, check_size
 from fl_lightning.data.sources.array_file import read_arrays
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names, split_by_client
 from fl_lightning.kernels.randomness import generator
@@ -40,11 +41,10 @@ class FL60(ExampleSource):
     """
 
     def __init__(self, num_clients: int = 60, num_examples: int = 100, noise: float = 1.0) -> None:
-        if num_clients < 1 or num_examples < 1 or noise < 0:
-            raise ValueError(
-                f"num_clients={num_clients} and num_examples={num_examples} must be positive and noise={noise} not "
-                "negative."
-            )
+        check_count("num_clients", num_clients)
+        check_count("num_examples", num_examples)
+        check_number("noise", noise)
+        check_size(num_clients * max(num_clients, 2 * num_examples), "num_clients", "num_examples")
         self.num_clients = num_clients
         self.num_examples = num_examples
         self.noise = noise
@@ -94,10 +94,10 @@ class GRDAToy(ExampleSource):
             "domain": "(M,) client of each point",
             "A": "(C, C) graph of the clients",
         }
-        arrays = read_arrays(root, [f"grda_toy/{self.name}.npz"], layout)
-        clients = split_by_client(torch.from_numpy(arrays["domain"].astype(np.int64)))
+        arrays = read_arrays(root, [f"grda_toy/{self.name}.npz"], layout, whole=("label", "domain"))
+        clients = split_by_client(torch.from_numpy(arrays["domain"]))
         x = torch.from_numpy(arrays["data"].astype(np.float32))
-        y = torch.from_numpy(arrays["label"].astype(np.int64))
+        y = torch.from_numpy(arrays["label"])
         return Examples(
             names=client_names("domain", len(clients)),
             x=tuple(x[idx_N] for idx_N in clients),

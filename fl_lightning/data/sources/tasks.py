@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fl_lightning.data.settings import check_flag
 from fl_lightning.data.sources.array_file import read_arrays
 from fl_lightning.data.sources.examples import Examples, ExampleSource, client_names, split_by_client
 
@@ -35,11 +36,12 @@ class _TaskTable(ExampleSource):
     regression: ClassVar[bool] = False
 
     def __init__(self, standardize: bool) -> None:
+        check_flag("standardize", standardize)
         self.standardize = standardize
 
     def load(self, root: Path, seed: int) -> Examples:
         layout = {"X": "(M, F) features", "y": "(M,) labels or targets", "task": "(M,) client of each row"}
-        arrays = read_arrays(root, self.paths, layout)
+        arrays = read_arrays(root, self.paths, layout, whole=("task",))
         x, y = arrays["X"].astype(np.float64), arrays["y"]
         if self.regression:
             y = y[:, None].astype(np.float64)
@@ -50,7 +52,7 @@ class _TaskTable(ExampleSource):
             y = (y > 0).astype(np.int64)
         x_MF = torch.from_numpy(standardized(x) if self.standardize else x.astype(np.float32))
         y_M = torch.from_numpy(y)
-        clients = split_by_client(torch.from_numpy(arrays["task"].astype(np.int64)))
+        clients = split_by_client(torch.from_numpy(arrays["task"]))
         return Examples(
             names=client_names(self.kind, len(clients)),
             x=tuple(x_MF[idx_N] for idx_N in clients),

@@ -108,13 +108,16 @@ def test_given_by_file(tmp_path: Path, path_graph: Data, suffix: str):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: MetisPartitioner(0), "num_clients=0 is not a positive number"),
+        (lambda: MetisPartitioner(0), "num_clients must be at least 1, got 0"),
         (
             lambda: OverlappingMetisPartitioner(12),
             "num_clients=12 is not a multiple of draws_per_part=5.*num_clients=30",
         ),
-        (lambda: OverlappingMetisPartitioner(10, node_fraction=0.0), "node_fraction=0.0 is not in"),
-        (lambda: LouvainPartitioner(3, resolution=0), "resolution=0 is not positive"),
+        (
+            lambda: OverlappingMetisPartitioner(10, node_fraction=0.0),
+            r"node_fraction must be a number in \(0, 1\], got 0.0",
+        ),
+        (lambda: LouvainPartitioner(3, resolution=0), r"resolution must be a number in \(0, 1e\+09\], got 0"),
     ],
 )
 def test_senseless_settings(build: Callable[[], Partitioner], message: str):

@@ -94,10 +94,10 @@ def test_missing_files_name_the_path_the_layout_and_the_remedy(source: ExampleSo
 
 def test_files_of_another_layout_are_refused(tmp_path: Path):
     save(tmp_path, "school/school", X=np.ones((2, 3)))
-    with pytest.raises(ValueError, match=r"school\.npz does not have the expected layout.*`task` \(M,\) client"):
+    with pytest.raises(ValueError, match=r"school\.npz cannot be read .*the expected layout.*`task` \(M,\) client"):
         School().load(tmp_path, 0)
     (tmp_path / "school/school.npz").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="does not have the expected layout"):
+    with pytest.raises(ValueError, match="does not hold the expected layout"):
         School().load(tmp_path, 0)
     save(tmp_path, "gleam/gleam", X=np.ones((2, 3)), y=np.array([1, 2]), task=np.zeros(2))
     with pytest.raises(ValueError, match="labels are -1 and 1, or 0 and 1"):
@@ -107,13 +107,13 @@ def test_files_of_another_layout_are_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: FL60(num_clients=0), "num_clients=0"),
+        (lambda: FL60(num_clients=0), "num_clients must be .* got 0"),
         (lambda: GRDAToy("DG-16"), "'DG-16' is not a data set"),
         (lambda: TPT48(2010, 2009), "first_year=2010 is after"),
         (lambda: TPT48(scaling="month"), "scaling='month'"),
-        (lambda: METRLA(stride=0), "stride=0"),
-        (lambda: METRLA(statistics_share=0.0), "statistics_share=0.0"),
-        (lambda: RotatedMNIST(examples_per_client=0), "examples_per_client=0"),
+        (lambda: METRLA(stride=0), "stride must be .* got 0"),
+        (lambda: METRLA(statistics_share=0.0), "statistics_share must be .* got 0.0"),
+        (lambda: RotatedMNIST(examples_per_client=0), "examples_per_client must be .* got 0"),
         (lambda: HeterogeneousCIFAR10(classes_per_client=11), "classes_per_client=11"),
         (lambda: HAR(features="pixels"), "features='pixels'"),
     ],
@@ -207,7 +207,7 @@ X, CLASSES = torch.zeros(3, 2), torch.tensor([0, 1, 1])
         ({"x": (X,)}, "2 names .*1 x"),
         ({"x": (X, X.double())}, "b: x is torch.float64"),
         ({"x": (X, torch.zeros(3, 4))}, "b: x is .*the X of the other clients, \\(2,\\)"),
-        ({"y": (CLASSES, CLASSES + 1)}, "b: y is torch.int64 .*num_outputs=2"),
+        ({"y": (CLASSES, CLASSES + 1)}, "b: the class of example 1 is 2, but the classes are 0 to 1"),
         ({"y": (CLASSES, CLASSES[:2])}, "b: y is torch.int64 \\(2,\\) for 3 examples"),
         ({"y": (CLASSES, torch.zeros(3, 2))}, "b: y is torch.float32"),
         ({"y": (torch.zeros(3), torch.zeros(3))}, "a: y is torch.float32 \\(3,\\)"),
@@ -262,3 +262,37 @@ def test_real_files(
         assert num_edges is None
     else:
         assert int((examples.relation_CC > 0).sum()) == 2 * (num_edges or 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "changes", "message"),
+    [
+        ("school/school", School(), {"X": np.full((6, 3), np.inf)}, r"`X`\[0, 0\] is inf, which is no finite float32"),
+        ("school/school", School(), {"X": np.full((6, 3), 1e300)}, r"`X`\[0, 0\] is 1e\+300, which is no finite"),
+        ("school/school", School(), {"y": np.ones(5)}, r"the arrays are `X` \(6, 3\), `y` \(5,\).*expected is an .npz"),
+        ("school/school", School(), {"X": np.ones(6)}, r"the arrays are `X` \(6,\)"),
+        ("school/school", School(), {"X": np.ones((6, 0))}, "none of them empty"),
+        ("school/school", School(), {"task": np.full(6, 1.5)}, r"`task`\[0\] is 1.5, which is not a whole number"),
+        ("school/school", School(), {"task": np.full(6, "a")}, "`task` holds texts"),
+        ("school/school", School(), {"X": np.ones((6, 3)) * 1j}, "`X` is of type complex128"),
+        ("har/har_raw", HAR(), {"win": np.full((8, 2), 9)}, r"`win`\[0\] is \[9, 9\], but there are the halves 0 to 8"),
+        ("har/har_raw", HAR(), {"y": np.full(8, 6)}, "class of example 0 is 6, but the classes are 0 to 5"),
+        ("tpt48/tpt48", TPT48(2000, 2004), {"temp_F": np.ones((2, 5, 12))}, "x of example 0 is not finite"),
+        (
+            "MNIST/mnist",
+            RotatedMNIST(4),
+            {"x_test": np.ones((20, 28, 28))},
+            "`x_test` is float64; give images as uint8",
+        ),
+        ("MNIST/mnist", RotatedMNIST(4), {"y_test": np.full(20, 10)}, "is 10, but the classes are 0 to 9"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_unsound_arrays_are_refused_with_the_place(
+    tmp_path: Path, path: str, source: ExampleSource, changes: dict[str, Any], message: str
+):
+    write_example_files(tmp_path)
+    save(tmp_path, path, **{**np.load(tmp_path / f"{path}.npz"), **changes})
+    with pytest.raises(ValueError, match=message) as refusal:
+        source.load(tmp_path, 0)
+    assert "\n" not in str(refusal.value)

@@ -81,7 +81,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pyg_converts_beside_the_raw_files(tiny_root: Path, tmp_path: Path):
     data = PyGSource(TINY).load(tiny_root, tmp_path / "cache")
     assert data.num_nodes == 3
-    assert (tiny_root / "tiny" / "processed" / "data.pt").exists()
+    assert len(list((tiny_root / "tiny" / "processed").glob("TinyDataset-*/data.pt"))) == 1
 
 
 def test_pyg_converts_to_the_cache_if_the_root_is_read_only(tiny_root: Path, tmp_path: Path):
@@ -92,7 +92,7 @@ def test_pyg_converts_to_the_cache_if_the_root_is_read_only(tiny_root: Path, tmp
     finally:
         (tiny_root / "tiny").chmod(0o755)
     assert not (tiny_root / "tiny" / "processed").exists()
-    assert len(list((tmp_path / "cache" / "converted").glob("*/tiny/processed/data.pt"))) == 1
+    assert len(list((tmp_path / "cache" / "converted").glob("*/tiny/processed/*/data.pt"))) == 1
 
 
 def test_pyg_converts_to_the_cache_if_writing_fails(tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -102,6 +102,71 @@ def test_pyg_converts_to_the_cache_if_writing_fails(tiny_root: Path, tmp_path: P
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     PyGSource(TINY).load(tiny_root, tmp_path / "cache")
     assert not (tiny_root / "tiny" / "processed").exists()
+
+
+class RootedDataset(InMemoryDataset):
+    """Keeps its files right in the root, and converts by an argument that no path tells."""
+
+    first_label = 0
+
+    def __init__(self, root: str, num_nodes: int = 3) -> None:
+        self.num_rooted = num_nodes
+        super().__init__(root)
+        self.load(self.processed_paths[0])
+
+    raw_file_names = "labels.txt"
+    processed_file_names = "data.pt"
+
+    def download(self) -> None:
+        Path(self.raw_paths[0]).write_text(str(self.first_label))
+
+    def process(self) -> None:
+        y = torch.full((self.num_rooted,), int(Path(self.raw_paths[0]).read_text()))
+        edge_index = torch.tensor([[0, 1], [1, 0]])
+        self.save([Data(x=torch.ones(self.num_rooted, 1), edge_index=edge_index, y=y)], self.processed_paths[0])
+
+
+class OtherRootedDataset(RootedDataset):
+    first_label = 7
+
+
+def test_pyg_data_sets_do_not_read_each_others_files(tmp_path: Path):
+    def load(name: str, **arguments: int) -> list[int]:
+        labels: list[int] = PyGSource(f"{__name__}.{name}", arguments).load(tmp_path, tmp_path / "cache").y.tolist()
+        return labels
+
+    for _ in range(2):
+        assert load("RootedDataset") == [0] * 3
+        assert load("OtherRootedDataset") == [7] * 3
+        assert load("RootedDataset", num_nodes=4) == [0] * 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["OtherRootedDataset", "RootedDataset", "cache"]
+    assert (tmp_path / "RootedDataset" / "raw" / "labels.txt").is_file()
+
+
+def test_pyg_arguments_tell_conversions_apart(tiny_root: Path, tmp_path: Path):
+    assert PyGSource(TINY).load(tiny_root, tmp_path / "cache").num_nodes == 3
+    with pytest.raises(ValueError, match="holds 2 graphs; one graph is needed"):
+        PyGSource(TINY, {"num_graphs": 2}).load(tiny_root, tmp_path / "cache")
+
+
+def test_named_sources_find_what_pyg_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch_geometric.datasets.Planetoid.process", lambda _: pytest.fail("converted again"))
+    raw, processed = (tmp_path / "Cora" / name for name in ("raw", "processed"))
+    for folder in (raw, processed):
+        folder.mkdir(parents=True)
+    for name in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):
+        (raw / f"ind.cora.{name}").touch()
+    InMemoryDataset.save([triangle()], processed / "data.pt")
+    assert PlanetoidSource("Cora").load(tmp_path, tmp_path / "cache").num_nodes == 3
+
+
+def test_benchmarks_are_prepared_as_in_the_papers_and_own_graphs_are_left_whole():
+    own = (FileSource("graph.pt"), PyGSource(TINY))
+    assert not any(source.preparation.largest_component or source.preparation.normalize_features for source in own)
+    named = (PlanetoidSource("Cora"), AmazonSource("Photo"), CoauthorSource("CS"), CitationFullSource("DBLP"))
+    assert all(source.preparation.largest_component and source.preparation.normalize_features for source in named)
+    assert OgbSource().preparation.largest_component
+    assert not OgbSource().preparation.normalize_features
 
 
 def test_pyg_failed_download_names_data_set_folder_and_remedy(tmp_path: Path):
@@ -246,7 +311,7 @@ def test_file_source_refuses_what_is_not_a_graph(tmp_path: Path, content: object
         path.write_bytes(content)
     else:
         torch.save(content, path)
-    with pytest.raises(ValueError, match=r"graph.pt' does not hold a torch_geometric Data.*torch.save"):
+    with pytest.raises(ValueError, match=r"graph.pt cannot be read .*does not hold a torch_geometric Data.*torch.save"):
         FileSource(str(path)).load(tmp_path)
 
 
@@ -320,12 +385,15 @@ def test_super_clusters():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: PlantedCommunities(label_skew=1.5), "label_skew=1.5 is not a probability"),
-        (lambda: PlantedCommunities(homophily=-1), "homophily=-1 is not a probability"),
-        (lambda: PlantedCommunities(num_nodes=5), "num_nodes=5.*a node for each community"),
+        (lambda: PlantedCommunities(label_skew=1.5), "label_skew must be a number in .*, got 1.5"),
+        (lambda: PlantedCommunities(homophily=-1), "homophily must be a number in .*, got -1"),
+        (lambda: PlantedCommunities(num_nodes=5), "num_nodes=5 is too small for num_communities=10"),
         (lambda: SuperClusterSBM(num_nodes=3001), "num_nodes=3001 must be a multiple of num_blocks=20"),
         (lambda: SuperClusterSBM(intra_edge_probability=(0.1, 0.2, 0.3)), "number of super-clusters, 3"),
-        (lambda: SuperClusterSBM(inter_edge_probability=2.0), r"inter_edge_probability=2.0.*in \[0, 1\]"),
+        (
+            lambda: SuperClusterSBM(inter_edge_probability=2.0),
+            r"inter_edge_probability must be a number in \[0, 1\], got 2.0",
+        ),
     ],
 )
 def test_generators_refuse_senseless_settings(build: Callable[[], GraphSource], message: str):

@@ -74,7 +74,7 @@ def test_full_speed_files(root: Path, tmp_path: Path):
         [9, 8, 7],
         [4, 4, 3],
     ]
-    with pytest.raises(ValueError, match="3 time steps are too few for history \\+ horizon = 4"):
+    with pytest.raises(ValueError, match=r"history=3 \+ horizon=1 need 4 time steps; there are 3"):
         METRLA(3, 1).load(tmp_path, 0)
     save(tmp_path, "traffic/metr_la_speed", ids=np.array(["33", "11", "44"]), speed=speed)
     with pytest.raises(ValueError, match=r"no speeds of 1 sensors of the graph: \['22'\]"):
