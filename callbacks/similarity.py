@@ -24,6 +24,7 @@ from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.run.folder import whole_file
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.hypernetwork.fedsheafhn import graph_embedding
 from fl_lightning.strategies.mixing.fedpub import FunctionalEmbedding, proxy_graph
@@ -301,4 +302,5 @@ class SimilarityLogger(Callback):
         about: dict[str, NDArray[np.generic]] = {"clients": np.array(names)}
         if self.community_C is not None:
             about["communities"] = self.community_C
-        np.savez(path.with_suffix(".npz"), **about, **matrices)  # type: ignore[arg-type]
+        with whole_file(path.with_suffix(".npz")) as temporary:
+            np.savez(temporary, **about, **matrices)  # type: ignore[arg-type]

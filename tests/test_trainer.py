@@ -257,7 +257,7 @@ def test_fedsheafhn_goes_on_without_a_client_that_never_answers(federation, make
 
 
 def test_a_round_that_everybody_leaves_changes_nothing(federation, make_model, make_trainer) -> None:
-    participation = Participation(num_clients=1, dropout_probability=0.5)
+    participation = Participation(num_clients=1, dropout_probability=0.5, max_void_rounds=6)
     gone = [not participation.draw(range(5), round_idx, 0)[0] for round_idx in range(6)]
     assert 0 < sum(gone) < 6
     watch = Watch()
@@ -269,6 +269,7 @@ def test_a_round_that_everybody_leaves_changes_nothing(federation, make_model, m
         before, after = watch.states[round_idx - 1], watch.states[round_idx]
         assert gone[round_idx] == all(torch.equal(before[name], tensor) for name, tensor in after.items())
     assert [row["num_participants"] for row in trainer.history] == [int(not empty) for empty in gone]
+    assert [row["void"] for row in trainer.history] == [int(empty) for empty in gone]
     dropped = [list(failures.values()) for failures in watch.failures]
     assert dropped == [["dropped out"] if empty else [] for empty in gone]
 
