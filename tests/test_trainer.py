@@ -387,6 +387,12 @@ class Misspelt(Callback):
         ({"callbacks": Misspelt()}, r"Misspelt defines on_round_ends, which is no hook: did you mean on_round_end\?"),
         ({"callbacks": object()}, r"object is not a fl_lightning\.Callback"),
         ({"monitor": "val/f1"}, r"trainer\.monitor is 'val/f1', but the model is scored by .*val/acc"),
+        (
+            {"monitor": "test/acc"},
+            r"trainer\.monitor is 'test/acc', which is no validation metric: .* Set it to .*val/acc.*, or leave it out",
+        ),
+        ({"monitor": "trained/train/loss"}, r"trainer\.monitor is 'trained/train/loss', which is no validation metric"),
+        ({"participation": Participation(min_clients=6)}, "min_clients is 6, but a round has 5 clients, so every"),
         ({"participation": Participation(num_clients=6)}, "num_clients is 6, but only 5 clients train"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",

@@ -91,7 +91,9 @@ def read_last(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _damaged(path: Path, why: str) -> DamagedCheckpoint:
-    return DamagedCheckpoint(f"checkpoint {path} cannot be read ({why}): it is damaged or no checkpoint")
+    return DamagedCheckpoint(
+        f"checkpoint {path} cannot be read ({why}): it is damaged or no checkpoint, give another file"
+    )
 
 
 class _Summed:
