@@ -61,6 +61,8 @@ class RunLock:
                 ) from None
             except FileNotFoundError:
                 pass
+            except OSError:  # a file system without locks
+                return file
             file.close()  # it was deleted between opening and locking: its owner has just ended
 
     def release(self) -> None:
