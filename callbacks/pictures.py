@@ -7,6 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fl_lightning.callback import Trainer
+from fl_lightning.run.folder import whole_file
 
 
 def publish(trainer: Trainer, figure: Figure, path: Path, name: str, round_idx: int) -> None:
@@ -19,10 +20,10 @@ def publish(trainer: Trainer, figure: Figure, path: Path, name: str, round_idx: 
         name: What the loggers call it.
         round_idx: Their step.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
-    figure.savefig(path)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary)
     picture = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
     for logger in trainer.run.loggers:
         if hasattr(logger, "log_image"):

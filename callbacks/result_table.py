@@ -60,6 +60,9 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
                 f"  {over_rounds.replace('_', ' ')}",
                 f"{number(result[f'test/{over_rounds}'])} (chosen on test: not a result)",
             )
+    if failures := trainer.run.num_failures:
+        worst_name = max(failures, key=lambda name: failures[name])
+        yield "failures", f"{sum(failures.values())} of {len(failures)} clients ({worst_name}: {failures[worst_name]})"
     if trainer.run.history:
         if "comm/bytes_total" in trainer.run.history[-1]:
             sums = {way: sum(row.get(f"comm/bytes_{way}", 0) for row in trainer.run.history) for way in _WAYS}

@@ -24,6 +24,7 @@ from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Signal, Stage, StageAddress
+from fl_lightning.run.folder import whole_file
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.signals import FunctionalEmbedding, graph_embedding, proxy_graph
 
@@ -300,4 +301,5 @@ class SimilarityLogger(Callback):
         about: dict[str, NDArray[np.generic]] = {"clients": np.array(names)}
         if self.community_C is not None:
             about["communities"] = self.community_C
-        np.savez(path.with_suffix(".npz"), **about, **matrices)  # type: ignore[arg-type]
+        with whole_file(path.with_suffix(".npz")) as temporary:
+            np.savez(temporary, **about, **matrices)  # type: ignore[arg-type]

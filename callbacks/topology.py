@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_lightning.callback import Callback, Trainer
+from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 
 from .pictures import publish
@@ -237,7 +238,7 @@ class TopologyLogger(Callback):
         path = trainer.run.folder / "map_norms" / f"round_{round_idx:04d}.png"
         title = f"Restriction maps of {type(trainer.run.strategy).__name__}, round {round_idx}"
         publish(trainer, draw_norms(found, names, title=title), path, "map_norms", round_idx)
-        with path.with_suffix(".csv").open("w", newline="") as file:
+        with whole_file(path.with_suffix(".csv")) as temporary, temporary.open("w", newline="") as file:
             csv.writer(file).writerows(
                 [["client", *names], *([name, *row] for name, row in zip(names, found.tolist(), strict=True))]
             )

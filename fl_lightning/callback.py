@@ -56,6 +56,8 @@ class Callback:
     needs_data: ClassVar[bool] = False
     #: Whether it has clients run stages or evaluations that the strategy does not have.
     invents_stages: ClassVar[bool] = False
+    #: Whether the trained models depend on it, so that a resume compares its settings.
+    changes_training: ClassVar[bool] = False
 
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """What each client holds, before it is batched: return it, or changed copies (poisoned data, for example).

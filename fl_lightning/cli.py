@@ -23,9 +23,10 @@ from fl_lightning.callback import Callback, Trainer
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
+from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
-from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.trainer import ClientFailure, FederatedTrainer, TooFewAnswers
 
 _DESCRIPTION = """Personalised federated learning on graphs.
 
@@ -52,10 +53,10 @@ class _Parser(LightningArgumentParser):
         fail(_plain(message))
 
 
-def fail(message: str) -> NoReturn:
-    """End the program for a mistake of the user's."""
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End the program with one line; exit code 2 is for a mistake of the user's."""
     sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")
-    raise SystemExit(2)
+    raise SystemExit(code)
 
 
 #: What the parser says of the types that a value is not of, whatever is wrong with it.
@@ -115,15 +116,23 @@ def _subclasses(base: type) -> list[type]:
 
 
 class _SaveConfig(Callback):
-    """Writes config.yaml into the folder of a new run and shows it to the loggers that keep one."""
+    """Writes config.yaml into the folder of a new run and shows it to the loggers that keep one.
+
+    A resume with other settings writes config_resumed_<round>.yaml beside it.
+    """
 
     def on_fit_start(self, trainer: Trainer) -> None:
         run = trainer.run
-        path = run.folder / "config.yaml"
+        changed = any(change.startswith(f"from round {run.round_idx} on") for change in run.changes)
+        if changed:
+            run.config_file = f"config_resumed_{run.round_idx}.yaml"
+        elif not run.config_file or not (run.folder / run.config_file).exists():
+            run.config_file = "config.yaml"
+        path = run.folder / run.config_file
         if trainer.fabric.is_global_zero:
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(run.config)
+            if changed or not path.exists():
+                with whole_file(path) as temporary:
+                    temporary.write_text(run.config)
             for logger in run.loggers:
                 if hasattr(logger, "continue_run"):
                     logger.log_hyperparams(yaml.safe_load(run.config))
@@ -161,7 +170,7 @@ class FederatedCLI(LightningCLI):
         """Parse; unlike LightningCLI, arguments given from Python do not mind those of the process."""
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
-            words = ["--profile=true" if word == "--profile" else word for word in words]
+            words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
         self.config = parser.parse_args(words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -203,6 +212,7 @@ class FederatedCLI(LightningCLI):
         callbacks.append(_SaveConfig())
         trainer = FederatedTrainer(**{**own, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
         trainer.config = self._parser(self.subcommand).dump(config, skip_none=False)
+        trainer.config_sources = tuple(str(path) for path in config.get("config") or ())
         return trainer
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
@@ -213,9 +223,14 @@ class FederatedCLI(LightningCLI):
         return {"model": self.model, "datamodule": self.datamodule, "algorithm": strategy, **options}
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run a verb; what is refused before training starts is the user's mistake, later errors are shown in full."""
+        """Run a verb; what is refused before training starts is the user's mistake, later errors are shown in full.
+
+        Clients that fail are nobody's mistake in the program: one line, and exit code 1.
+        """
         try:
             super()._run_subcommand(subcommand)
+        except (ClientFailure, TooFewAnswers) as error:
+            fail(str(error), code=1)
         except (ValueError, FileNotFoundError) as error:
             if self.trainer.started:  # type: ignore[attr-defined]
                 raise
@@ -237,7 +252,7 @@ class FederatedCLI(LightningCLI):
 
 
 def _write_predictions(path: Path, predictions: dict[int, torch.Tensor], data: FederatedDataModule) -> None:
-    with path.open("w", newline="") as file:
+    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         regression = data.clients[0].y_N.is_floating_point()
         names = ["step", "prediction", "target"] if regression else ["prediction", "probability", "label"]

@@ -7,7 +7,8 @@ there is no server process to lose. Read :meth:`FederatedTrainer._run_round` for
 import functools
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,10 +28,11 @@ from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
 from fl_lightning.round.stage import Phase, Stage, StageAddress
-from fl_lightning.run import checkpoint, state
+from fl_lightning.run import checkpoint, result, settings, state
 from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.assembly import Run, assemble, start_clients
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
+from fl_lightning.run.lock import RunLock
 from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
 from fl_lightning.run.processes import gather, gather_objects, leave_at_exit
 from fl_lightning.run.profiling import RoundClock, RoundTrace
@@ -53,6 +55,10 @@ def gather_failures(fabric: Fabric, outcome: Outcome) -> dict[int, str]:
 
 class ClientFailure(RuntimeError):
     """A client failed and ``participation.on_failure`` is ``stop``."""
+
+
+class TooFewAnswers(RuntimeError):
+    """Round after round fewer clients answered than ``participation.min_clients``."""
 
 
 class FederatedTrainer:
@@ -118,6 +124,7 @@ class FederatedTrainer:
         self.root = Path(default_root_dir) / run_name
         self.seed = seed
         self.config = ""
+        self.config_sources: tuple[str, ...] = ()
         try:
             self.fabric = Fabric(
                 accelerator=accelerator,
@@ -163,6 +170,7 @@ class FederatedTrainer:
         algorithm: Strategy,
         ckpt_path: str | None = None,
         profile: bool = False,
+        resume_with_changes: bool = False,
     ) -> dict[str, float]:
         """Train the federation.
 
@@ -174,43 +182,36 @@ class FederatedTrainer:
                 start) or ``best``.
             profile: Write ``trace.json`` (``torch.profiler``, two rounds) and ``profile.csv`` (where the time of the
                 rounds went) into the run's folder.
+            resume_with_changes: Continue the checkpoint though settings are not those it was made with; they are named.
 
         Returns:
             The figures of the round that validation chose, new clients' under ``new/``, and ``test/max_over_rounds``.
 
         Raises:
-            ValueError: A setting does not fit the data, or the checkpoint is of another run.
+            ValueError: A setting does not fit the data; the checkpoint is of another run, of other settings or damaged;
+                or another process is writing the run.
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
+            TooFewAnswers: ``participation.max_void_rounds`` rounds in a row had fewer than ``min_clients`` answers.
         """
-        resume = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
-        run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(resume) if resume else None)
-        if resume is not None:
-            state.restore(run, self.callbacks, resume)
-        self._start_loggers()
-        run.trace = RoundTrace(run.folder / f"trace{self.fabric.global_rank or ''}.json") if profile else None
-        self.started = True
-        try:
-            self._call("on_fit_start")
-            with run.interruption:
-                if resume is None:
-                    self._run_stages(algorithm.initial_stages(), run.training_clients, "initial")
-                run.clock = RoundClock()  # of the rounds alone
-                while run.round_idx < self.num_rounds and not run.should_stop:
-                    self._run_round()
-                if run.interruption.received is None and run.new_clients:
-                    run.selection.result.update(self._admit_new_clients())
-            self._call("on_fit_end")
-            if run.trace is not None:
-                run.trace.close()
-                if self.fabric.is_global_zero:
-                    run.clock.to_csv(run.folder / "profile.csv")
-        except BaseException as error:
-            self._call("on_exception", error)
-            for logger in run.loggers:
-                logger.finalize("failed")
-            raise
-        for logger in run.loggers:
-            logger.finalize("success")
+        path = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
+        run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(path) if path else None)
+        with self._lock(run.folder):
+            if path is not None:
+                changes: Literal["take", "refuse"] = "take" if resume_with_changes else "refuse"
+                state.restore(run, self.callbacks, *_read(path, ckpt_path), changes=changes)
+            self._start_loggers()
+            run.trace = RoundTrace(run.folder / f"trace{self.fabric.global_rank or ''}.json") if profile else None
+            try:
+                self._call("on_fit_start")
+                self.started = True
+                self._run_rounds(resumed=path is not None)
+                self._call("on_fit_end")
+                self._write_profile()
+            except BaseException as error:
+                self._call("on_exception", error)
+                self._end(error)
+                raise
+            self._end(None)
         return run.selection.result
 
     def validate(
@@ -260,6 +261,18 @@ class FederatedTrainer:
 
     # ------------------------------------------------------------------ the life of a round
 
+    def _run_rounds(self, *, resumed: bool) -> None:
+        run = self.run
+        with run.interruption:
+            if not resumed:
+                self._run_stages(run.strategy.initial_stages(), run.training_clients, "initial")
+            run.clock = RoundClock()  # of the rounds alone
+            while run.round_idx < self.num_rounds and not run.should_stop:
+                self._run_round()
+                self._check_void_rounds()
+            if run.interruption.received is None and run.new_clients:
+                run.selection.result.update(self._admit_new_clients())
+
     def _run_round(self) -> None:
         run, start = self.run, time.perf_counter()
         if run.trace is not None:
@@ -267,7 +280,7 @@ class FederatedTrainer:
         self._call("on_round_start")
         effort, dropped = self.participation.draw(run.training_clients, run.round_idx, self.seed)
         run.failures = {run.roster.names[client]: "dropped out" for client in dropped}
-        self._run_stages(run.strategy.stages(run.round_idx), effort, "round")
+        is_void = not self._run_stages(run.strategy.stages(run.round_idx), effort, "round")
         metrics: dict[str, float] = dict(run.strategy.metrics())
         if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
             with run.clock.part("evaluation"):
@@ -275,6 +288,7 @@ class FederatedTrainer:
             run.selection.update(run.round_idx, metrics, run.scores[""])
         metrics["num_participants"] = len(effort)
         metrics["num_failures"] = len(run.failures)
+        metrics["void"] = int(is_void)
         with run.clock.part("logging"):
             self._call("on_round_end", metrics)
             metrics["seconds"] = time.perf_counter() - start
@@ -295,12 +309,17 @@ class FederatedTrainer:
         stages: Sequence[Stage],
         clients: Sequence[int] | Mapping[int, float],
         phase: Phase,
-    ) -> None:
-        """Send, work, answer, take in: one exchange a stage. A client that fails is out of the stages that follow."""
+    ) -> bool:
+        """Send, work, answer, take in: one exchange a stage. A client that fails is out of the stages that follow.
+
+        Returns:
+            False for a round that is void: too few clients are left, and the server takes nothing more in.
+        """
         effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
+        quorum = self.participation.min_clients if phase == "round" else 1
         for stage in stages:
-            if not effort:
-                return
+            if len(effort) < quorum:
+                return False
             with self.run.clock.part("server"):
                 payload = self.run.strategy.configure(stage, tuple(effort))
             self._call("on_send", stage, payload)
@@ -312,9 +331,12 @@ class FederatedTrainer:
                 upload, failures = self._take_in(stage, outcome)
             self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
             effort = {client: share for client, share in effort.items() if client not in failures}
+            if phase == "round" and len(effort) < quorum:
+                return False
             with self.run.clock.part("server"):
                 (self.run.strategy.admit if phase == "admission" else self.run.strategy.aggregate)(stage, upload)
             self._call("on_stage_end", stage, upload)
+        return True
 
     def _take_in(self, stage: Stage, outcome: Outcome) -> tuple[Payload, dict[int, str]]:
         """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
@@ -358,8 +380,20 @@ class FederatedTrainer:
             if self.participation.on_failure == "stop":
                 raise ClientFailure(f"{message} (participation.on_failure is 'stop')")
             self.run.failures[name] = why
+            self.run.num_failures[name] = self.run.num_failures.get(name, 0) + 1
             if self.fabric.is_global_zero:
                 warnings.warn(f"{message}; it is left out", stacklevel=2)
+
+    def _check_void_rounds(self) -> None:
+        """End a run in which nothing is learnt any more."""
+        limit = self.participation.max_void_rounds
+        last = self.run.history[-limit:]
+        if len(last) == limit and all(row["void"] for row in last):
+            failures = "; ".join(f"{name}: {why}" for name, why in list(self.run.failures.items())[:3])
+            raise TooFewAnswers(
+                f"the last {limit} rounds were void: fewer than {self.participation.min_clients} clients answered "
+                f"(participation.min_clients, max_void_rounds); in round {last[-1]['round']} {failures}"
+            )
 
     # ------------------------------------------------------------------ setting up
 
@@ -376,6 +410,7 @@ class FederatedTrainer:
     ) -> Run:
         """Begin a run; in the given folder, or a new one."""
         self.launch()
+        self.started = False
         for callback in self.callbacks:
             check_hooks(callback)
         self._run = assemble(
@@ -387,15 +422,63 @@ class FederatedTrainer:
             participation=self.participation,
             selection=Selection(self.monitor or model.monitor, self.monitor_mode),
             seed=self.seed,
-            folder=self.fabric.broadcast(folder or new_run_folder(self.root)),
+            settings=self._settings(model, algorithm),
             config=self.config,
+            config_sources=self.config_sources,
             loggers=[] if isinstance(self.logger, bool) else _listed(self.logger),
         )
         clients: tuple[Any, ...] = tuple(datamodule.clients)
         for callback in self.callbacks:
             clients = callback.on_clients(self, clients)
         start_clients(self._run, clients, dtype=self.dtype)
+        if self.fabric.is_global_zero:
+            self._run.folder = folder or new_run_folder(self.root)
+        self._run.folder = self.fabric.broadcast(self._run.folder)
         return self._run
+
+    def _settings(self, model: ClientModule, algorithm: Strategy) -> dict[str, Any]:
+        """What can be told of the settings that results depend on."""
+        monitor = {"name": self.monitor or model.monitor, "mode": self.monitor_mode}
+        trainer = {"evaluate_every": self.evaluate_every, "precision": self.precision, "monitor": monitor}
+        return settings.of_objects(strategy=algorithm, participation=self.participation, trainer=trainer)
+
+    @contextmanager
+    def _lock(self, folder: Path) -> Iterator[None]:
+        """Keep other processes from writing the run; a folder that nothing was written to goes again.
+
+        Raises:
+            ValueError: Another process is writing it.
+        """
+        lock, refusal = RunLock(folder), ""
+        if self.fabric.is_global_zero:
+            try:
+                lock.acquire()
+            except ValueError as error:
+                refusal = str(error)
+        if refusal := self.fabric.broadcast(refusal):
+            raise ValueError(refusal)
+        try:
+            yield
+        finally:
+            if self.fabric.is_global_zero:
+                lock.release()
+                with suppress(OSError):  # it is not empty, as a rule
+                    folder.rmdir()
+
+    def _end(self, error: BaseException | None) -> None:
+        """Close the loggers and say what the run came to."""
+        run = self.run
+        for logger in run.loggers:
+            logger.finalize("success" if error is None else "failed")
+        if self.started and self.fabric.is_global_zero:
+            result.write(run, error)
+
+    def _write_profile(self) -> None:
+        run = self.run
+        if run.trace is not None:
+            run.trace.close()
+            if self.fabric.is_global_zero:
+                run.clock.to_csv(run.folder / "profile.csv")
 
     def _start_loggers(self) -> None:
         run = self.run
@@ -430,7 +513,7 @@ class FederatedTrainer:
         path = find_checkpoint(self.root, ckpt_path, required=True)
         assert path is not None
         run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(path))
-        state.restore(run, self.callbacks, path)
+        state.restore(run, self.callbacks, *_read(path, ckpt_path))
         return run
 
     def _evaluate_checkpoint(
@@ -444,6 +527,11 @@ class FederatedTrainer:
         metrics = {name: value for name, value in metrics.items() if split in name}
         self._call("on_evaluation_end", metrics)
         return metrics
+
+
+def _read(path: Path, ckpt_path: str | None) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint's path and content; a damaged ``last`` gives way to an older one."""
+    return checkpoint.read_last(path) if ckpt_path == "last" else (path, checkpoint.read(path))
 
 
 def _listed(items: list[Any] | Any) -> list[Any]:

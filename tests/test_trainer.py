@@ -257,7 +257,7 @@ def test_fedsheafhn_goes_on_without_a_client_that_never_answers(federation, make
 
 
 def test_a_round_that_everybody_leaves_changes_nothing(federation, make_model, make_trainer) -> None:
-    participation = Participation(num_clients=1, dropout_probability=0.5)
+    participation = Participation(num_clients=1, dropout_probability=0.5, max_void_rounds=6)
     gone = [not participation.draw(range(5), round_idx, 0)[0] for round_idx in range(6)]
     assert 0 < sum(gone) < 6
     watch = Watch()
@@ -269,6 +269,7 @@ def test_a_round_that_everybody_leaves_changes_nothing(federation, make_model, m
         before, after = watch.states[round_idx - 1], watch.states[round_idx]
         assert gone[round_idx] == all(torch.equal(before[name], tensor) for name, tensor in after.items())
     assert [row["num_participants"] for row in trainer.history] == [int(not empty) for empty in gone]
+    assert [row["void"] for row in trainer.history] == [int(empty) for empty in gone]
     dropped = [list(failures.values()) for failures in watch.failures]
     assert dropped == [["dropped out"] if empty else [] for empty in gone]
 
@@ -386,6 +387,12 @@ class Misspelt(Callback):
         ({"callbacks": Misspelt()}, r"Misspelt defines on_round_ends, which is no hook: did you mean on_round_end\?"),
         ({"callbacks": object()}, r"object is not a fl_lightning\.Callback"),
         ({"monitor": "val/f1"}, r"trainer\.monitor is 'val/f1', but the model is scored by .*val/acc"),
+        (
+            {"monitor": "test/acc"},
+            r"trainer\.monitor is 'test/acc', which is no validation metric: .* Set it to .*val/acc.*, or leave it out",
+        ),
+        ({"monitor": "trained/train/loss"}, r"trainer\.monitor is 'trained/train/loss', which is no validation metric"),
+        ({"participation": Participation(min_clients=6)}, "min_clients is 6, but a round has 5 clients, so every"),
         ({"participation": Participation(num_clients=6)}, "num_clients is 6, but only 5 clients train"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",

@@ -21,6 +21,7 @@ from fl_lightning.kernels.randomness import generator
 from fl_lightning.round.metrics import summarise
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
+from fl_lightning.run.folder import whole_file
 
 
 class Attack(Callback):
@@ -44,6 +45,7 @@ class Attack(Callback):
     #: Whether one client is malicious where neither a ratio nor clients are given.
     lone: ClassVar[bool] = False
     needs_data = True
+    changes_training = True
 
     def __init__(
         self, *, ratio: float | None = None, clients: Sequence[int] | None = None, seed: int | None = None
@@ -102,8 +104,8 @@ class Attack(Callback):
                 f"{number} {type(attack).__name__}": [trainer.run.roster.names[client] for client in attack.malicious]
                 for number, attack in enumerate(_attacks(trainer), start=1)
             }
-            trainer.run.folder.mkdir(parents=True, exist_ok=True)
-            (trainer.run.folder / "malicious_clients.json").write_text(json.dumps(record, indent=1) + "\n")
+            with whole_file(trainer.run.folder / "malicious_clients.json") as temporary:
+                temporary.write_text(json.dumps(record, indent=1) + "\n")
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
         """Add the figures over the benign clients; new clients all are."""

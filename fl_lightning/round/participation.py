@@ -20,6 +20,9 @@ class Participation:
             number, as in FedProx).
         held_out_fraction: Share of all clients kept out of training, to join at the end as new clients.
         on_failure: ``skip`` leaves a failing client out of the round and goes on; ``stop`` ends the run.
+        min_clients: Answers that a round needs. One with fewer is void: the server takes in nothing of the stage in
+            which they are too few, nor of later ones.
+        max_void_rounds: Void rounds in a row after which the run ends with an error.
 
     Raises:
         ValueError: A value is out of its range.
@@ -34,11 +37,18 @@ class Participation:
         straggler_probability: float = 0.0,
         held_out_fraction: float = 0.0,
         on_failure: Literal["skip", "stop"] = "skip",
+        min_clients: int = 1,
+        max_void_rounds: int = 3,
     ) -> None:
         if not 0 < fraction <= 1:
             raise ValueError(f"participation.fraction must be in (0, 1], got {fraction}")
-        if num_clients is not None and num_clients < 1:
-            raise ValueError(f"participation.num_clients must be at least 1, got {num_clients}")
+        for name, count in {
+            "num_clients": num_clients,
+            "min_clients": min_clients,
+            "max_void_rounds": max_void_rounds,
+        }.items():
+            if count is not None and count < 1:
+                raise ValueError(f"participation.{name} must be at least 1, got {count}")
         if num_clients is not None and fraction != 1:
             raise ValueError("give participation.fraction or participation.num_clients, not both")
         for name, value in {
@@ -54,12 +64,15 @@ class Participation:
         self.straggler_probability = straggler_probability
         self.held_out_fraction = held_out_fraction
         self.on_failure = on_failure
+        self.min_clients = min_clients
+        self.max_void_rounds = max_void_rounds
 
     def training_clients(self, num_clients: int, seed: int) -> tuple[int, ...]:
         """The clients that are not held out.
 
         Raises:
-            ValueError: More clients are asked for in a round than there are, or none would be left to train.
+            ValueError: More clients are asked for in a round than there are, or needed than are asked, or none would be
+                left to train.
         """
         num_new = round(self.held_out_fraction * num_clients)
         remaining = num_clients - num_new
@@ -70,6 +83,11 @@ class Participation:
         if self.num_clients is not None and self.num_clients > remaining:
             raise ValueError(
                 f"participation.num_clients is {self.num_clients}, but only {remaining} clients train: lower it"
+            )
+        if self.min_clients > self._wanted(remaining):
+            raise ValueError(
+                f"participation.min_clients is {self.min_clients}, but a round has {self._wanted(remaining)} clients, "
+                "so every round would be void: lower it, or raise participation.fraction or num_clients"
             )
         order = torch.randperm(num_clients, generator=generator(seed, "held_out")).tolist()
         return tuple(sorted(order[num_new:]))
@@ -82,7 +100,7 @@ class Participation:
             client ascending; and the chosen clients that dropped out.
         """
         rng = generator(seed, "participation", round_idx)
-        wanted = self.num_clients or max(1, math.floor(self.fraction * len(clients) + 0.5))
+        wanted = self._wanted(len(clients))
         chosen = sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:wanted].tolist())
         drops, slow, share = torch.rand(3, len(chosen), generator=rng, dtype=torch.float64).tolist()
         effort = {
@@ -91,6 +109,10 @@ class Participation:
             if drops[i] >= self.dropout_probability
         }
         return effort, [client for client in chosen if client not in effort]
+
+    def _wanted(self, num_clients: int) -> int:
+        """How many of the training clients are chosen for a round."""
+        return self.num_clients or max(1, math.floor(self.fraction * num_clients + 0.5))
 
 
 def epochs_of(effort: float, num_epochs: int) -> int:

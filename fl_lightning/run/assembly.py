@@ -1,6 +1,6 @@
 """A run: everything that belongs to one fit, test or prediction, and how it is put together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,17 @@ class Run:
         executor: Runs this process's clients.
         selection: Which round is reported.
         seed: Root of every random draw of the training.
-        folder: Where the run keeps its files.
+        settings: What can be told of the settings that results depend on, for a resume to compare.
+        folder: Where the run keeps its files; made when everything else is in order.
         config: The whole configuration as YAML; empty for a run from Python.
+        config_file: Its name in the folder.
+        config_sources: The files it was given in on the command line.
+        changes: Settings that were changed by a resume.
         round_idx: Rounds that are over, so the index of the present one.
         history: The figures of each round that is over, with its number under ``round``.
         scores: Each client's scores, by the prefix of what was last evaluated.
         failures: Why clients are missing from the present round, by name.
+        num_failures: How often each client has failed, by name; dropping out, which is drawn, is no failure.
         should_stop: Whether the present round is the last.
         interruption: The signal that ends the run.
         loggers: Where figures go.
@@ -66,12 +71,17 @@ class Run:
     executor: Executor
     selection: Selection
     seed: int
-    folder: Path
+    settings: Mapping[str, Any]
+    folder: Path = Path()
     config: str = ""
+    config_file: str = ""
+    config_sources: tuple[str, ...] = ()
+    changes: list[str] = field(default_factory=list)
     round_idx: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
     scores: dict[str, Payload] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    num_failures: dict[str, int] = field(default_factory=dict)
     should_stop: bool = False
     interruption: Interruption = field(default_factory=Interruption)
     loggers: list[Logger] = field(default_factory=list)
@@ -89,11 +99,12 @@ def assemble(
     participation: Participation,
     selection: Selection,
     seed: int,
-    folder: Path,
+    settings: Mapping[str, Any],
     config: str = "",
+    config_sources: Sequence[str] = (),
     loggers: Sequence[Logger] = (),
 ) -> Run:
-    """Put a run together: data, nets, server. Its clients come last, by :func:`start_clients`.
+    """Put a run together: data, nets, server. Its clients come last, by :func:`start_clients`; then its folder.
 
     Raises:
         ValueError: The settings do not fit the data or each other.
@@ -116,8 +127,9 @@ def assemble(
         executor=executor_for(model, executor),
         selection=selection,
         seed=seed,
-        folder=folder,
+        settings=settings,
         config=config,
+        config_sources=tuple(config_sources),
         loggers=list(loggers),
     )
 
@@ -215,10 +227,18 @@ def executor_for(model: ClientModule, executor: Executor) -> Executor:
 
 
 def check_monitor(run: Run) -> None:
-    """Score one client before anything is trained: the monitored metric must be there."""
+    """Score one client before anything is trained: the monitored metric must be there, and be one of validation."""
+    monitor = run.selection.monitor
     scores = run.executor.evaluate({"": Evaluation()}, run.executor.clients[:1], 0)[""].upload
-    if not run.selection.monitor.endswith(tuple(scores.signals)):
+    if not monitor.endswith(tuple(scores.signals)):
+        raise ValueError(f"trainer.monitor is {monitor!r}, but the model is scored by {_listed(scores.signals)}")
+    validation = [name for name in scores.signals if name.startswith("val/")]
+    if not monitor.endswith(tuple(validation)):
         raise ValueError(
-            f"trainer.monitor is {run.selection.monitor!r}, but the model is scored by "
-            f"{', '.join(sorted(scores.signals))}"
+            f"trainer.monitor is {monitor!r}, which is no validation metric: a round that training or test examples "
+            f"chose is no result. Set it to {_listed(validation)}, or leave it out"
         )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,36 +1,42 @@
 """The checkpoint file: written atomically, read without trusting it, refused where it does not belong."""
 
+import contextlib
 import os
 import random
+import warnings
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+
+from fl_lightning.run.folder import whole_file
 
 #: Of the file's layout; raised with every change that older files do not have.
 FORMAT_VERSION = 2
 
 
+class DamagedCheckpoint(ValueError):
+    """A file that is not what was written, or no checkpoint at all."""
+
+
 def write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a checkpoint so that the path holds either the old file or the whole new one, whatever happens.
+
+    A checksum of all bytes follows them; ``torch.load`` does not mind it.
 
     Args:
         path: Where to; its folder is created.
         content: Tensors, primitives, and lists and dicts of them.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")  # one name: what a killed run leaves is written over by the next
-    try:
-        with temporary.open("wb") as file:
-            torch.save(dict(content), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        summed = _Summed(file)
+        torch.save(dict(content), summed)  # type: ignore[arg-type]
+        file.write(_trailer(summed.checksum))
+        file.flush()
+        os.fsync(file.fileno())
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -42,21 +48,86 @@ def read(path: Path) -> dict[str, Any]:
     """Read a checkpoint; nothing in it is executed (``weights_only=True``).
 
     Raises:
-        ValueError: The file is missing, damaged, or of another format.
+        DamagedCheckpoint: A byte of it has changed, it is cut off, or no checkpoint.
+        ValueError: It is of another format.
     """
-    if not path.is_file():
-        raise ValueError(f"checkpoint {path} does not exist: give the path of a .ckpt file, or 'last' or 'best'")
+    is_sound = _is_sound(path)
+    if is_sound is False:
+        raise _damaged(path, "its bytes are not those that were written")
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError, ... for damaged files
-        raise ValueError(f"checkpoint {path} cannot be read ({error}): it is damaged or no checkpoint") from error
-    if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
-        found = content.get("format_version") if isinstance(content, dict) else None
+        raise _damaged(path, str(error)) from error
+    found = content.get("format_version") if isinstance(content, dict) else None
+    if found != FORMAT_VERSION:
         raise ValueError(
-            f"checkpoint {path} has format version {found}, this version of fl_lightning reads {FORMAT_VERSION}: use "
-            "the version that wrote it, or train anew, without --ckpt_path"
+            f"checkpoint {path} has format version {found}, this version of fl_lightning reads {FORMAT_VERSION}: "
+            "use the version that wrote it, or train anew, without --ckpt_path"
         )
+    if is_sound is None:
+        raise _damaged(path, "its checksum is missing")
     return content
+
+
+def read_last(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Read a checkpoint, or where it is damaged the one of most rounds among those beside it, with a warning.
+
+    Raises:
+        DamagedCheckpoint: None of them is sound.
+        ValueError: The file is of another format.
+    """
+    try:
+        return path, read(path)
+    except DamagedCheckpoint as error:
+        sound: list[tuple[Path, dict[str, Any]]] = []
+        for other in sorted(set(path.parent.glob("[!.]*.ckpt")) - {path}):
+            with contextlib.suppress(ValueError):
+                sound.append((other, read(other)))
+        if not sound:
+            raise
+        found, content = max(sound, key=lambda item: item[1]["round"])
+        warnings.warn(f"{error}; going on from {found.name}, after {content['round']} rounds", stacklevel=2)
+        return found, content
+
+
+def _damaged(path: Path, why: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"checkpoint {path} cannot be read ({why}): it is damaged or no checkpoint, give another file"
+    )
+
+
+class _Summed:
+    """A file that adds up a checksum of what is written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.checksum = 0
+
+    def write(self, data: bytes) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+_MARK = b"crc32:"
+_CHUNK_BYTES = 2**24
+
+
+def _trailer(checksum: int) -> bytes:
+    return _MARK + f"{checksum:08x}".encode()
+
+
+def _is_sound(path: Path) -> bool | None:
+    """Whether a file's bytes are those that were written; None for a file without a checksum."""
+    length = path.stat().st_size - len(_trailer(0))
+    checksum = 0
+    with path.open("rb") as file:
+        for start in range(0, length, _CHUNK_BYTES):
+            checksum = zlib.crc32(file.read(min(_CHUNK_BYTES, length - start)), checksum)
+        end = file.read()
+    return end == _trailer(checksum) if end.startswith(_MARK) else None
 
 
 def check_identity(path: Path, saved: Mapping[str, str], own: Mapping[str, str]) -> None:

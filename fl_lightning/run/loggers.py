@@ -7,7 +7,6 @@ fifty scalars by itself, which takes as long as a short round's training.
 
 import csv
 import io
-import os
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +17,8 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+from fl_lightning.run.folder import whole_file
 
 
 class RoundTable:
@@ -44,10 +45,8 @@ class RoundTable:
         if not kept:
             self.path.unlink(missing_ok=True)
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.new")
-        temporary.write_text(self._format(kept, header=True))
-        os.replace(temporary, self.path)
+        with whole_file(self.path) as temporary:
+            temporary.write_text(self._format(kept, header=True))
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows; a cell that a row lacks stays empty."""

@@ -12,6 +12,8 @@ from rich import box
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from fl_lightning.run.folder import whole_file
+
 #: The parts of a round, in the order they are shown.
 PARTS = ("clients", "payloads", "server", "evaluation", "logging", "checkpoint")
 
@@ -56,7 +58,7 @@ class RoundClock:
 
     def to_csv(self, path: Path) -> None:
         """Write the rows."""
-        with path.open("w", newline="") as file:
+        with whole_file(path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["part", "milliseconds_a_round", "share"])
             writer.writerows(self.rows())
@@ -95,6 +97,6 @@ class RoundTrace:
         """Write what was recorded."""
         if self.profiler is not None:
             self.profiler.stop()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.profiler.export_chrome_trace(str(self.path))
+            with whole_file(self.path) as temporary:
+                self.profiler.export_chrome_trace(str(temporary))
             self.profiler = None

@@ -2,15 +2,16 @@
 
 import functools
 import importlib.metadata
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.fabric.loggers.logger import Logger
 
 from fl_lightning.callback import Callback
 from fl_lightning.round.payload import Payload
-from fl_lightning.run import checkpoint
+from fl_lightning.run import checkpoint, settings
 from fl_lightning.run.assembly import Run
 from fl_lightning.run.processes import gather, gather_objects
 
@@ -31,22 +32,42 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         "callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks).items()},
         "random": checkpoint.random_state(),
         "history": [dict(row) for row in run.history],
+        "num_failures": dict(run.num_failures),
         "selection": run.selection.state_dict(),
         "wandb_id": next((str(id_) for logger in run.loggers if (id_ := _wandb_id(logger))), None),
         "config": run.config,
+        "config_file": run.config_file,
+        "settings": run.settings,
+        "changes": list(run.changes),
         "identity": _identity(run),
         "versions": versions(),
     }
 
 
-def restore(run: Run, callbacks: Sequence[Callback], path: Path) -> None:
+def restore(
+    run: Run,
+    callbacks: Sequence[Callback],
+    path: Path,
+    state: Mapping[str, Any],
+    *,
+    changes: Literal["ignore", "refuse", "take"] = "ignore",
+) -> None:
     """Give a run that is set up the state of a checkpoint.
 
+    Args:
+        run: The run.
+        callbacks: The trainer's.
+        path: The checkpoint, for messages.
+        state: Its content.
+        changes: What to do about settings that are not the checkpoint's.
+
     Raises:
-        ValueError: The file cannot be read, or is of another run.
+        ValueError: The checkpoint is of another run, or was made with other settings.
     """
-    state = checkpoint.read(path)
     checkpoint.check_identity(path, state["identity"], _identity(run))
+    run.changes = list(state["changes"])
+    if changes != "ignore":
+        _check_settings(run, path, state, take=changes == "take")
     clients = state["clients"]
     run.strategy.load_state_dict(state["strategy"])
     run.executor.load_holdings(clients["holdings"])
@@ -59,6 +80,8 @@ def restore(run: Run, callbacks: Sequence[Callback], path: Path) -> None:
     checkpoint.restore_random_state(state["random"])
     run.round_idx = state["round"]
     run.history = state["history"]
+    run.num_failures = dict(state["num_failures"])
+    run.config_file = state["config_file"]
     run.selection.load_state_dict(state["selection"])
     for logger in run.loggers:
         if state["wandb_id"] and hasattr(logger, "continue_run"):
@@ -69,6 +92,24 @@ def _holdings(run: Run) -> dict[int, dict[str, Any]]:
     """What clients hold whose graphs a stage has changed."""
     parts = gather_objects(run.fabric, run.executor.holdings())
     return {client: fields for part in parts for client, fields in part.items()}
+
+
+def _check_settings(run: Run, path: Path, state: Mapping[str, Any], *, take: bool) -> None:
+    """Refuse other settings than the checkpoint's, or note them in the run's changes."""
+    if state["config"] and run.config:
+        found = settings.differences(settings.of_config(state["config"]), settings.of_config(run.config))
+    else:
+        found = settings.differences(state["settings"], run.settings)
+    if not found:
+        return
+    if not take:
+        raise ValueError(
+            f"checkpoint {path} was made with other settings; {'; '.join(found)}. Use the configuration it was made "
+            "with (config.yaml beside it), or take the changes with --resume_with_changes"
+        )
+    run.changes += [f"from round {state['round']} on: {change}" for change in found]
+    if run.fabric.is_global_zero:
+        warnings.warn(f"resumed with other settings; {'; '.join(found)}", stacklevel=4)
 
 
 def _identity(run: Run) -> dict[str, str]:

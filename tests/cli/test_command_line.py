@@ -1,6 +1,7 @@
 """What a user meets at the command line: the verbs, and mistakes that end in one line and exit code 2."""
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -71,6 +72,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--config=missing.yaml"], "missing.yaml"),
         (["--ckpt_path=missing.ckpt"], "missing.ckpt does not exist"),
         (["--ckpt_path=best"], "there is no best.ckpt"),
+        (["--trainer.monitor=test/acc"], "trainer.monitor is 'test/acc', which is no validation metric"),
     ],
     ids=lambda value: value[0].split("=")[0] if isinstance(value, list) else "",
 )
@@ -108,6 +110,50 @@ def test_error_during_training_keeps_its_traceback(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("fl_lightning.strategies.hypernetwork.fedsheafhn.FedSheafHN.aggregate", broken)
     with pytest.raises(ValueError, match="a bug in the strategy"):
         main(["fit", *SMALL])
+
+
+def test_a_federation_that_fails_ends_with_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("fl_lightning.round.client.ClientModule.training_step", broken)
+    arguments = ["--trainer.executor=SequentialExecutor", "--trainer.num_rounds=9"]
+    with pytest.warns(UserWarning, match="out of memory; it is left out"), pytest.raises(SystemExit) as stop:
+        main(["fit", *SMALL, *arguments])
+    assert stop.value.code == 1
+    assert "fl-train: error: the last 3 rounds were void" in capsys.readouterr().err
+    record = json.loads(Path("runs/quickstart/version_0/result.json").read_text())
+    assert (record["status"], record["num_rounds"], record["num_void_rounds"]) == ("failed", 3, 3)
+
+
+def test_a_resume_with_other_settings_is_refused_or_written_down(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("runs/quickstart/version_0")
+    assert main(["fit", *SMALL]) == 0
+    changed = [
+        "fit",
+        *SMALL,
+        "--trainer.num_rounds=3",
+        "--ckpt_path=last",
+        "--model.init_args.net.init_args.dropout=0.7",
+    ]
+    with pytest.raises(SystemExit) as stop:
+        main(changed)
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "made with other settings; model.init_args.net.init_args.dropout: 0.5 then, 0.7 now. Use the conf" in said
+    assert "--resume_with_changes" in said
+    with pytest.warns(UserWarning, match="resumed with other settings"):
+        assert main([*changed, "--resume_with_changes"]) == 0
+    configs = [yaml.safe_load((folder / name).read_text()) for name in ("config.yaml", "config_resumed_2.yaml")]
+    assert [config["model"]["init_args"]["net"]["init_args"]["dropout"] for config in configs] == [0.5, 0.7]
+    record = json.loads((folder / "result.json").read_text())
+    assert record["config"] == "config_resumed_2.yaml"
+    assert record["config_sources"] == [str(QUICKSTART)]
+    assert record["changes"] == ["from round 2 on: model.init_args.net.init_args.dropout: 0.5 then, 0.7 now"]
+    quick = ["--trainer.executor=SequentialExecutor", "--trainer.num_rounds=4", "--trainer.logger=false"]
+    assert main([*changed, *quick]) == 0  # with the settings of the last checkpoint, and another executor
 
 
 def test_fit_then_validate_test_predict(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,8 @@ def test_epochs_of_a_straggler() -> None:
         ({"fraction": 0.0}, r"participation.fraction must be in \(0, 1\], got 0.0"),
         ({"fraction": 1.1}, r"participation.fraction must be in \(0, 1\], got 1.1"),
         ({"num_clients": 0}, "participation.num_clients must be at least 1, got 0"),
+        ({"min_clients": 0}, "participation.min_clients must be at least 1, got 0"),
+        ({"max_void_rounds": 0}, "participation.max_void_rounds must be at least 1, got 0"),
         ({"num_clients": 2, "fraction": 0.5}, "participation.fraction or participation.num_clients, not both"),
         ({"dropout_probability": 1.0}, r"participation.dropout_probability must be in \[0, 1\), got 1.0"),
         ({"straggler_probability": -0.1}, "participation.straggler_probability must be"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fl_lightning import Callback, FederatedDataModule, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.data import GlobalSplit
 from fl_lightning.run import checkpoint
 from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN
@@ -152,6 +153,59 @@ def test_checkpoints_of_another_run_are_refused(
 def test_all_that_differs_is_named(saved, path, federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match=r"strategy: .*; seed: "):
         make_trainer(seed=1).fit(make_model(), federation, FedPer(), ckpt_path=str(path))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999])
+def test_any_changed_byte_is_found(share, tmp_path) -> None:
+    path = tmp_path / "a.ckpt"
+    checkpoint.write(
+        path, {"format_version": checkpoint.FORMAT_VERSION, "x": torch.arange(1000), "y": {"z": [1.5, None]}}
+    )
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"cannot be read .*it is damaged or no checkpoint"):
+        checkpoint.read(path)
+
+
+def test_a_file_without_its_checksum_is_refused(tmp_path) -> None:
+    torch.save({"format_version": checkpoint.FORMAT_VERSION}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match="its checksum is missing"):
+        checkpoint.read(tmp_path / "a.ckpt")
+
+
+def spoil(path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:1000] + bytes([content[1000] ^ 255]) + content[1001:])
+
+
+def test_a_damaged_last_gives_way_to_the_newest_sound_one(
+    path, federation, make_model, make_trainer, assert_same
+) -> None:
+    def trainer():
+        return make_trainer(num_rounds=4, callbacks=FederatedCheckpoint(every_seconds=0, every_n_rounds=1, keep=None))
+
+    whole = trainer()
+    expected = whole.fit(make_model(), federation, FedAvg())
+    states = whole.state_dict()
+    for name in ("last", "best", "round=000004"):
+        spoil(path.with_name(f"{name}.ckpt"))
+    resumed = trainer()
+
+    with pytest.warns(
+        UserWarning, match=r"last\.ckpt cannot be read .*; going on from round=000003\.ckpt, after 3 rounds"
+    ):
+        result = resumed.fit(make_model(), federation, FedAvg(), ckpt_path="last")
+
+    assert_same(result, expected)
+    assert_same(resumed.state_dict()["clients"], states["clients"])
+    spoil(path)
+    with pytest.raises(ValueError, match=r"last\.ckpt cannot be read"):
+        trainer().fit(make_model(), federation, FedAvg(), ckpt_path=str(path))  # asked for by name
+    for other in path.parent.glob("*.ckpt"):
+        other.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"last\.ckpt cannot be read"):
+        trainer().fit(make_model(), federation, FedAvg(), ckpt_path="last")
 
 
 # ---------------------------------------------------------------- finding and exchanging

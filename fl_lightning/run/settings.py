@@ -1,0 +1,116 @@
+"""Which settings a run was made with, and which of them a resume may change without changing the mathematics."""
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from fl_lightning.callback import Callback
+
+#: Settings that say where and how fast, not what: a resume may change them. Data, partition and split are compared by
+#: their hash, the root of all draws (the seed) by itself.
+_NEUTRAL = (
+    "ckpt_path",
+    "config",
+    "profile",
+    "resume_with_changes",
+    "seed_everything",
+    "data.cache_dir",
+    "data.partitioner",
+    "data.root",
+    "data.source",
+    "data.splitter",
+    "trainer.accelerator",
+    "trainer.default_root_dir",
+    "trainer.devices",
+    "trainer.executor",
+    "trainer.logger",
+    "trainer.num_nodes",
+    "trainer.run_name",
+    "trainer.strategy",
+)
+
+
+def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """What differs, a line each.
+
+    Args:
+        saved: Settings of the checkpoint, as :func:`of_config` or :func:`of_objects` makes them.
+        present: Those of the run that loads it.
+
+    Example:
+        >>> differences({"strategy": {"mu": 0.1}, "trainer.num_rounds": 9}, {"strategy.mu": 1, "trainer.num_rounds": 9})
+        ['strategy.mu: 0.1 then, 1 now']
+    """
+    then, now = _flat(saved), _flat(present)
+    found = []
+    for name in [*then, *(name for name in now if name not in then)]:
+        old, new = then.get(name, "not set"), now.get(name, "not set")
+        longer = name == "trainer.num_rounds" and "not set" not in (old, new) and new >= old
+        if old != new and not longer:
+            found.append(f"{name}: {old} then, {new} now")
+    return found
+
+
+def of_config(config: str) -> dict[str, Any]:
+    """What matters of a configuration in YAML: without what is neutral, and without callbacks that only watch."""
+    settings: dict[str, Any] = yaml.safe_load(config) or {}
+    callbacks = (settings.get("trainer") or {}).pop("callbacks", None) or []
+    acting = [each for each in (callbacks if isinstance(callbacks, list) else [callbacks]) if not _only_watches(each)]
+    flat = {name: value for name, value in _flat(settings).items() if not _is_neutral(name)}
+    return {**flat, **({"trainer.callbacks": acting} if acting else {})}
+
+
+def of_objects(**objects: Any) -> dict[str, Any]:
+    """What can be told of objects: the values of their constructors' parameters, as far as they kept them."""
+    return {name: _describe(each) for name, each in objects.items()}
+
+
+def _is_neutral(name: str) -> bool:
+    return any(name == neutral or name.startswith(f"{neutral}.") for neutral in _NEUTRAL)
+
+
+def _only_watches(callback: Any) -> bool:
+    """Whether an entry of the configuration's callbacks is known to leave the training as it is."""
+    path = callback.get("class_path", "") if isinstance(callback, dict) else str(callback)
+    kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _subclasses(Callback)}
+    kinds |= {kind.__qualname__: kind for kind in kinds.values()}
+    found = kinds.get(path) or kinds.get(path.rpartition(".")[2])
+    return found is not None and not found.changes_training
+
+
+def _subclasses(base: type[Callback]) -> list[type[Callback]]:
+    return [base, *(below for child in base.__subclasses__() for below in _subclasses(child))]
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Leaves of nested dicts and lists by their dotted path."""
+    if isinstance(value, Mapping) and value:
+        items: Sequence[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list | tuple) and value:
+        items = list(enumerate(value))
+    else:
+        return {path: value}
+    dot = f"{path}." if path else ""
+    return {name: leaf for key, item in items for name, leaf in _flat(item, f"{dot}{key}").items()}
+
+
+def _describe(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_describe(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _describe(item) for key, item in value.items()}
+    if isinstance(value, functools.partial):
+        return {"class": _describe(value.func), "args": _describe(value.args), **_describe(value.keywords)}
+    if inspect.isroutine(value) or inspect.isclass(value):
+        return value.__qualname__
+    try:
+        parameters = inspect.signature(type(value)).parameters
+    except ValueError:  # of a class that is not written in Python
+        return type(value).__qualname__
+    kept = {name: getattr(value, name) for name in parameters if name in getattr(value, "__dict__", {})}
+    return {"class": type(value).__qualname__, **{name: _describe(item) for name, item in kept.items()}}

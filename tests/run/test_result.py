@@ -1,0 +1,145 @@
+"""What a run leaves for programs to read."""
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor
+from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.run import result
+from fl_lightning.strategies import FedAvg, Local
+from fl_lightning.trainer import TooFewAnswers
+
+
+def read(trainer: Any) -> dict[str, Any]:
+    return json.loads((trainer.run.folder / "result.json").read_text())
+
+
+class Fails(ClientModule):
+    """The clients with few nodes fail at every training."""
+
+    most = 12
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        if len(batch.y) <= self.most and self.training:
+            raise RuntimeError("out of memory")
+        return super().loss(output, batch)
+
+
+class FailsAlways(Fails):
+    most = 99
+
+
+def test_what_a_run_came_to(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(executor=SequentialExecutor(), callbacks=CommunicationLedger(), seed=3)
+    with pytest.warns(UserWarning, match=r"client-0[34] failed"):
+        chosen = trainer.fit(make_model(Fails), federation, FedAvg())
+    found = read(trainer)
+    assert found["result"] == chosen
+    assert (found["status"], found["error"]) == ("finished", "")
+    assert found["failures"] == {"client-03": 3, "client-04": 3}
+    assert (found["num_rounds"], found["num_void_rounds"], found["seed"], found["monitor"]) == (3, 0, 3, "val/acc")
+    assert found["seconds"] == pytest.approx(sum(row["seconds"] for row in trainer.history))
+    assert found["bytes"] == {
+        way: sum(row[f"comm/bytes_{way}"] for row in trainer.history) for way in ("up", "down", "peer")
+    }
+    assert found["partition_hash"] == federation.partition_hash
+    assert found["versions"].keys() >= {"fl-lightning", "torch"}
+    assert not (trainer.run.folder / "run.lock").exists()
+
+
+def test_nothing_is_made_up(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=1)
+    trainer.fit(make_model(), federation, FedAvg())
+    trainer.run.selection.result["test/acc"] = math.nan
+    found = result.summary(trainer.run)
+    assert found["bytes"] == {}
+    assert found["result"]["test/acc"] is None
+
+
+class Stops(Callback):
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+
+    def on_send(self, trainer, stage, payload) -> None:
+        if trainer.run.round_idx == 1:
+            if self.number is None:
+                raise ZeroDivisionError("a bug")
+            os.kill(os.getpid(), self.number)
+
+
+def test_how_it_ended(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(callbacks=Stops(signal.SIGTERM))
+    trainer.fit(make_model(), federation, FedAvg())
+    assert (read(trainer)["status"], read(trainer)["num_rounds"]) == ("interrupted", 2)
+    trainer = make_trainer(callbacks=[Stops(signal.SIGINT), Stops(signal.SIGINT)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(make_model(), federation, FedAvg())
+    assert (read(trainer)["status"], read(trainer)["num_rounds"]) == ("interrupted", 1)
+    trainer = make_trainer(callbacks=Stops(None))
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(make_model(), federation, FedAvg())
+    assert (read(trainer)["status"], read(trainer)["error"]) == ("failed", "ZeroDivisionError: a bug")
+
+
+# ---------------------------------------------------------------- void rounds
+
+
+def test_a_federation_in_which_everybody_fails_is_no_success(federation, make_model, make_trainer) -> None:
+    taken_in: list[Any] = []
+
+    class Watched(FedAvg):
+        def aggregate(self, stage, upload) -> None:
+            taken_in.append(upload)
+
+    participation = Participation(max_void_rounds=2)
+    trainer = make_trainer(executor=SequentialExecutor(), participation=participation, num_rounds=9)
+    message = r"the last 2 rounds were void: fewer than 1 clients answered .*in round 1 client-00: RuntimeError: out of"
+    with pytest.warns(UserWarning, match="failed in stage"), pytest.raises(TooFewAnswers, match=message):
+        trainer.fit(make_model(FailsAlways), federation, Watched())
+    assert not taken_in
+    assert [row["void"] for row in trainer.history] == [1, 1]
+    assert (read(trainer)["status"], read(trainer)["num_void_rounds"]) == ("failed", 2)
+    assert read(trainer)["failures"] == {f"client-0{client}": 2 for client in range(5)}
+
+
+@pytest.mark.parametrize(("min_clients", "void"), [(3, 0), (4, 1)])
+def test_a_round_with_fewer_answers_than_the_quorum_is_void(
+    min_clients, void, federation, make_model, make_trainer
+) -> None:
+    participation = Participation(min_clients=min_clients)
+    trainer = make_trainer(executor=SequentialExecutor(), participation=participation, num_rounds=2)
+    with pytest.warns(UserWarning, match="failed in stage"):
+        trainer.fit(make_model(Fails), federation, FedAvg())
+    assert [row["void"] for row in trainer.history] == [void] * 2
+    start = trainer.run.architectures[0]
+    moved = any((model != start[name]).any() for name, model in trainer.run.strategy.models.items())
+    assert moved == (not void)
+
+
+def test_void_rounds_are_counted_in_a_row_and_over_a_resume(
+    federation, make_model, make_trainer, tmp_path: Path
+) -> None:
+    participation = Participation(num_clients=1, dropout_probability=0.5, max_void_rounds=2)
+    gone = [not participation.draw(range(5), round_idx, 0)[0] for round_idx in range(60)]
+    end = next(i for i in range(1, 60) if gone[i] and gone[i - 1])
+    path = tmp_path / "federation/version_0/checkpoints/last.ckpt"
+    first = make_trainer(participation=participation, num_rounds=end)
+    first.fit(make_model(), federation, Local())
+    first.save_checkpoint(path)
+    second = make_trainer(participation=participation, num_rounds=60)
+    with pytest.raises(TooFewAnswers, match=f"in round {end} client-0"):
+        second.fit(make_model(), federation, Local(), ckpt_path=str(path))
+    assert second.run.round_idx == end + 1
+    assert second.run.num_failures == {}
+
+
+def test_new_clients_need_no_quorum(federation, make_model, make_trainer) -> None:
+    participation = Participation(held_out_fraction=0.2, min_clients=4)
+    found = make_trainer(participation=participation).fit(make_model(), federation, FedAvg())
+    assert "new/test/acc" in found
