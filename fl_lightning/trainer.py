@@ -368,6 +368,7 @@ class FederatedTrainer:
                 f"{type(algorithm).__name__} is for clients that hold graphs, but these hold examples: choose a source "
                 "of graphs, or another strategy"
             )
+        algorithm.check_client(model)
         self.client_names = [client.name for client in datamodule.clients]
         everyone = range(len(self.client_names))
         self.training_clients = self.participation.training_clients(len(everyone), self.seed)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.federation import Federation
 from fl_lightning.round.client import ClientModule
@@ -37,8 +37,10 @@ class Strategy(ABC):
     num_epochs: int = 3
     reset_optimizer: bool = False
 
-    #: The client that the algorithm is written for; its default net has what the algorithm needs.
+    #: The client that the strategy is written for, which is the command line's default; others must derive from it.
     client_class: ClassVar[type[ClientModule]] = ClientModule
+    #: The command line's default net; None for the client's own.
+    default_net: ClassVar[type[nn.Module] | None] = None
     #: Whether clients may have different nets; their parameters then travel flat.
     takes_architectures: ClassVar[bool] = False
     #: Whether clients must hold graphs.
@@ -58,6 +60,18 @@ class Strategy(ABC):
             if (value := getattr(self, name)) < minimum:
                 bound = f"be at least {minimum}" if minimum else "not be negative"
                 raise ValueError(f"strategy.{name} must {bound}, got {value}")
+
+    def check_client(self, client: ClientModule) -> None:
+        """Refuse a client that the strategy is not written for.
+
+        Raises:
+            ValueError: Its class does not derive from ``client_class``.
+        """
+        if not isinstance(client, self.client_class):
+            raise ValueError(
+                f"{type(self).__name__} needs clients of the class {self.client_class.__name__}, but model is "
+                f"{type(client).__name__}: leave model out, or set model to {self.client_class.__name__}"
+            )
 
     def setup(self, federation: Federation) -> None:
         """Create the server's state. Called once, before anything is trained or loaded."""

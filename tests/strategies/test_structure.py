@@ -99,7 +99,7 @@ def test_other_similarities_are_mixed_alike(federation, make_model, make_trainer
     assert issubclass(Nearest, SimilarityMixing)
     trainer = make_trainer()
     strategy = Nearest()
-    trainer.fit(make_model(FedPub.client_class), federation, strategy)
+    trainer.fit(make_model(FedPub), federation, strategy)
     signature_CD = strategy.signatures_CD
     expected_CC = 1 / (1 + torch.cdist(signature_CD, signature_CD))
     matrices = strategy.matrices()

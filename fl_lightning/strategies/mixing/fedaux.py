@@ -120,8 +120,7 @@ class FedAux(SimilarityMixing):
         """Check that the clients have an APV."""
         if PROJECTION not in federation.parameters:
             raise ValueError(
-                "FedAux needs a net with a parameter 'projection': set model to FedAuxClient and model.net to "
-                "fl_lightning.models.ProjectionGCN"
+                "FedAux needs a net with a parameter 'projection': set model.net to fl_lightning.models.ProjectionGCN"
             )
         super().setup(federation)
         self._penalty = sparse_masks(
