@@ -93,9 +93,13 @@ class Strategy(ABC):
         """Take in the clients' answers. ``upload`` may lack clients that failed and may be empty."""
         return
 
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
+        """The parameters that replace the clients' own in the main evaluation; None for their own."""
+        return None
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """Which models are evaluated, by a prefix of their metrics; the one with the empty prefix is the result."""
-        return {"": Evaluation()}
+        return {"": Evaluation(payload=self.model_for(clients))}
 
     def admission_stages(self) -> Sequence[Stage]:
         """Stages by which clients that were held out of training join; the server is not trained in them."""

@@ -272,3 +272,19 @@ def test_results_do_not_depend_on_the_global_generators(
 
     assert_same(results[0], results[1])
     assert other["train/loss"] != results[0]["train/loss"]
+
+
+def test_the_main_evaluation_is_of_the_model_for_the_clients(
+    kind, federation, make_model, make_trainer, assert_same
+) -> None:
+    trainer = make_trainer(num_rounds=2)
+    strategy = tiny(kind)
+    trainer.fit(make_model(kind), federation, strategy)
+
+    model = strategy.model_for((3, 1))
+
+    evaluated = strategy.evaluations((3, 1))[""].payload
+    assert (model is None) == (evaluated is None)
+    if model is not None:
+        assert model.clients == evaluated.clients == (3, 1)
+        assert_same(dict(model.parameters), dict(evaluated.parameters))

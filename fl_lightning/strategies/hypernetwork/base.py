@@ -144,8 +144,8 @@ class Hypernetwork(Strategy):
             return self._as_payload(clients, self.generate(clients))
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The locally trained model is the result; the generated one is logged as ``gen/...``."""
-        return {"": Evaluation(), "gen/": Evaluation(payload=self.generate_for_evaluation(clients))}
+        """The locally trained models are the result; the generated ones are logged as ``gen/...``."""
+        return {**super().evaluations(clients), "gen/": Evaluation(payload=self.generate_for_evaluation(clients))}
 
     def metrics(self) -> Mapping[str, float]:
         """Mean length of the clients' updates."""

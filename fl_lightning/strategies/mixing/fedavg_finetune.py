@@ -25,6 +25,6 @@ class FedAvgFinetune(FedAvg):
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The fine-tuned copies are the result; the global model is logged as ``global/...``."""
-        shared = super().evaluations(clients)[""]
-        tuned = Evaluation(payload=shared.payload, num_epochs=self.num_finetune_epochs)
-        return {"": tuned, "global/": shared}
+        shared = self.model_for(clients)
+        tuned = Evaluation(payload=shared, num_epochs=self.num_finetune_epochs)
+        return {"": tuned, "global/": Evaluation(payload=shared)}

@@ -99,9 +99,9 @@ class SimilarityMixing(Mixing):
         self.signatures_CD[rows] = signature_CD
         self.known_C[rows] = True
 
-    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+    def mixed_models(self, clients: Sequence[int]) -> Payload:
         """Each client's mixed model; newcomers' are mixed from those of the training clients."""
-        payload = super().configure(stage, clients)
+        payload = super().mixed_models(clients)
         training = set(self.federation.training_clients)
         newcomers = [client for client in clients if client not in training]
         if not newcomers or not self.personalised:
@@ -123,10 +123,16 @@ class SimilarityMixing(Mixing):
             mixing_NT[new_N] = torch.zeros_like(mixing_NT[new_N]).masked_scatter(known_T, self.weights(similarity_NT))
         return mixing_NT
 
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
+        """None: the models as the clients trained them."""
+        return None
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The clients' own models, and the mixed ones."""
-        mixed = super().evaluations(clients)[""]
-        return {"": Evaluation(), "mixed/": mixed}
+        """The clients' own models are the result; ``mixed/...`` is after mixing."""
+        return {
+            "": Evaluation(payload=self.model_for(clients)),
+            "mixed/": Evaluation(payload=self.mixed_models(clients)),
+        }
 
     def _known_similarity(self) -> Tensor:
         """Of the last known signatures of the training clients that have one, (C, C)."""
