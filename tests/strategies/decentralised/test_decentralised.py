@@ -746,7 +746,7 @@ def test_openings_follow_from_the_closings_before(maps, make_trainer) -> None:
             if self.derived is not None:
                 opening = strategy.restriction_maps.project(strategy._models()).view(4, 3, -1)
                 for edge, (i, j) in enumerate(strategy.restriction_maps.edge_index_2E.T.tolist()):
-                    if strategy.in_step_CC[i, j]:
+                    if strategy.up_to_date_CC[i, j]:
                         sender, place = edge // 3, edge % 3
                         torch.testing.assert_close(
                             self.derived.view(4, 3, -1)[sender, place], opening[sender, place], rtol=1e-10, atol=1e-10
