@@ -39,7 +39,7 @@ _DESCRIPTION = """Personalised federated learning on graphs.
   fl-train data    --config configs/quickstart.yaml               look at the clients before training
   fl-train fit     --config ... --profile                         see where the time of a round goes
   fl-train fit     --config ... --print_config                    every setting with its value
-  fl-train fit     --strategy.help FedSheafHN                     the settings of one algorithm
+  fl-train fit     --strategy.help FedSheafHN                     the settings of one strategy
 
 Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
 """

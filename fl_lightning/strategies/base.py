@@ -1,4 +1,4 @@
-"""The server half of an algorithm: what is sent, what is asked for, what is made of the answers.
+"""The server half of a strategy: what is sent, what is asked for, what is made of the answers.
 
 Three families have a base of their own: ``mixing`` (parameters are averaged), ``hypernetwork`` (parameters are
 generated) and ``decentralised`` (there is no server).
@@ -21,7 +21,7 @@ from fl_lightning.round.stage import Evaluation, Stage
 
 @dataclass(kw_only=True, eq=False)
 class Strategy(ABC):
-    """Base of all algorithms. One algorithm is one subclass in one file; nothing else has to be edited.
+    """Base of all strategies. A strategy is one subclass in one file; nothing else has to be edited.
 
     A round runs the stages in order: ``configure`` says what is sent, the clients work, ``aggregate`` takes in what
     came back (only of the clients that answered well). All processes run the same server on the same payloads.
@@ -51,13 +51,14 @@ class Strategy(ABC):
         self.require_at_least(0, "num_epochs")
 
     def require_at_least(self, minimum: float, *settings: str) -> None:
-        """Refuse settings below a minimum.
+        """Refuse settings below a minimum; None is no number and passes.
 
         Raises:
-            ValueError: One of them is.
+            ValueError: One of them is below.
         """
         for name in settings:
-            if (value := getattr(self, name)) < minimum:
+            value = getattr(self, name)
+            if value is not None and value < minimum:
                 bound = f"be at least {minimum}" if minimum else "not be negative"
                 raise ValueError(f"strategy.{name} must {bound}, got {value}")
 

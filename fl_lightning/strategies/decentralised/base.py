@@ -1,7 +1,7 @@
 """The decentralised family: no server; clients send messages to their neighbours and combine what they receive.
 
-All processes play all clients' combining step on the gathered messages, as they do a server's; only what travels along
-the edges of the topology is counted as communication (``peer_bytes``).
+All processes compute the combining step of all clients on the gathered messages, as they would a server's; only what
+travels along the edges of the topology is counted as communication (``peer_bytes``).
 
 Shape legend: C clients, P numbers in the longest client's parameters (shorter ones are padded with zeros).
 """
@@ -25,7 +25,7 @@ from fl_lightning.strategies.base import Strategy, server_dtype
 class Decentralised(Strategy):
     """Base of the family: train, exchange messages with the neighbours, combine (Jacobi: everyone at once).
 
-    Clients held out of training have no say in it; when they join, they have only what they train themselves.
+    Clients held out of training have no say in it; when they join, they have only what they trained themselves.
 
     Args:
         topology: Builds the graph of the clients; None takes the data's client relation graph.

@@ -36,7 +36,7 @@ class Hypernetwork(Strategy):
     personal: Sequence[str] = ("head.*",)
     num_server_steps: int = 1
 
-    #: Whether the squared distances are averaged over the clients that answered, in place of summed.
+    #: Whether the squared distances are averaged over the clients that answered instead of summed.
     mean_distance: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class Hypernetwork(Strategy):
     def server_step(self, upload: Payload) -> None:
         """``num_server_steps`` steps on ½ Σ ‖stopgrad(generated + update) - generated‖², and the extra losses.
 
-        The target stays that of the first step, so that further steps come nearer to it and do not pass it.
+        The target stays that of the first step, so that further steps approach it without passing it.
         """
         sent_to, generated_CP = self._generated
         row = {client: row for row, client in enumerate(sent_to)}

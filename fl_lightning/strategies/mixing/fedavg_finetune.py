@@ -16,7 +16,7 @@ class FedAvgFinetune(FedAvg):
     """
 
     num_finetune_epochs: int = 5
-    personal: Sequence[str] = field(default=(), init=False)
+    personal: Sequence[str] = field(default=(), init=False)  # no setting of this strategy
 
     def __post_init__(self) -> None:
         """Check the settings."""

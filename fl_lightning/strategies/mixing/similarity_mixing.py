@@ -1,4 +1,4 @@
-"""Personalised mixing by signatures: each client's model is mixed from those of the clients that are like it.
+"""Personalised mixing: each client's model is mixed from those of clients with similar signatures.
 
 Shape legend: C, K clients, N newcomers, T training clients, D width of a signature.
 """
@@ -86,7 +86,7 @@ class SimilarityMixing(Mixing):
         if upload.clients:
             self.admit(stage, upload)
             super().aggregate(stage, upload)
-            self._watch(upload)
+            self._warn_of_uniform_mixing(upload)
 
     def admit(self, stage: Stage, upload: Payload) -> None:
         """Remember the signatures."""
@@ -167,8 +167,8 @@ class SimilarityMixing(Mixing):
             found["mixing"] = whole(self.weights(similarity_CC))
         return found
 
-    def _watch(self, upload: Payload) -> None:
-        """Tell the user once when signatures have not parted after some rounds."""
+    def _warn_of_uniform_mixing(self, upload: Payload) -> None:
+        """Tell the user once if the signatures still do not differ after some rounds."""
         if not self.personalised or self.similarity_temperature == 0 or len(upload.clients) < 2:
             return
         uniform = mixing_breadth(self.mixing_matrix(upload)) > UNIFORM_BREADTH
@@ -178,7 +178,7 @@ class SimilarityMixing(Mixing):
             warnings.warn(
                 f"{type(self).__name__}: for {UNIFORM_ROUNDS} rounds mixing has been uniform, as in FedAvg: all "
                 f"signatures are alike (the smallest similarity is {smallest:.4f}). Raise "
-                f"strategy.similarity_temperature (now {self.similarity_temperature:g}), or let the signatures part",
+                f"strategy.similarity_temperature (now {self.similarity_temperature:g}), or let the signatures differ",
                 stacklevel=2,
             )
 
