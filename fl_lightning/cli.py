@@ -3,10 +3,13 @@
 import csv
 import difflib
 import inspect
+import itertools
+import pkgutil
 import re
 import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,7 +39,7 @@ _DESCRIPTION = """Personalised federated learning on graphs.
   fl-train data    --config configs/quickstart.yaml               look at the clients before training
   fl-train fit     --config ... --profile                         see where the time of a round goes
   fl-train fit     --config ... --print_config                    every setting with its value
-  fl-train fit     --strategy.help FedSheafHN                     the settings of one algorithm
+  fl-train fit     --strategy.help FedSheafHN                     the settings of one strategy
 
 Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
 """
@@ -110,6 +113,42 @@ def _known_classes() -> dict[str, type]:
     return {cls.__name__: cls for cls in found if cls is Logger or not cls.__module__.startswith("lightning.")}
 
 
+def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
+    """The strategy that the arguments and their files name last; the base class where none can be made out."""
+    name = ""
+    for word, following in itertools.pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        value = value if equals else following
+        if option in ("--strategy", "--strategy.class_path"):
+            name = value
+        elif option in ("-c", "--config") and Path(value).is_file():
+            name = _strategy_of(Path(value), words[0]) or name
+    try:
+        found = _known_classes().get(name) or pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return Strategy  # the parser says what is wrong
+    return found if inspect.isclass(found) and issubclass(found, Strategy) else Strategy
+
+
+def _strategy_of(config: Path, verb: str) -> str | None:
+    """What a configuration, of all verbs or of one, calls its strategy."""
+    try:
+        settings = yaml.safe_load(config.read_text())
+        strategy = settings.get(verb, settings).get("strategy")
+        return strategy if isinstance(strategy, str | None) else strategy.get("class_path")
+    except (yaml.YAMLError, AttributeError):
+        return None  # the parser says what is wrong
+
+
+def _default_model(strategy: type[Strategy]) -> dict[str, Any]:
+    """The client that a strategy is written for, with the strategy's net."""
+    client, net = strategy.client_class, strategy.default_net
+    model: dict[str, Any] = {"class_path": f"{client.__module__}.{client.__qualname__}"}
+    if net is not None:
+        model["init_args"] = {"net": {"class_path": f"{net.__module__}.{net.__qualname__}"}}
+    return model
+
+
 def _subclasses(base: type) -> list[type]:
     children: list[type] = base.__subclasses__()
     return [base, *(below for child in children for below in _subclasses(child))]
@@ -167,10 +206,15 @@ class FederatedCLI(LightningCLI):
         return dict.fromkeys(("fit", "validate", "test", "predict", "data"), objects)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse; unlike LightningCLI, arguments given from Python do not mind those of the process."""
+        """Parse, the chosen strategy's client being the default model.
+
+        Unlike LightningCLI, arguments given from Python do not mind those of the process.
+        """
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
+            for subparser in self._subcommand_parsers.values():
+                subparser.set_defaults({"model": _default_model(_chosen_strategy(words))})
         self.config = parser.parse_args(words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -178,7 +222,6 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True, skip={"seed"})
         parser.add_subclass_arguments(Strategy, "strategy", required=True)
         parser.add_lightning_class_args(ClientModule, "model", subclass_mode=True, required=False)
-        parser.set_defaults({"model": {"class_path": "fl_lightning.round.client.ClientModule"}})
         parser.add_lightning_class_args(FederatedDataModule, "data")
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:

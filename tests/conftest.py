@@ -18,6 +18,7 @@ from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.data import ClientGraph, GlobalSplit, Partitioner, PlantedCommunities
 from fl_lightning.federation import Roster
 from fl_lightning.relations.topology import Ring
+from fl_lightning.strategies import Strategy
 
 torch.set_num_threads(1)
 
@@ -80,18 +81,19 @@ def given_clients() -> Callable[..., GivenClients]:
 
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., ClientModule]:
-    """Builds a client module with a net of width 8 (of the class's own kind, a GCN for most) that learns fast."""
+    """Builds a client module, or a strategy's own, with its default net at width 8, that learns fast."""
 
     def build(
-        kind: type[ClientModule] = ClientModule,
+        kind: type[ClientModule] | type[Strategy] | Strategy = ClientModule,
         optimizer: Callable[..., Any] | None = None,
         gradient_clip_val: float | None = None,
         **net: Any,
     ) -> ClientModule:
         optimizer = optimizer or functools.partial(Adam, lr=0.05, weight_decay=5e-4)
-        net_class = inspect.signature(kind).parameters["net"].default
+        client_class = getattr(kind, "client_class", kind)
+        net_class = getattr(kind, "default_net", None) or inspect.signature(client_class).parameters["net"].default
         net_factory = functools.partial(net_class, **{"hidden_channels": 8, **net})
-        return kind(net_factory, optimizer, gradient_clip_val=gradient_clip_val)
+        return client_class(net_factory, optimizer, gradient_clip_val=gradient_clip_val)
 
     return build
 

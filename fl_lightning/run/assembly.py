@@ -111,6 +111,7 @@ def assemble(
     """
     roster = prepare_data(fabric, datamodule)
     check_kind(strategy, roster)
+    strategy.check_client(model)
     training_clients = participation.training_clients(len(roster), seed)
     architectures = build_nets(fabric, model, strategy, roster, seed)
     check_architectures(strategy, len(architectures))

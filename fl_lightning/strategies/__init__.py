@@ -1,4 +1,4 @@
-"""The algorithms, one file each, in a folder for each family. A file placed here is found by itself."""
+"""The strategies, one file each, in a folder for each family. A file that is placed here is found by itself."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""The server half of an algorithm: what is sent, what is asked for, what is made of the answers.
+"""The server half of a strategy: what is sent, what is asked for, what is made of the answers.
 
 Three families have a base of their own: ``mixing`` (parameters are averaged), ``hypernetwork`` (parameters are
 generated) and ``decentralised`` (there is no server).
@@ -21,7 +21,7 @@ from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 
 @dataclass(kw_only=True, eq=False)
 class Strategy(ABC):
-    """Base of all algorithms. One algorithm is one subclass in one file; nothing else has to be edited.
+    """Base of all strategies. A strategy is one subclass in one file; nothing else has to be edited.
 
     A round runs the stages in order: ``configure`` says what is sent, the clients work, ``aggregate`` takes in what
     came back (only of the clients that answered well). All processes run the same server on the same payloads.
@@ -37,8 +37,10 @@ class Strategy(ABC):
     num_epochs: int = 3
     reset_optimizer: bool = False
 
-    #: The client that the algorithm is written for; its default net has what the algorithm needs.
+    #: The client that the strategy is written for, which is the command line's default; others must derive from it.
     client_class: ClassVar[type[ClientModule]] = ClientModule
+    #: The command line's default net; None for the client's own.
+    default_net: ClassVar[type[nn.Module] | None] = None
     #: Whether clients may have different nets; their parameters then travel flat.
     takes_architectures: ClassVar[bool] = False
     #: Whether clients must hold graphs.
@@ -49,15 +51,28 @@ class Strategy(ABC):
         self.require_at_least(0, "num_epochs")
 
     def require_at_least(self, minimum: float, *settings: str) -> None:
-        """Refuse settings below a minimum.
+        """Refuse settings below a minimum; None is no number and passes.
 
         Raises:
-            ValueError: One of them is.
+            ValueError: One of them is below.
         """
         for name in settings:
-            if (value := getattr(self, name)) < minimum:
+            value = getattr(self, name)
+            if value is not None and value < minimum:
                 bound = f"be at least {minimum}" if minimum else "not be negative"
                 raise ValueError(f"strategy.{name} must {bound}, got {value}")
+
+    def check_client(self, client: ClientModule) -> None:
+        """Refuse a client that the strategy is not written for.
+
+        Raises:
+            ValueError: Its class does not derive from ``client_class``.
+        """
+        if not isinstance(client, self.client_class):
+            raise ValueError(
+                f"{type(self).__name__} needs clients of the class {self.client_class.__name__}, but model is "
+                f"{type(client).__name__}: leave model out, or set model to {self.client_class.__name__}"
+            )
 
     def setup(self, federation: Federation) -> None:
         """Create the server's state. Called once, before anything is trained or loaded."""
@@ -115,9 +130,13 @@ class Strategy(ABC):
         """Take in the clients' answers. ``upload`` may lack clients that failed and may be empty."""
         return
 
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
+        """The parameters that replace the clients' own in the main evaluation; None for their own."""
+        return None
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """Which models are evaluated, by a prefix of their metrics; the one with the empty prefix is the result."""
-        return {"": Evaluation()}
+        return {"": Evaluation(payload=self.model_for(clients))}
 
     def admission_stages(self) -> Sequence[Stage]:
         """Stages by which clients that were held out of training join; the server is not trained in them."""

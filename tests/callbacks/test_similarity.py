@@ -91,7 +91,7 @@ def test_files_scores_and_pictures(kind, own, executor, groups, make_model, make
         logger=[pictures, RoundTensorBoardLogger(str(tmp_path / "board"))],
         callbacks=SimilarityLogger(rounds=[0, -1], ground_truth=True, communities="super_cluster"),
     )
-    trainer.fit(make_model(kind.client_class), groups, kind())
+    trainer.fit(make_model(kind), groups, kind())
 
     folder = trainer.run.folder / "similarity"
     assert sorted(path.name for path in folder.iterdir()) == [

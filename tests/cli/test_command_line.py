@@ -210,6 +210,42 @@ def test_print_config_can_be_run_again(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["fit", "--config=printed.yaml"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "client", "net"),
+    [
+        (["--strategy=FedAux"], "FedAuxClient", "ProjectionGCN"),
+        (["--strategy", "fl_lightning.strategies.FedAux", "--model.projection_lr_multiplier=2"], "FedAuxClient", None),
+        (["--strategy=FedPub"], "ClientModule", "MaskedGCN"),
+        (["--strategy.class_path=FedPub", "--model.net.dropout=0.1"], "ClientModule", "MaskedGCN"),
+        (["--config=own.yaml"], "FedAuxClient", "ProjectionGCN"),
+        (["--config=own.yaml", "--strategy=FedAvg"], "ClientModule", "GCN"),
+        (["--strategy=FedAvg", "--config=nested.yaml"], "FedAuxClient", "ProjectionGCN"),
+        (
+            ["--strategy=FedPub", "--model=RegressionClient", "--model.net=fl_lightning.models.GCN"],
+            "RegressionClient",
+            "GCN",
+        ),
+    ],
+    ids=str,
+)
+def test_the_strategy_chooses_the_default_model(
+    arguments: list[str], client: str, net: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("own.yaml").write_text("strategy: {class_path: FedAux, init_args: {num_epochs: 2}}\ntrainer: {num_rounds: 2}")
+    Path("nested.yaml").write_text("strategy: FedAux")
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *arguments, "--data.source=PlantedCommunities", "--print_config"])
+    assert stop.value.code == 0
+    model = yaml.safe_load(capsys.readouterr().out)["model"]
+    assert model["class_path"].endswith(f".{client}")
+    assert net is None or f".{net}" in str(model["init_args"]["net"])
+
+
+def test_a_model_that_the_strategy_is_not_written_for(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "fit", *SMALL[:3], "--strategy=FedAux", "--model=RegressionClient")
+    assert "FedAux needs clients of the class FedAuxClient, but model is RegressionClient" in message
+
+
 def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--help"])

@@ -77,7 +77,7 @@ def test_the_known_strategies_are_found(kind: type[Strategy]) -> None:
 def test_rounds_run_and_learn(kind, executor, federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=6, executor=executor())
 
-    result = trainer.fit(make_model(kind.client_class), federation, tiny(kind))
+    result = trainer.fit(make_model(kind), federation, tiny(kind))
 
     state = trainer.run.executor.state()
     assert len(trainer.history) == 6
@@ -118,7 +118,7 @@ def test_uploads_are_detached_copies_of_what_was_asked_for(
     tamper = Tamper()
     trainer = make_trainer(executor=executor(), callbacks=tamper, participation=Participation(num_clients=3))
 
-    trainer.fit(make_model(kind.client_class), federation, tiny(kind))
+    trainer.fit(make_model(kind), federation, tiny(kind))
 
     assert len(tamper.seen) >= 3
     for stage, payload in tamper.seen:
@@ -137,7 +137,7 @@ def test_resuming_is_exact(kind, executor, federation, make_model, make_trainer,
         return make_trainer(num_rounds=num_rounds, executor=executor(), participation=Participation(**BUSY), seed=1)
 
     uninterrupted = trainer(5)
-    result = uninterrupted.fit(make_model(kind.client_class), federation, tiny(kind))
+    result = uninterrupted.fit(make_model(kind), federation, tiny(kind))
 
     class SaveAfterTwo(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
@@ -146,12 +146,10 @@ def test_resuming_is_exact(kind, executor, federation, make_model, make_trainer,
 
     first = trainer(2)
     first.callbacks = [SaveAfterTwo()]
-    first.fit(make_model(kind.client_class), federation, tiny(kind))
+    first.fit(make_model(kind), federation, tiny(kind))
     resumed = trainer(5)
     torch.manual_seed(123)
-    resumed_result = resumed.fit(
-        make_model(kind.client_class), federation, tiny(kind), ckpt_path=str(tmp_path / "v" / "two.ckpt")
-    )
+    resumed_result = resumed.fit(make_model(kind), federation, tiny(kind), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
 
     assert_same(resumed_result, result)
     leave_out = {"random", "callbacks"}
@@ -169,9 +167,7 @@ def test_permuting_clients_permutes_results(
     runs = []
     for clients in (graphs, [graphs[client] for client in order]):
         trainer = make_trainer(executor=executor(), precision="64-true")
-        result = trainer.fit(
-            make_model(kind.client_class, dropout=0.0), given_clients(clients), tiny(kind, dropout=False)
-        )
+        result = trainer.fit(make_model(kind, dropout=0.0), given_clients(clients), tiny(kind, dropout=False))
         runs.append((trainer.run.executor.state(), trainer.run.scores, result))
     (state, scores, result), (permuted_state, permuted_scores, permuted_result) = runs
 
@@ -192,7 +188,7 @@ def test_sequential_equals_stacked(
         trainer = make_trainer(
             executor=executor, precision="64-true", participation=Participation(**participation), num_rounds=4, seed=1
         )
-        result = trainer.fit(make_model(kind.client_class, dropout=0.5), federation, tiny(kind))
+        result = trainer.fit(make_model(kind, dropout=0.5), federation, tiny(kind))
         states.append((trainer, result))
     (reference, expected), *others = states
 
@@ -209,7 +205,7 @@ def test_sequential_equals_stacked(
 @both_executors
 def test_evaluation_leaves_the_clients_alone(kind, executor, federation, make_model, make_trainer, assert_same) -> None:
     trainer = make_trainer(executor=executor())
-    trainer.fit(make_model(kind.client_class), federation, tiny(kind))
+    trainer.fit(make_model(kind), federation, tiny(kind))
     before = cloned(trainer.state_dict())
 
     metrics = trainer.evaluate(trainer.run.training_clients)
@@ -233,7 +229,7 @@ def test_new_clients_join_without_training_the_server(kind, executor, federation
         executor=executor(), callbacks=Watch(), participation=Participation(held_out_fraction=0.4), seed=1
     )
 
-    result = trainer.fit(make_model(kind.client_class), federation, tiny(kind))
+    result = trainer.fit(make_model(kind), federation, tiny(kind))
 
     new, old = list(trainer.run.new_clients), list(trainer.run.training_clients)
     assert (old, new) == ([0, 1, 3], [2, 4])
@@ -271,8 +267,24 @@ def test_results_do_not_depend_on_the_global_generators(
     results = []
     for seed in (0, 99):
         torch.manual_seed(seed)
-        results.append(make_trainer(num_rounds=2).fit(make_model(kind.client_class), federation, tiny(kind)))
-    other = make_trainer(num_rounds=2, seed=1).fit(make_model(kind.client_class), federation, tiny(kind))
+        results.append(make_trainer(num_rounds=2).fit(make_model(kind), federation, tiny(kind)))
+    other = make_trainer(num_rounds=2, seed=1).fit(make_model(kind), federation, tiny(kind))
 
     assert_same(results[0], results[1])
     assert other["train/loss"] != results[0]["train/loss"]
+
+
+def test_the_main_evaluation_is_of_the_model_for_the_clients(
+    kind, federation, make_model, make_trainer, assert_same
+) -> None:
+    trainer = make_trainer(num_rounds=2)
+    strategy = tiny(kind)
+    trainer.fit(make_model(kind), federation, strategy)
+
+    model = strategy.model_for((3, 1))
+
+    evaluated = strategy.evaluations((3, 1))[""].payload
+    assert (model is None) == (evaluated is None)
+    if model is not None:
+        assert model.clients == evaluated.clients == (3, 1)
+        assert_same(dict(model.parameters), dict(evaluated.parameters))

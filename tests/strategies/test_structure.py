@@ -36,15 +36,18 @@ def test_an_algorithm_leans_on_another_only_if_it_derives_from_it(kind: type[Str
     assert imported & algorithms <= derived_from
 
 
-def test_shared_pieces_lean_on_no_algorithm() -> None:
+def test_shared_pieces_lean_on_no_algorithm_and_families_not_on_each_other() -> None:
     algorithms = {kind.__module__ for kind in STRATEGIES}
     root = Path(inspect.getfile(strategies)).parent
-    shared = [path for path in root.rglob("*.py") if path.name != "__init__.py"]
-    for path in shared:
-        module = ".".join(("fl_lightning", "strategies", *path.relative_to(root).with_suffix("").parts))
+    families = {path.name for path in root.iterdir() if (path / "base.py").exists()}
+    assert families == {"mixing", "hypernetwork", "decentralised"}
+    for path in set(root.rglob("*.py")) - set(root.rglob("__init__.py")):
+        place = path.relative_to(root).with_suffix("").parts
         nodes = ast.walk(ast.parse(path.read_text()))
-        imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-        assert module in algorithms or not imported & algorithms, path
+        imported = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert ".".join(("fl_lightning", "strategies", *place)) in algorithms or not imported & algorithms, path
+        used = {family for family in families for name in imported if f".strategies.{family}" in name}
+        assert used <= {place[0]}, path
 
 
 @every_strategy
@@ -99,7 +102,7 @@ def test_other_similarities_are_mixed_alike(federation, make_model, make_trainer
     assert issubclass(Nearest, SimilarityMixing)
     trainer = make_trainer()
     strategy = Nearest()
-    trainer.fit(make_model(FedPub.client_class), federation, strategy)
+    trainer.fit(make_model(FedPub), federation, strategy)
     signature_CD = strategy.signatures_CD
     expected_CC = 1 / (1 + torch.cdist(signature_CD, signature_CD))
     matrices = strategy.matrices()

@@ -1,7 +1,7 @@
 """The decentralised family: no server; clients send messages to their neighbours and combine what they receive.
 
-All processes play all clients' combining step on the gathered messages, as they do a server's; only what travels along
-the edges of the topology is counted as communication (``peer_bytes``).
+All processes compute the combining step of all clients on the gathered messages, as they would a server's; only what
+travels along the edges of the topology is counted as communication (``peer_bytes``).
 
 Shape legend: C clients, P numbers in the longest client's parameters (shorter ones are padded with zeros).
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_lightning.federation import Federation
 from fl_lightning.relations.topology import Topology, check_connected
 from fl_lightning.round.payload import FLAT, Payload, to_wire
-from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import Strategy, server_dtype
 
 
@@ -26,7 +26,7 @@ from fl_lightning.strategies.base import Strategy, server_dtype
 class Decentralised(Strategy):
     """Base of the family: train, exchange messages with the neighbours, combine (Jacobi: everyone at once).
 
-    Clients held out of training have no say in it; when they join, they have only what they train themselves.
+    Clients held out of training have no say in it; when they join, they have only what they trained themselves.
 
     Args:
         topology: Builds the graph of the clients; None takes the data's client relation graph.
@@ -79,6 +79,9 @@ class Decentralised(Strategy):
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """What each client holds since it last combined."""
+        return self._combined_models(clients)
+
+    def _combined_models(self, clients: Sequence[int]) -> Payload:
         rows = torch.tensor(clients, device=self.federation.device)
         return Payload(clients=tuple(clients), parameters={FLAT: self.models_CP[rows]})
 
@@ -103,10 +106,9 @@ class Decentralised(Strategy):
         numbers = sum(d * self.sizes[client] for d, client in zip(degree_C, upload.clients, strict=True))
         return numbers * self.models_CP.element_size()
 
-    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
         """Each client's model after it has combined; newcomers' as they trained it, for they combine nothing."""
-        combined = set(clients) <= set(self.federation.training_clients)
-        return {"": Evaluation(payload=self.configure(self.stages(0)[0], clients) if combined else None)}
+        return self._combined_models(clients) if set(clients) <= set(self.federation.training_clients) else None
 
     def matrices(self) -> Mapping[str, Tensor]:
         """The topology among the training clients."""

@@ -5,7 +5,7 @@ P_i = P_i^0 - sum_t s_t r_i^t (theta_i^t)^T, all its neighbours' rows stacked. T
 its maps, so they are kept once and each row has one coefficient for each of them. When there are too many, the sum is
 replaced by its best approximation of lower rank, and the norm of what was dropped is added up.
 
-P^0 is a randomised trigonometric transform in place of a Gaussian matrix: random signs, Hartley transform, random rows
+P^0 is a randomised trigonometric transform instead of a Gaussian matrix: random signs, Hartley transform, random rows
 (Ailon and Chazelle, "The fast Johnson-Lindenstrauss transform and approximate nearest neighbors", SIAM J. Computing
 2009; Tropp, "Improved analysis of the subsampled randomized Hadamard transform", Advances in Adaptive Data Analysis
 2011, with another flat orthogonal matrix). The rows get random signs too: the first column would be constant without.
@@ -15,7 +15,7 @@ orthonormal or nearly so, and P_i^T P_i has no eigenvalue much above 1. The Gaus
 (cos + sin)(2 pi k n / N) / sqrt(N), exists for every N, where Hadamard's needs a power of two; it is symmetric, its own
 inverse, and one real FFT.
 
-Legend: as in restriction_maps; N length of the transform, K directions kept, Q newer ones, B rows in use.
+Shape legend: as in restriction_maps; N length of the transform, K directions kept, Q newer ones, B rows in use.
 """
 
 import itertools

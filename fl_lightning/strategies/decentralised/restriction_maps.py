@@ -12,8 +12,8 @@ Two things follow from eq. (19) at fixed models. With step s it multiplies every
 without a product (:meth:`RestrictionMaps.messages_after_update`), nor need they be sent again: of its neighbour's
 update a client lacks one number, the squared norm of the neighbour's model.
 
-Legend: C clients, E directed edges (i, j) sorted by i and then j, M numbers in all messages of one exchange. Of one
-client: D numbers of its model (d_i), R rows of its stacked maps (the sum of d_ij over its neighbours j).
+Shape legend: C clients, E directed edges (i, j) sorted by i and then j, M numbers in all messages of one exchange. Of
+one client: D numbers of its model (d_i), R rows of its stacked maps (the sum of d_ij over its neighbours j).
 """
 
 import math
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.strategies.hypernetwork.collaboration_graph import opposite_pairs
+from fl_lightning.relations.edges import opposite_pairs
 
 
 class MapStart(ABC):
@@ -134,7 +134,7 @@ class RestrictionMaps(ABC):
         num_rows_CC: d_ij as a matrix, 0 where there is no edge.
 
     Raises:
-        ValueError: a setting is out of range, or sizes and adjacency do not fit each other.
+        ValueError: A setting is out of range, or sizes and adjacency do not fit each other.
     """
 
     def __init__(

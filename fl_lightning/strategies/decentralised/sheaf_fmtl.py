@@ -62,7 +62,7 @@ class SheafFMTL(Decentralised):
         map_step_size: η; 0 keeps the maps as they start.
         projection_fraction: γ in d_ij = floor(γ min(d_i, d_j)), in (0, 1].
         maps: Builds the maps: ``DenseMaps``, or ``ImplicitMaps`` where dense ones would not fit.
-        derive_opening: Compute the first message of a round from the round before in place of sending it. (Of
+        derive_opening: Compute the first message of a round from the round before instead of sending it. (Of
             ``ImplicitMaps`` that were truncated this neglects the error.)
     """
 
@@ -82,8 +82,8 @@ class SheafFMTL(Decentralised):
     def setup(self, federation: Federation) -> None:
         """Draw the maps, and check both steps against what they descend.
 
-        The maps have the clients in the order of their names, so that what is drawn for a client does not hang on its
-        index.
+        The maps have the clients in the order of their names, so that what is drawn for a client does not depend on
+        its index.
         """
         super().setup(federation)
         self.order = list(range(federation.num_clients))
@@ -100,7 +100,8 @@ class SheafFMTL(Decentralised):
         )
         self.pull = federation.learning_rate * self.regularization
         self.coupling = 0.0
-        self.in_step_CC = torch.zeros_like(self.adjacency_CC)
+        #: Neighbours that know each other's last changes, so that their opening messages can be derived.
+        self.up_to_date_CC = torch.zeros_like(self.adjacency_CC)
         self.warned_of_maps = False
         if self.regularization:
             self._check_model_step(federation.learning_rate)
@@ -133,8 +134,8 @@ class SheafFMTL(Decentralised):
         """Each client's parameters without padding, (d_i,), as the maps have them."""
         return [self.models_CP[client, : self.sizes[client]].to(self.restriction_maps.dtype) for client in self.order]
 
-    def _among(self, clients: Tensor) -> Tensor:
-        """Whether each client is one of the given ones, (C,)."""
+    def _mask(self, clients: Tensor) -> Tensor:
+        """True for the given clients, (C,)."""
         return torch.zeros_like(self.adjacency_CC[0]).index_fill(0, clients, True)
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ class SheafFMTL(Decentralised):
             return trained_CP
         message_M = self.restriction_maps.project(self._models())
         pulls = self.restriction_maps.pull_back(
-            self.restriction_maps.residual(message_M, self._among(clients)[self.order])
+            self.restriction_maps.residual(message_M, self._mask(clients)[self.order])
         )
         new_CP = trained_CP.clone()
         for row_P, rank in zip(new_CP, self.rank_C[clients].tolist(), strict=True):
@@ -155,7 +156,7 @@ class SheafFMTL(Decentralised):
         super().aggregate(stage, upload)
         if not upload.clients or not self.regularization:
             return
-        present_C = self._among(torch.tensor(upload.clients, device=self.federation.device))
+        present_C = self._mask(torch.tensor(upload.clients, device=self.federation.device))
         models = self._models()
         message_M = self.restriction_maps.project(models)
         if self.map_step_size:
@@ -164,15 +165,15 @@ class SheafFMTL(Decentralised):
             residual_M = self.restriction_maps.residual(message_M, present_C[self.order])
             self.restriction_maps.update(residual_M, models, step)
             message_M = self.restriction_maps.messages_after_update(message_M, residual_M, models, step)
-        residual_M = self.restriction_maps.residual(message_M, self._among(self.members)[self.order])
+        residual_M = self.restriction_maps.residual(message_M, self._mask(self.members)[self.order])
         self.coupling = 0.25 * self.regularization * float(residual_M.square().sum())  # each edge is there twice
         same_CC = present_C[:, None] == present_C
-        self.in_step_CC = self.adjacency_CC & same_CC & (present_C | self.in_step_CC)
+        self.up_to_date_CC = self.adjacency_CC & same_CC & (present_C | self.up_to_date_CC)
 
     def peer_bytes(self, stage: Stage, upload: Payload) -> int:
         """Two messages of d_ij numbers along each directed edge, or one and a squared norm where the first is derived.
 
-        Called before the messages are combined: an opening message can be derived by those who heard the last changes.
+        Called before the messages are combined: neighbours that know each other's last changes can derive it.
         """
         if not upload.clients or not self.regularization:
             return 0
@@ -181,7 +182,7 @@ class SheafFMTL(Decentralised):
         length_CC = self.restriction_maps.num_rows_CC[rank_C][:, rank_C]
         numbers = length_CC.sum()
         if self.map_step_size:
-            derived_CC = (self.in_step_CC[clients][:, clients] & self.derive_opening).to(length_CC.device)
+            derived_CC = (self.up_to_date_CC[clients][:, clients] & self.derive_opening).to(length_CC.device)
             numbers += torch.where(derived_CC, 1, length_CC).sum()
         return int(numbers) * self.restriction_maps.dtype.itemsize
 
@@ -195,8 +196,8 @@ class SheafFMTL(Decentralised):
         return {**super().matrices(), "map_norms": self.restriction_maps.norms()[rank][:, rank]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Models, topology, maps, and who heard whose last changes."""
-        own = {"maps": self.restriction_maps.state_dict(), "coupling": self.coupling, "in_step": self.in_step_CC}
+        """Models, topology, maps, and which neighbours know each other's last changes."""
+        own = {"maps": self.restriction_maps.state_dict(), "coupling": self.coupling, "in_step": self.up_to_date_CC}
         return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -204,4 +205,4 @@ class SheafFMTL(Decentralised):
         super().load_state_dict(state)
         self.restriction_maps.load_state_dict(state["maps"])
         self.coupling = state["coupling"]
-        self.in_step_CC = state["in_step"].to(self.federation.device)
+        self.up_to_date_CC = state["in_step"].to(self.federation.device)

@@ -3,7 +3,7 @@
 FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eqs. (10) and
 (11). Departures: the attention matrix of the released code and no attention at all are options beside eq. (10).
 
-Legend: C clients, D embedding channels, P generated parameters per client.
+Shape legend: C clients, D embedding channels, P generated parameters per client.
 """
 
 from typing import Literal
@@ -62,21 +62,21 @@ class AttentionHypernetwork(nn.Module):
     The last layer holds ``hidden_channels * num_outputs`` weights; nothing here copies them.
 
     Args:
-        in_channels: width of the embeddings.
-        num_outputs: parameters generated per client.
-        hidden_channels: width of the hidden layers, at least 1.
-        num_hidden_layers: hidden layers, each linear, ReLU, dropout; at least 1.
-        dropout: fraction of the hidden channels dropped in training.
+        in_channels: Width of the embeddings.
+        num_outputs: Parameters generated per client.
+        hidden_channels: Width of the hidden layers, at least 1.
+        num_hidden_layers: Hidden layers, each linear, ReLU, dropout; at least 1.
+        dropout: Fraction of the hidden channels dropped in training.
         attention: ``qkv`` (eq. 10), ``matrix`` (a learnable matrix over a fixed set of clients) or ``none``.
-        num_clients: clients of the fixed set; needed by ``matrix``, not read by the others, which take any number.
-        output_scale: factor on the last layer's initial weights. Small values start all clients near the last
+        num_clients: Clients of the fixed set; needed by ``matrix``, not read by the others, which take any number.
+        output_scale: Factor on the last layer's initial weights. Small values start all clients near the last
             layer's bias, which :meth:`start_from` sets.
 
     Shapes:
         x_CD ``(C, in_channels)``; result ``(C, num_outputs)``.
 
     Raises:
-        ValueError: a setting is out of range, ``num_clients`` is missing for ``matrix``, or (in ``forward``) there
+        ValueError: A setting is out of range, ``num_clients`` is missing for ``matrix``, or (in ``forward``) there
             are fewer embeddings than clients in the matrix.
     """
 

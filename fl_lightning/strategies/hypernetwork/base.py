@@ -37,7 +37,7 @@ class Hypernetwork(Strategy):
     personal: Sequence[str] = ("head.*",)
     num_server_steps: int = 1
 
-    #: Whether the squared distances are averaged over the clients that answered, in place of summed.
+    #: Whether the squared distances are averaged over the clients that answered instead of summed.
     mean_distance: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Hypernetwork(Strategy):
     def server_step(self, upload: Payload) -> None:
         """``num_server_steps`` steps on ½ Σ ‖stopgrad(generated + update) - generated‖², and the extra losses.
 
-        The target stays that of the first step, so that further steps come nearer to it and do not pass it.
+        The target stays that of the first step, so that further steps approach it without passing it.
         """
         sent_to, generated_CP = self._generated
         row = {client: row for row, client in enumerate(sent_to)}
@@ -137,8 +137,8 @@ class Hypernetwork(Strategy):
             return self._as_payload(clients, self.generate(clients))
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The locally trained model is the result; the generated one is logged as ``gen/...``."""
-        return {"": Evaluation(), "gen/": Evaluation(payload=self.generate_for_evaluation(clients))}
+        """The locally trained models are the result; the generated ones are logged as ``gen/...``."""
+        return {**super().evaluations(clients), "gen/": Evaluation(payload=self.generate_for_evaluation(clients))}
 
     def metrics(self) -> Mapping[str, float]:
         """Mean length of the clients' updates."""

@@ -4,7 +4,7 @@ FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-
 paper names K nearest neighbours without saying how the directed relation becomes undirected; here two clients are
 joined when either counts the other among its K nearest.
 
-Legend: C clients, D embedding channels, E directed edges, B clients of one block of rows.
+Shape legend: C clients, D embedding channels, E directed edges, B clients of one block of rows.
 """
 
 import torch
@@ -22,8 +22,8 @@ def knn_graph(embedding_CD: Tensor, num_neighbors: int) -> Tensor:
     lower index is the nearer. A zero vector has no direction: its similarity to every client is 0.
 
     Args:
-        embedding_CD: one embedding per client, finite.
-        num_neighbors: neighbours per client before symmetrisation, from 1 to C - 1; C - 1 gives the complete graph.
+        embedding_CD: One embedding per client, finite.
+        num_neighbors: Neighbours per client before symmetrisation, from 1 to C - 1; C - 1 gives the complete graph.
 
     Shapes:
         embedding_CD ``(C, D)``; result ``(2, E)`` with ``C * num_neighbors <= E <= 2 * C * num_neighbors``.
@@ -58,23 +58,6 @@ def knn_graph(embedding_CD: Tensor, num_neighbors: int) -> Tensor:
     both_ways = torch.cat([source_E * num_clients + target_E, target_E * num_clients + source_E])
     key_E: Tensor = both_ways.unique()  # type: ignore[no-untyped-call]
     return torch.stack([key_E // num_clients, key_E % num_clients])
-
-
-def opposite_pairs(edge_index_2E: Tensor, num_clients: int) -> Tensor:
-    """For each column (n, m) the position of (m, n): the other end of the same edge, shape ``(E,)``.
-
-    Raises:
-        ValueError: the edge index has a self loop, or a column without its opposite.
-    """
-    source_E, target_E = edge_index_2E
-    forward_E, backward_E = source_E * num_clients + target_E, target_E * num_clients + source_E
-    forward_order_E, backward_order_E = forward_E.argsort(stable=True), backward_E.argsort(stable=True)
-    if not torch.equal(forward_E[forward_order_E], backward_E[backward_order_E]) or (source_E == target_E).any():
-        raise ValueError(
-            "This needs an undirected edge index: both directions of every edge and no self loops. "
-            "knn_graph gives one; torch_geometric.utils.to_undirected and remove_self_loops mend another."
-        )
-    return torch.empty_like(forward_order_E).index_copy(0, forward_order_E, backward_order_E)
 
 
 def _nearest(direction_CD: Tensor, start: int, num_neighbors: int) -> Tensor:

@@ -5,7 +5,7 @@ FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-
 :class:`SheafDiffusion` has, so that only the operator differs; like the usual stacks they
 have no skip connections.
 
-Legend: C clients, D input channels, E edges.
+Shape legend: C clients, D input channels, E edges.
 """
 
 from torch import Tensor, nn
@@ -41,14 +41,14 @@ class _ConvolutionDiffusion(nn.Module):
 
 
 class GCNDiffusion(_ConvolutionDiffusion):
-    """Graph convolutions (Kipf and Welling, ICLR 2017) in place of the sheaf diffusion.
+    """Graph convolutions (Kipf and Welling, ICLR 2017) instead of the sheaf diffusion.
 
     Args:
-        in_channels: width of the embeddings.
-        num_layers: convolutions, at least 1.
-        hidden_channels: width between encoder and decoder.
-        dropout: fraction of the encoded channels dropped in training.
-        out_channels: width of the result; ``in_channels`` when not given.
+        in_channels: Width of the embeddings.
+        num_layers: Convolutions, at least 1.
+        hidden_channels: Width between encoder and decoder.
+        dropout: Fraction of the encoded channels dropped in training.
+        out_channels: Width of the result; ``in_channels`` when not given.
 
     Shapes:
         x_CD ``(C, in_channels)``; edge_index_2E ``(2, E)``; result ``(C, out_channels)``.
@@ -71,7 +71,7 @@ class GCNDiffusion(_ConvolutionDiffusion):
 
 
 class GATDiffusion(_ConvolutionDiffusion):
-    """Graph attention (Velickovic et al., ICLR 2018) with one head in place of the sheaf diffusion.
+    """Graph attention (Velickovic et al., ICLR 2018) with one head instead of the sheaf diffusion.
 
     Args, Shapes and Raises are those of :class:`GCNDiffusion`.
     """
@@ -93,8 +93,8 @@ class NoDiffusion(nn.Module):
     """Hand the embeddings on without looking at the graph: unchanged, or through a linear layer to another width.
 
     Args:
-        in_channels: width of the embeddings.
-        out_channels: width of the result; when not given or equal to ``in_channels``, there are no parameters.
+        in_channels: Width of the embeddings.
+        out_channels: Width of the result; when not given or equal to ``in_channels``, there are no parameters.
 
     Shapes:
         x_CD ``(C, in_channels)``; edge_index_2E is not read; result ``(C, out_channels)``.

@@ -1,9 +1,9 @@
 """FedSheafHN: sheaf diffusion on a client graph feeds a hypernetwork that generates each client's backbone.
 
 Liang, Zhao, She, Li, Tay: "Personalized Subgraph Federated Learning with Sheaf Collaboration", arXiv:2405.13056v2.
-Algorithm 1; eq. 3 graph-level embedding, eq. 4 collaboration graph, eqs. 5-9 sheaf diffusion
-(``sheaf.py``), eqs. 10-11 attention hypernetwork (``attention.py``), eqs. 12-15 server step
-(``base.py``, in the descent direction: the paper's sign is a slip).
+Algorithm 1; eq. 3 graph-level embedding (``signals.py``), eq. 4 collaboration graph, eqs. 5-9 sheaf diffusion
+(``sheaf.py``), eqs. 10-11 attention hypernetwork (``attention.py``), eqs. 12-15 server step (``base.py``, in the
+descent direction: the paper's sign is a slip).
 
 Departures: the last bias of the hypernetwork may start from the mean of the locally trained backbones
 (``start_from_clients``), without which the first rounds throw the clients' initial training away.
@@ -41,14 +41,14 @@ class FedSheafHN(Hypernetwork):
             ``GCNDiffusion``, ``GATDiffusion``, ``NoDiffusion`` (Table 5).
         attention: ``qkv`` (eq. 10), ``matrix`` (the released code's) or ``none``.
         hidden_channels: Width of the hypernetwork's hidden layers.
-        hypernetwork_dropout: Their drop probability.
+        hypernetwork_dropout: Drop probability of these layers.
         diffusion_lr: Adam's learning rate for the diffusion model.
-        diffusion_weight_decay: And its weight decay.
+        diffusion_weight_decay: Adam's weight decay for the diffusion model.
         hypernetwork_lr: Adam's learning rate for the hypernetwork.
         start_from_clients: Start the hypernetwork's last bias from the mean of the initially trained backbones.
     """
 
-    num_server_steps: int = field(default=1, init=False)
+    num_server_steps: int = field(default=1, init=False)  # no setting of this strategy
     init_epochs: int = 50
     num_neighbors: int | None = 5
     refresh_every: int | None = 5
@@ -67,10 +67,7 @@ class FedSheafHN(Hypernetwork):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        if self.refresh_every is not None and self.refresh_every < 1:
-            raise ValueError(
-                f"strategy.refresh_every must be at least 1 (or null for static), got {self.refresh_every}"
-            )
+        self.require_at_least(1, "refresh_every")
 
     def setup(self, federation: Federation) -> None:
         """Check the collaboration graph against the federation, then create the server's modules."""

@@ -17,8 +17,8 @@ head               P = 63,000             P = 212,000
 ``ChunkedHead``      117,684    (3 MiB)      122,356   (5 MiB)
 =================  =====================  =====================
 
-Legend: C clients, D embedding channels, P generated parameters per client, R directions, K chunks, E channels of a
-chunk's embedding, H hidden channels.
+Shape legend: C clients, D embedding channels, P generated parameters per client, R directions, K chunks, E channels of
+a chunk's embedding, H hidden channels.
 """
 
 import torch
@@ -81,7 +81,7 @@ class FullHead(GeneratorHead):
 class FactoredHead(GeneratorHead):
     """The linear layer at rank R: clients differ along R learned directions of the parameter space.
 
-    θ = start + B A x with B (P, R) and A (R, D). Its memory grows with R P in place of D P and needs to know nothing
+    θ = start + B A x with B (P, R) and A (R, D). Its memory grows with R P instead of D P and needs to know nothing
     of the tensors that the parameters are cut into. (An outer product of two generated factors for each tensor would
     be smaller still, but it is a product of two quantities that must both start small, so its gradient starts at
     almost nothing, and vectors and convolution kernels would need rules of their own.)

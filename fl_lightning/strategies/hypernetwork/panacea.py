@@ -8,7 +8,7 @@ Departures. Line 12 of Algorithm 1 prints ψ - α ∇θ^T Δθ with Δθ = θ̃ 
 this descends eq. 4, as ``base.py`` does. Its K_s steps go towards fixed θ̃, where the algorithm
 repeats Δθ. The average of eq. 4 is over the clients that answered in the round, which estimates that over all. Weights
 of the relation graph enter the GNN's mean; the generator reconstructs only whether two clients are related, and pairs
-u = v are left out, for ẑ_u^T ẑ_u cannot become negative. (The base's sum in place of eq. 4's average would weigh the
+u = v are left out, for ẑ_u^T ẑ_u cannot become negative. (The base's sum instead of eq. 4's average would weigh the
 reconstruction down by the number of answers.) The remaining ones are those of ``pfedhn.py``.
 
 Shape legend: C clients asked for, M members of the graph, T training clients, D channels, S sampled pairs.
@@ -89,7 +89,7 @@ class Panacea(PFedHN):
         if federation.relation_CC is None:
             raise ValueError(
                 f"{type(self).__name__} needs a graph of client relations and these data have none of their own: set "
-                "data.relation_graph, or use PFedHN, which is this algorithm without a graph"
+                "data.relation_graph, or use PFedHN, which is this strategy without a graph"
             )
         if self.relation_weight and len(federation.training_clients) < 2:
             raise ValueError("strategy.relation_weight needs pairs of training clients, but there is only one: set 0")

@@ -26,7 +26,7 @@ from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.client import OptimizerFactory
-from fl_lightning.round.payload import flatten
+from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Evaluation
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
 from fl_lightning.strategies.hypernetwork.heads import FullHead, GeneratorHead
@@ -147,9 +147,13 @@ class PFedHN(Hypernetwork):
         drawn = torch.stack([torch.randn(self.embedding_channels, generator=draw) for draw in draws])
         return self.embedding_scale * drawn
 
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
+        """The generated models."""
+        return self.generate_for_evaluation(clients)
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The generated model is the result; the locally trained one is logged as ``trained/...``."""
-        return {"": Evaluation(payload=self.generate_for_evaluation(clients)), "trained/": Evaluation()}
+        """The generated models are the result; the locally trained ones are logged as ``trained/...``."""
+        return {"": Evaluation(payload=self.model_for(clients)), "trained/": Evaluation()}
 
     def matrices(self) -> Mapping[str, Tensor]:
         """Cosines of the encoded embeddings."""

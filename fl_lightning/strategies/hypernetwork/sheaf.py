@@ -4,7 +4,7 @@ FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-
 (9), after Bodnar et al., "Neural Sheaf Diffusion", NeurIPS 2022. Departures: the skip connection has a learnable gain
 that starts at the paper's 1, as in Bodnar et al., and D is regularised before it is inverted.
 
-Legend: C clients (nodes), E incident pairs (columns of ``edge_index_2E``), S stalk dimension, H hidden channels,
+Shape legend: C clients (nodes), E incident pairs (columns of ``edge_index_2E``), S stalk dimension, H hidden channels,
 D input channels. Column (n, m) stands for node n on the edge e = {n, m} and carries the restriction map F of n in e.
 A square block is stored as a matrix ``(S, S)``, a diagonal one as its diagonal ``(S,)``.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from fl_lightning.strategies.hypernetwork.collaboration_graph import opposite_pairs
+from fl_lightning.relations.edges import opposite_pairs
 
 
 class _InverseSquareRoot(torch.autograd.Function):
@@ -170,16 +170,16 @@ class SheafDiffusion(nn.Module):
     """Enrich client embeddings by diffusion along a learned sheaf: Linear, ELU, dropout, layers of eq. (8), Linear.
 
     Args:
-        in_channels: width of the embeddings.
-        num_layers: diffusion layers, at least 1.
+        in_channels: Width of the embeddings.
+        num_layers: Diffusion layers, at least 1.
         stalk_dimension: d, the numbers a restriction map acts on, at least 1.
         hidden_channels: h, the channels in each stalk dimension, at least 1.
         restriction_map: ``diagonal`` (d numbers), ``bundle`` (rotations; for d = 1 the only one is 1, so the sheaf is
             constant and its learner idle) or ``general`` (any d x d matrix).
-        linear: keep the sheaf learned from the first layer's input; otherwise every layer learns its own.
-        dropout: fraction of the encoded channels dropped in training.
-        out_channels: width of the result; ``in_channels`` when not given.
-        offset: added to the eigenvalues of D before inversion. It bounds the gradient where all maps of a client are
+        linear: Keep the sheaf learned from the first layer's input; otherwise every layer learns its own.
+        dropout: Fraction of the encoded channels dropped in training.
+        out_channels: Width of the result; ``in_channels`` when not given.
+        offset: Added to the eigenvalues of D before inversion. It bounds the gradient where all maps of a client are
             close to 0; the eigenvalues of Delta stay in [0, 2].
 
     Shapes:
@@ -187,7 +187,7 @@ class SheafDiffusion(nn.Module):
         ``(C, out_channels)``.
 
     Raises:
-        ValueError: a setting is out of range, or (in ``forward``) the edge index is not undirected.
+        ValueError: A setting is out of range, or (in ``forward``) the edge index is not undirected.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class Mixing(Strategy):
         """One exchange: receive the mixed model, train, send the shared parameters."""
         return [dataclasses.replace(self.training(round_idx), upload=self.shared, signals=self.signals())]
 
-    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+    def mixed_models(self, clients: Sequence[int]) -> Payload:
         """Each client's mixed model."""
         rows = torch.tensor(clients, dtype=torch.int64, device=self.federation.device)
         parameters = {
@@ -81,6 +81,10 @@ class Mixing(Strategy):
             for name, model in self.models.items()
         }
         return Payload(clients=tuple(clients), parameters=parameters)
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """Each client's mixed model."""
+        return self.mixed_models(clients)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """θ <- W θ for the clients that answered; the others keep what they had."""
@@ -112,9 +116,13 @@ class Mixing(Strategy):
             mixed_model = self.update(name, self.models[name][rows], tensor.to(self.models[name]))
             self.models[name][rows] = mixed_model
 
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
+        """The mixed models; clients keep their personal parameters."""
+        return self.mixed_models(clients)
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The mixed model with each client's personal parameters is the result; ``trained/...`` is before mixing."""
-        return {"": Evaluation(payload=self.configure(self.stages(0)[0], clients)), "trained/": Evaluation()}
+        """The mixed models are the result; ``trained/...`` is before mixing."""
+        return {**super().evaluations(clients), "trained/": Evaluation()}
 
     def state_dict(self) -> dict[str, Any]:
         """The mixed models."""

@@ -4,10 +4,10 @@ Zhuo et al.: "Personalized Subgraph Federated Learning with Differentiable Auxil
 ``models/projection_gcn.py`` (eqs. 1 to 6); the server mixes θ_i <- Σ_j W_ij θ_j with
 W_ij = exp(τ cos(a_i, a_j)) / Σ_k exp(τ cos(a_i, a_k)) (eqs. 7 and 8), τ = 10.
 
-Departures, all of them settings. Run as printed, the APVs, which start alike, are averaged every round and turn slowly,
-stay aligned (cosines above 0.99), so that mixing is uniform. By default the APV stays with its client
-(``mix_projection``) and learns faster than the rest (``projection_lr_multiplier``); it has no weight decay, which could
-only change its length, not its direction. ``configs/fedaux_cora_paper.yaml`` is the literal algorithm.
+Departures, all of them settings. As printed, the APVs start alike, turn slowly and are averaged every round, so they
+stay aligned (cosines above 0.99) and mixing is uniform. By default the APV stays with its client (``mix_projection``)
+and learns faster than the rest (``projection_lr_multiplier``); it has no weight decay, which could only change its
+length, not its direction. ``configs/fedaux_cora_paper.yaml`` is the algorithm as printed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -120,8 +120,7 @@ class FedAux(SimilarityMixing):
         """Check that the clients have an APV."""
         if PROJECTION not in federation.parameters:
             raise ValueError(
-                "FedAux needs a net with a parameter 'projection': set model to FedAuxClient and model.net to "
-                "fl_lightning.models.ProjectionGCN"
+                "FedAux needs a net with a parameter 'projection': set model.net to fl_lightning.models.ProjectionGCN"
             )
         super().setup(federation)
         self._penalty = sparse_masks(

@@ -16,7 +16,7 @@ class FedAvgFinetune(FedAvg):
     """
 
     num_finetune_epochs: int = 5
-    personal: Sequence[str] = field(default=(), init=False)
+    personal: Sequence[str] = field(default=(), init=False)  # no setting of this strategy
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -25,6 +25,6 @@ class FedAvgFinetune(FedAvg):
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The fine-tuned copies are the result; the global model is logged as ``global/...``."""
-        shared = super().evaluations(clients)[""]
-        tuned = Evaluation(payload=shared.payload, tuning=tune(self.num_finetune_epochs))
-        return {"": tuned, "global/": shared}
+        shared = self.model_for(clients)
+        tuned = Evaluation(payload=shared, tuning=tune(self.num_finetune_epochs))
+        return {"": tuned, "global/": Evaluation(payload=shared)}

@@ -20,7 +20,7 @@ class FedProx(FedAvg):
     """
 
     proximal_weight: float = 0.01
-    personal: Sequence[str] = field(default=(), init=False)
+    personal: Sequence[str] = field(default=(), init=False)  # no setting of this strategy
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -18,29 +18,11 @@ from dataclasses import dataclass
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.models.masked_gcn import MaskedGCN
-from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty, default_optimizer
+from fl_lightning.round.client import Penalty
 from fl_lightning.round.stage import Signal
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
 from fl_lightning.strategies.objectives import sparse_masks
 from fl_lightning.strategies.signals import FunctionalEmbedding, proxy_graph
-
-
-class FedPubClient(ClientModule):
-    """A client with a masked GCN.
-
-    Args:
-        net: Builds the net from (number of features, number of classes).
-        optimizer: Builds the client's optimiser from its parameters.
-        gradient_clip_val: As in :class:`ClientModule`.
-    """
-
-    def __init__(
-        self,
-        net: NetFactory = MaskedGCN,
-        optimizer: OptimizerFactory = default_optimizer,
-        gradient_clip_val: float | None = None,
-    ) -> None:
-        super().__init__(net, optimizer, gradient_clip_val)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -63,7 +45,7 @@ class FedPub(SimilarityMixing):
     proxy_nodes_per_block: int = 100
     proxy_edge_probability: float = 0.1
 
-    client_class = FedPubClient
+    default_net = MaskedGCN
     needs_graphs = True
     signature = "functional_embedding"
 

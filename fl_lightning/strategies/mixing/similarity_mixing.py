@@ -1,4 +1,4 @@
-"""Personalised mixing by signatures: each client's model is mixed from those of the clients that are like it.
+"""Personalised mixing: each client's model is mixed from those of clients with similar signatures.
 
 Shape legend: C, K clients, N newcomers, T training clients, D width of a signature.
 """
@@ -86,7 +86,7 @@ class SimilarityMixing(Mixing):
         if upload.clients:
             self.admit(stage, upload)
             super().aggregate(stage, upload)
-            self._watch(upload)
+            self._warn_of_uniform_mixing(upload)
 
     def admit(self, stage: Stage, upload: Payload) -> None:
         """Remember the signatures."""
@@ -99,9 +99,9 @@ class SimilarityMixing(Mixing):
         self.signatures_CD[rows] = signature_CD
         self.known_C[rows] = True
 
-    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+    def mixed_models(self, clients: Sequence[int]) -> Payload:
         """Each client's mixed model; newcomers' are mixed from those of the training clients."""
-        payload = super().configure(stage, clients)
+        payload = super().mixed_models(clients)
         training = set(self.federation.training_clients)
         newcomers = [client for client in clients if client not in training]
         if not newcomers or not self.personalised:
@@ -123,10 +123,16 @@ class SimilarityMixing(Mixing):
             mixing_NT[new_N] = torch.zeros_like(mixing_NT[new_N]).masked_scatter(known_T, self.weights(similarity_NT))
         return mixing_NT
 
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
+        """None: the models as the clients trained them."""
+        return None
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The clients' own models, and the mixed ones."""
-        mixed = super().evaluations(clients)[""]
-        return {"": Evaluation(), "mixed/": mixed}
+        """The clients' own models are the result; ``mixed/...`` is after mixing."""
+        return {
+            "": Evaluation(payload=self.model_for(clients)),
+            "mixed/": Evaluation(payload=self.mixed_models(clients)),
+        }
 
     def _known_similarity(self) -> Tensor:
         """Of the last known signatures of the training clients that have one, (C, C)."""
@@ -161,8 +167,8 @@ class SimilarityMixing(Mixing):
             found["mixing"] = whole(self.weights(similarity_CC))
         return found
 
-    def _watch(self, upload: Payload) -> None:
-        """Tell the user once when signatures have not parted after some rounds."""
+    def _warn_of_uniform_mixing(self, upload: Payload) -> None:
+        """Tell the user once if the signatures still do not differ after some rounds."""
         if not self.personalised or self.similarity_temperature == 0 or len(upload.clients) < 2:
             return
         uniform = mixing_breadth(self.mixing_matrix(upload)) > UNIFORM_BREADTH
@@ -172,7 +178,7 @@ class SimilarityMixing(Mixing):
             warnings.warn(
                 f"{type(self).__name__}: for {UNIFORM_ROUNDS} rounds mixing has been uniform, as in FedAvg: all "
                 f"signatures are alike (the smallest similarity is {smallest:.4f}). Raise "
-                f"strategy.similarity_temperature (now {self.similarity_temperature:g}), or let the signatures part",
+                f"strategy.similarity_temperature (now {self.similarity_temperature:g}), or let the signatures differ",
                 stacklevel=2,
             )
 

@@ -92,7 +92,7 @@ def attacked(federation, make_model, make_trainer):
     def run(attack: Attack, algorithm: Any, **settings: Any) -> tuple[Any, Record, Record]:
         before, after = Record(), Record()
         trainer = make_trainer(callbacks=[before, attack, after], **settings)
-        trainer.fit(make_model(algorithm.client_class), federation, algorithm)
+        trainer.fit(make_model(algorithm), federation, algorithm)
         return trainer, before, after
 
     return run
@@ -184,7 +184,7 @@ def test_what_does_not_fit_the_federation_is_refused(attack, message, federation
 def test_what_the_strategy_does_not_send_is_told(federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match=r"FedPub sends no signal that matches 'embedd\*'; it sends the signal 'func"):
         make_trainer(callbacks=SameValueAttack(ratio=0.2, signals=["embedd*"])).fit(
-            make_model(FedPub.client_class), federation, FedPub()
+            make_model(FedPub), federation, FedPub()
         )
     with pytest.raises(ValueError, match="the clients of Local send no parameters"):
         make_trainer(callbacks=SignFlip(ratio=0.2)).fit(make_model(), federation, Local())
@@ -278,7 +278,7 @@ def test_only_the_named_signals_are_invented(federation, make_model, make_traine
     )
     attack = GaussianAttack(clients=[1, 2], signals=["proto*"])
     trainer = make_trainer(num_rounds=1, callbacks=GaussianAttack(clients=[1, 2], signals=["functional*"]))
-    trainer.fit(make_model(FedPub.client_class), federation, FedPub())
+    trainer.fit(make_model(FedPub), federation, FedPub())
     attack.on_clients(trainer, ())
     kept = copied(payload)
 
@@ -527,7 +527,7 @@ def test_resuming_is_exact(attack, build, executor, federation, make_model, make
 
     def fit(trainer: Any, **settings: Any) -> dict[str, float]:
         algorithm = build()
-        return trainer.fit(make_model(algorithm.client_class), federation, algorithm, **settings)
+        return trainer.fit(make_model(algorithm), federation, algorithm, **settings)
 
     uninterrupted = trainer(4)
     result = fit(uninterrupted)

@@ -197,8 +197,8 @@ def matrices(strategy: SheafFMTL) -> dict[tuple[int, int], np.ndarray]:
     for i in range(len(strategy.sizes)):
         rank = int(strategy.rank_C[i])
         neighbours = [j for j in strategy.order if strategy.adjacency_CC[i, j]]
-        lengths = [int(strategy.maps.num_rows_CC[rank, strategy.rank_C[j]]) for j in neighbours]
-        parts = strategy.maps.matrix(rank).split(lengths)
+        lengths = [int(strategy.restriction_maps.num_rows_CC[rank, strategy.rank_C[j]]) for j in neighbours]
+        parts = strategy.restriction_maps.matrix(rank).split(lengths)
         found |= {(i, j): part.numpy().copy() for j, part in zip(neighbours, parts, strict=True)}
     return found
 
@@ -262,7 +262,7 @@ def test_sheaf_fmtl_by_hand() -> None:
     strategy.setup(small_federation(2, 1))
     strategy.models_CP = torch.tensor([[3.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     maps = {"0": torch.tensor([[1.0, -1.0]]), "1": torch.tensor([[2.0]])}
-    strategy.maps.load_state_dict(maps)
+    strategy.restriction_maps.load_state_dict(maps)
 
     strategy.aggregate(strategy.stages(0)[0], upload_of([[2.0, 2.0], [0.5, 0.0]]))
 
@@ -465,15 +465,15 @@ def test_the_objective_never_rises_where_the_theorem_holds(build, fraction, make
 
     class Objective(Callback):
         def on_fit_start(self, trainer: Any) -> None:
-            residual_M = strategy.maps.residual(strategy.maps.project(strategy._models()))
+            residual_M = strategy.restriction_maps.residual(strategy.restriction_maps.project(strategy._models()))
             strategy.coupling = lam / 4 * float(residual_M.square().sum())
             self.on_stage_end(trainer)
-            assert alpha * (smoothness + lam * strategy.maps.largest_curvature()) < 2
+            assert alpha * (smoothness + lam * strategy.restriction_maps.largest_curvature()) < 2
 
         def on_stage_end(self, trainer: Any, *args: Any) -> None:
             loss = sum_of_losses(data, model, decay, strategy.models_CP)
             objective.append(loss + strategy.metrics()["server/coupling"])
-            assert lam * 0.05 * strategy.maps.largest_map_curvature(strategy._models()) < 2
+            assert lam * 0.05 * strategy.restriction_maps.largest_map_curvature(strategy._models()) < 2
 
     trainer = make_trainer(num_rounds=60, precision="64-true", evaluate_every=60, callbacks=Objective())
     trainer.fit(model, data, strategy)
@@ -744,9 +744,9 @@ def test_openings_follow_from_the_closings_before(maps, make_trainer) -> None:
 
         def on_upload(self, trainer: Any, stage: Any, payload: Payload) -> Payload:
             if self.derived is not None:
-                opening = strategy.maps.project(strategy._models()).view(4, 3, -1)
-                for edge, (i, j) in enumerate(strategy.maps.edge_index_2E.T.tolist()):
-                    if strategy.in_step_CC[i, j]:
+                opening = strategy.restriction_maps.project(strategy._models()).view(4, 3, -1)
+                for edge, (i, j) in enumerate(strategy.restriction_maps.edge_index_2E.T.tolist()):
+                    if strategy.up_to_date_CC[i, j]:
                         sender, place = edge // 3, edge % 3
                         torch.testing.assert_close(
                             self.derived.view(4, 3, -1)[sender, place], opening[sender, place], rtol=1e-10, atol=1e-10
@@ -755,13 +755,13 @@ def test_openings_follow_from_the_closings_before(maps, make_trainer) -> None:
             return payload
 
         def on_fit_start(self, trainer: Any) -> None:
-            derive = strategy.maps.messages_after_update
+            derive = strategy.restriction_maps.messages_after_update
 
             def keep(*args: Any) -> Tensor:
                 self.derived = derive(*args)
                 return self.derived
 
-            strategy.maps.messages_after_update = keep  # type: ignore[method-assign]
+            strategy.restriction_maps.messages_after_update = keep  # type: ignore[method-assign]
 
     trainer = make_trainer(
         num_rounds=8, precision="64-true", callbacks=Spy(), participation=Participation(num_clients=3)
@@ -823,5 +823,5 @@ def test_another_topology_is_refused(make_trainer, tmp_path) -> None:
         trainer.save_checkpoint(tmp_path / "v" / "one.ckpt")
 
     run(Ring())
-    with pytest.raises(ValueError, match="topology is not the one drawn now"):
+    with pytest.raises(ValueError, match=r"strategy\.topology\.class: Ring then, Complete now"):
         run(Complete(), str(tmp_path / "v" / "one.ckpt"))

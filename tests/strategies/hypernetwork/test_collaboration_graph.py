@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from fl_lightning.relations.edges import opposite_pairs
 from fl_lightning.strategies.hypernetwork import collaboration_graph
-from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph, opposite_pairs
+from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
 
 
 def edges(edge_index: torch.Tensor) -> set[tuple[int, int]]:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph, opposite_pairs
+from fl_lightning.relations.edges import opposite_pairs
+from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
 from fl_lightning.strategies.hypernetwork.diffusion import GATDiffusion, GCNDiffusion, NoDiffusion
 from fl_lightning.strategies.hypernetwork.sheaf import (
     Sheaf,

@@ -285,9 +285,9 @@ def test_the_rule_sees_what_was_received_and_sent(kind, federation, make_model, 
 
     rule = Watch()
     trainer = make_trainer(callbacks=Keep(), participation=Participation(num_clients=3), precision="64-true")
-    result = trainer.fit(make_model(kind.client_class), federation, kind(aggregation=rule))
+    result = trainer.fit(make_model(kind), federation, kind(aggregation=rule))
     plain = make_trainer(participation=Participation(num_clients=3), precision="64-true").fit(
-        make_model(kind.client_class), federation, kind()
+        make_model(kind), federation, kind()
     )
 
     assert len(rule.seen) == len(arrived) == 3
@@ -322,7 +322,7 @@ def test_a_federation_withstands_a_malicious_client(kind, federation, make_model
     for name, rule in rules.items():
         trainer = make_trainer(callbacks=Shout())
         build = functools.partial(kind, similarity_temperature=0.1) if kind is FedPub else kind
-        trainer.fit(make_model(kind.client_class), federation, build(aggregation=rule))
+        trainer.fit(make_model(kind), federation, build(aggregation=rule))
         sizes[name] = max(float(tensor.abs().max()) for tensor in trainer.run.strategy.models.values())
 
     assert sizes.pop("none") > 1e4

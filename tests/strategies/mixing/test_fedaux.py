@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning import Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.data import ClientGraph
-from fl_lightning.models import NetOutput
+from fl_lightning.models import GCN, NetOutput
 from fl_lightning.strategies import FedAux, Local
 from fl_lightning.strategies.mixing.fedaux import FedAuxClient
 
@@ -182,7 +182,12 @@ def test_the_signature_is_a_copy_of_the_projection(federation, make_model, make_
 
 def test_a_net_without_projection_is_refused(federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match="ProjectionGCN"):
-        make_trainer().fit(make_model(ClientModule), federation, FedAux())
+        make_trainer().fit(FedAuxClient(GCN), federation, FedAux())
+
+
+def test_another_client_is_refused(federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match="FedAux needs clients of the class FedAuxClient, but model is ClientModule"):
+        make_trainer().fit(make_model(), federation, FedAux())
 
 
 def test_impossible_settings_are_refused() -> None:

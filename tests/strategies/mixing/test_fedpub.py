@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from fl_lightning import Payload, SequentialExecutor, StackedExecutor
+from fl_lightning import ClientModule, Payload, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.federation import Federation
@@ -15,7 +15,6 @@ from fl_lightning.models import GCN, MaskedGCN
 from fl_lightning.relations.similarity import cosine_similarity, mixing_breadth, softmax_mixing
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedPub
-from fl_lightning.strategies.mixing.fedpub import FedPubClient
 from fl_lightning.strategies.objectives import sparse_masks
 from fl_lightning.strategies.signals import FunctionalEmbedding, proxy_graph
 
@@ -153,7 +152,7 @@ def test_the_proxy_graph_is_a_random_partition() -> None:
 
 
 def test_the_functional_embedding_sees_the_proxy_graph_only(graphs) -> None:
-    client = FedPubClient(functools.partial(MaskedGCN, hidden_channels=4))
+    client = ClientModule(functools.partial(MaskedGCN, hidden_channels=4))
     client.build(6, 3)
     client.double().eval()
     proxy = proxy_graph(6, torch.Generator().manual_seed(0), nodes_per_block=4)
@@ -173,7 +172,7 @@ def test_masks_stay_and_become_sparse(executor, federation, make_model, make_tra
     sizes = []
     for weight in (0.0, 0.05):
         trainer.fit(
-            make_model(FedPubClient, optimizer=functools.partial(SGD, lr=0.1)),
+            make_model(FedPub, optimizer=functools.partial(SGD, lr=0.1)),
             federation,
             FedPub(num_epochs=2, mask_sparsity_weight=weight),
         )
