@@ -18,7 +18,7 @@ from .result_table import client_table, evaluation_table, number, result_table, 
 class RoundProgressBar(Callback):
     """A bar over the rounds with the present accuracy and speed, and a table of results at the end.
 
-    Where the output is no terminal (a file, a batch system), a line is written now and then in place of the bar.
+    Where the output is no terminal (a file, a batch system), a line is written now and then instead of the bar.
 
     Args:
         refresh_seconds: Seconds between updates of the bar.

@@ -1,6 +1,6 @@
 """Which clients a strategy takes to be alike: pictures, files and scores of its similarity and mixing matrices.
 
-Legend of shape suffixes: C clients, K known clients (rows without a nan).
+Shape legend: C clients, K known clients (rows without a nan).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Who talks to whom, how strongly, and what the federation as a whole descends: pictures, files and one figure.
 
-Legend of shape suffixes: C training clients.
+Shape legend: C training clients.
 """
 
 import csv

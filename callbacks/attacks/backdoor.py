@@ -47,7 +47,7 @@ class Backdoor(Attack):
         poisoned_fraction: Share of a malicious client's training images, in (0, 1].
         target: The class they are given.
         ratio: Share of the training clients that are malicious, in [0, 1); neither it nor ``clients`` is one client.
-        clients: The indices of the malicious clients, in place of ``ratio``.
+        clients: The indices of the malicious clients, instead of ``ratio``.
         seed: Of every draw; None takes the run's.
 
     Raises:

@@ -35,7 +35,7 @@ class Attack(Callback):
 
     Args:
         ratio: Share of the training clients that are malicious, in [0, 1), rounded to whole clients; 0 for none.
-        clients: The indices of the malicious clients, in place of ``ratio``.
+        clients: The indices of the malicious clients, instead of ``ratio``.
         seed: Of every draw; None takes the run's.
 
     Raises:
@@ -167,7 +167,7 @@ class SignalAttack(Attack, ABC):
         scale: τ, the standard deviation of what is drawn, positive.
         signals: Shell-style patterns of the signals; None for all.
         ratio: Share of the training clients that are malicious, in [0, 1).
-        clients: The indices of the malicious clients, in place of ``ratio``.
+        clients: The indices of the malicious clients, instead of ``ratio``.
         seed: Of every draw; None takes the run's.
     """
 

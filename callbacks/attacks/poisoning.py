@@ -20,14 +20,14 @@ from .forgery import Attack, all_stages, replace_rows
 class ModelPoisoning(Attack):
     """Malicious clients send -λ times their update: they train, and push the model back along the way they went.
 
-    Where the strategy takes parameters in place of updates, they send what they had received minus λ times the change.
+    Where the strategy takes parameters instead of updates, they send what they had received minus λ times the change.
     Panacea (section V-D, λ = 0.5), after Fang, Cao, Jia, Gong: "Local Model Poisoning Attacks to Byzantine-Robust
     Federated Learning", USENIX Security 2020.
 
     Args:
         factor: λ, positive.
         ratio: Share of the training clients that are malicious, in [0, 1).
-        clients: The indices of the malicious clients, in place of ``ratio``.
+        clients: The indices of the malicious clients, instead of ``ratio``.
         seed: Of the choice of clients; None takes the run's.
     """
 
@@ -93,7 +93,7 @@ class SignFlip(ModelPoisoning):
 
     Args:
         ratio: Share of the training clients that are malicious, in [0, 1).
-        clients: The indices of the malicious clients, in place of ``ratio``.
+        clients: The indices of the malicious clients, instead of ``ratio``.
         seed: Of the choice of clients; None takes the run's.
     """
 
@@ -113,7 +113,7 @@ class LabelFlipping(Attack):
     Args:
         may_keep: Draw each label from all classes, so that some stay as they were.
         ratio: Share of the training clients that are malicious, in [0, 1).
-        clients: The indices of the malicious clients, in place of ``ratio``.
+        clients: The indices of the malicious clients, instead of ``ratio``.
         seed: Of the choice of clients and of the labels; None takes the run's.
     """
 

@@ -9,7 +9,7 @@ from torch import Tensor
 class ClientExamples:
     """A client's private rows of a table, sequences or images, with their targets and roles.
 
-    Shape suffixes: N examples of this client, X the shape of one example, H numbers of a target.
+    Shape legend: N examples of this client, X the shape of one example, H numbers of a target.
 
     Attributes:
         name: Natural where the data has names (a state, a sensor), else zero-padded, so that names sort as clients do.

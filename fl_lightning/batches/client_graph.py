@@ -9,7 +9,7 @@ from torch import Tensor
 class ClientGraph:
     """A client's private subgraph: features, edges, labels and the roles of its nodes.
 
-    Shape suffixes: N nodes of this client, F features, E directed edges.
+    Shape legend: N nodes of this client, F features, E directed edges.
 
     Attributes:
         name: Zero-padded, so that names sort as the clients do: ``"client-07"``.

@@ -208,7 +208,7 @@ class FederatedDataModule(LightningDataModule):
 
     @cached_property
     def roster(self) -> Roster:
-        """Who the clients are; what a federation is set up from in place of their data.
+        """Who the clients are; what a federation is set up from instead of their data.
 
         Raises:
             RuntimeError: Before :meth:`setup`.

@@ -1,6 +1,6 @@
 """Bringing a raw graph into the form that all federated methods here share, and refusing one that is not sound.
 
-Shape suffixes: N nodes, F features, E directed edges.
+Shape legend: N nodes, F features, E directed edges.
 """
 
 from dataclasses import dataclass, fields

@@ -75,7 +75,7 @@ def check_text(name: str, value: Any, example: str) -> None:
 
 
 def user_path(name: str, value: Any) -> Path:
-    """Return a path with the user's folder in place of ``~``.
+    """Return a path with the user's folder instead of ``~``.
 
     Raises:
         ValueError: It is not a text, or names a user that is not.

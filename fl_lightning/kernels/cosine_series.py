@@ -18,7 +18,7 @@ relative to the largest derivative, than those on the kernel, so they alone deci
 (4 / pi) ln(1 / error) for a wide kernel and grows as 1 / sigma for a narrow one, the least any expansion of this
 accuracy can do there (frequencies up to 2a / sigma on an interval of length 2 need 4a / (pi sigma) functions).
 
-Legend: B scores, K frequencies, P = 2K features.
+Shape legend: B scores, K frequencies, P = 2K features.
 """
 
 import math

@@ -14,7 +14,8 @@ z~_v - z_v = sum_u (kappa~ - kappa)(s_v, s_u) (h_u - z_v) / D~_v, hence |z~_v - 
 A node's own kernel value is 1 and any other is at least exp(-4 / sigma^2), so N / D_v is largest for one far node:
 N / (1 + (N - 1) exp(-4 / sigma^2)). The series is chosen for the e that makes the whole at most the tolerance.
 
-Legend: N nodes, B nodes of a block, D channels, A = D + 1 channels with the constant one, P features of the series.
+Shape legend: N nodes, B nodes of a block, D channels, A = D + 1 channels with the constant one, P features of the
+series.
 """
 
 import math

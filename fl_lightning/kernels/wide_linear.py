@@ -3,7 +3,7 @@
 Its three products read or write the whole weight and little else. The library packs a matrix of such a shape anew in
 every product, which takes as long as the arithmetic; in a batch of blocks of outputs it does not.
 
-Legend: C clients (rows), D channels, P outputs, K blocks of B outputs.
+Shape legend: C clients (rows), D channels, P outputs, K blocks of B outputs.
 """
 
 from typing import Any

@@ -22,7 +22,7 @@ and the pooling are slow; one client after another with the channels last takes 
 with 64 images of R-MNIST, forward and backward, one core: 277 ms against 684). This is what the autograd function here
 does, on a stack and under ``vmap`` alike; it does not keep what is pooled, the largest of the activations.
 
-Legend: C clients, N images, D channels, H rows, W columns, F features of an image, K side of a kernel.
+Shape legend: C clients, N images, D channels, H rows, W columns, F features of an image, K side of a kernel.
 """
 
 import itertools

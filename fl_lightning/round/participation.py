@@ -14,7 +14,7 @@ class Participation:
 
     Args:
         fraction: Share of the training clients chosen for a round, in (0, 1]; at least one client.
-        num_clients: Number of clients chosen for a round, in place of ``fraction``.
+        num_clients: Number of clients chosen for a round, instead of ``fraction``.
         dropout_probability: Chance that a chosen client answers nothing this round.
         straggler_probability: Chance that a chosen client manages only some of its local epochs (uniform below the full
             number, as in FedProx).

@@ -1,4 +1,4 @@
-"""Keeps memory that tensors have freed, in place of giving it back to the system after every step.
+"""Keeps memory that tensors have freed, instead of giving it back to the system after every step.
 
 The C library returns large blocks at once, so each step's activations are new pages that the system must clear first:
 at ogbn-arxiv's size that takes more time than the computation.

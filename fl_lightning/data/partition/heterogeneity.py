@@ -1,6 +1,6 @@
 """How unlike the clients are: in their labels, and in their neighbourhoods.
 
-Legend of shape suffixes: C clients, K classes, N nodes of all clients, P pairs of clients.
+Shape legend: C clients, K classes, N nodes of all clients, P pairs of clients.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Where clients' independent examples come from: the contract, and what all sources hand over.
 
-Shape suffixes: C clients, N examples of one client, X the shape of one example, H numbers of a target.
+Shape legend: C clients, N examples of one client, X the shape of one example, H numbers of a target.
 """
 
 from abc import abstractmethod

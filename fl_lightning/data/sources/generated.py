@@ -1,6 +1,6 @@
 """Graphs generated from a seed: nothing to download, and ground truth to compare with.
 
-Legend of shape suffixes: N nodes, F features, M communities, K classes, E edges.
+Shape legend: N nodes, F features, M communities, K classes, E edges.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Images shared out to clients that differ by design: in rotation, in their classes, or in viewpoint and year.
 
-Shape suffixes: C clients, M images of all clients, K classes.
+Shape legend: C clients, M images of all clients, K classes.
 """
 
 from pathlib import Path

@@ -195,7 +195,7 @@ def open_dataset(
         arguments: What it is constructed with, its root included.
         root: Folder of the data sets.
         cache_dir: Where converted files go if ``root`` is read-only; None for the default cache folder.
-        download: Fetches the raw files in place of the class's own ``download``.
+        download: Fetches the raw files instead of the class's own ``download``.
         converted_folder: In the class's ``processed/``, for converted files that no other data set reads.
 
     Returns:

@@ -17,7 +17,7 @@ Sources: Li et al., "Diffusion Convolutional Recurrent Neural Network", ICLR 201
 windows of METR-LA are those of history 12, horizon 12 and stride 1. Its errors (1.0e-3 on METR-LA) do not tell its
 scale: repeating the last reading has 0.43 over 12 steps of our week in z-scores, and 0.014 in min-max scaling.
 
-Shape suffixes: C clients, T time steps, N windows, Y years.
+Shape legend: C clients, T time steps, N windows, Y years.
 """
 
 from pathlib import Path
@@ -191,7 +191,7 @@ class PEMSBAY(_RoadSensors):
 
 
 def fill_gaps(speed_TC: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Put a sensor's last reading in place of zeros and NaN; before its first reading, that one.
+    """Put a sensor's last reading instead of zeros and NaN; before its first reading, that one.
 
     Example:
         >>> fill_gaps(np.array([[0.0], [5.0], [np.nan], [7.0]])).T.tolist()

@@ -1,7 +1,7 @@
 """Synthetic federations on the circle: each client has a direction, and clients of near directions are alike.
 
 They go back to the toy data of Xu, He, Lee, Wang, Wang, "Graph-Relational Domain Adaptation", ICLR 2022 (GRDA).
-Shape suffixes: C clients, N examples of one client.
+Shape legend: C clients, N examples of one client.
 """
 
 import math

@@ -8,7 +8,7 @@ Every data set is an ``.npz`` file with features ``X`` (M, F), labels -1 and 1 o
 regression) ``y`` (M,), and ``task`` (M,), the number of each row's client; clients are in ascending order.
 Where features are standardised, mean and deviation are of all clients' rows, whatever their role.
 
-Shape suffixes: M examples of all clients, F features.
+Shape legend: M examples of all clients, F features.
 """
 
 from pathlib import Path

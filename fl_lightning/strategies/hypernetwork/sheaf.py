@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from fl_lightning.kernels.autograd import first_derivative_only
 from fl_lightning.relations.edges import opposite_pairs
 
 
@@ -37,7 +37,7 @@ class _InverseSquareRoot(torch.autograd.Function):
         return inverse_root_CSS
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, gradient_CSS: Tensor) -> tuple[Tensor, None]:
         root_CS, vector_CSS = ctx.saved_tensors
         row_CS1, column_C1S = root_CS.unsqueeze(-1), root_CS.unsqueeze(-2)

@@ -46,7 +46,7 @@ class Lines(ExampleSource):
 
     Args:
         order: Which of the clients, in which order.
-        labels: Classes in place of numbers.
+        labels: Classes instead of numbers.
         relation: Weight of the relation graph, a path; 0 for none.
     """
 
