@@ -694,8 +694,8 @@ def test_tuned_models_are_those_of_the_strategy_but_for_the_classifier(build, pi
         shapes = {name: tensor.shape for name, tensor in trainer.run.architectures[0].items()}
         own |= from_wire(result.parameters, shapes)
 
-    still = dataclasses.replace(evaluation, num_epochs=0)
-    scores = trainer.run.executor.evaluate(still, (0, 1, 2), 0)
+    still = dataclasses.replace(evaluation, tuning=None)
+    scores = trainer.run.executor.evaluate({"": still}, (0, 1, 2), 0)[""].upload
 
     for client, examples in enumerate(data.clients):
         net = Flat(None, 3)
@@ -724,7 +724,7 @@ def test_tuning_starts_from_a_new_classifier(executor, pictures, make_trainer) -
     for start in (trainer.run.strategy.models["head.weight"][0], trainer.run.architectures[0]["head.weight"]):
         assert not torch.equal(parameters["head.weight"][0], start)
     assert all(torch.equal(parameters["head.weight"][0], row) for row in parameters["head.weight"])
-    assert (evaluation.num_epochs, evaluation.trained) == (3, ("head.*",))
+    assert (evaluation.tuning.num_epochs, evaluation.tuning.trained) == (3, ("head.*",))
     assert not any(name.startswith("tuned/") for name in trainer.history[-1])
 
 
