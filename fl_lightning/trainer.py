@@ -263,8 +263,10 @@ class FederatedTrainer:
     def _run_rounds(self, *, resumed: bool) -> None:
         run = self.run
         with run.interruption:
-            if not resumed:
-                self._run_stages(run.strategy.initial_stages(), run.training_clients, "before round 0")
+            if not resumed and not self._exchange(
+                run.strategy.initial_stages(), run.training_clients, "before round 0"
+            ):
+                raise TooFewAnswers(f"no round can begin, {self._shortage()}")
             run.clock = RoundClock()  # of the rounds alone
             while run.round_idx < self.num_rounds and not run.should_stop:
                 self._run_round()
@@ -279,7 +281,7 @@ class FederatedTrainer:
         self._call("on_round_start")
         effort, dropped = self.participation.draw(run.training_clients, run.round_idx, self.seed)
         run.failures = {run.roster.names[client]: "dropped out" for client in dropped}
-        is_void = not self._exchange(effort)
+        is_void = not self._exchange(run.strategy.stages(run.round_idx), effort, f"round {run.round_idx}")
         metrics: dict[str, float] = dict(run.strategy.metrics())
         if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
             with run.clock.part("evaluation"):
@@ -303,17 +305,16 @@ class FederatedTrainer:
         if run.trace is not None:
             run.trace.end_round()
 
-    def _exchange(self, effort: Mapping[int, float]) -> bool:
-        """Run the stages of the round; False where they ended early, for want of answers."""
-        run = self.run
-        run.answering = set(effort)
+    def _exchange(self, stages: Sequence[Stage], clients: Sequence[int] | Mapping[int, float], when: str) -> bool:
+        """Run stages of training; False where they ended early, for want of answers."""
+        self.run.answering = set(clients)
         try:
             self._require_answers()
-            self._run_stages(run.strategy.stages(run.round_idx), effort, f"round {run.round_idx}")
+            self._run_stages(stages, clients, when)
         except _VoidRound:
             return False
         finally:
-            run.answering = None
+            self.run.answering = None
         return True
 
     def _run_stages(
@@ -401,11 +402,14 @@ class FederatedTrainer:
         limit = self.participation.max_void_rounds
         last = self.run.history[-limit:]
         if len(last) == limit and all(row["void"] for row in last):
-            failures = "; ".join(f"{name}: {why}" for name, why in list(self.run.failures.items())[:3])
             raise TooFewAnswers(
-                f"the last {limit} rounds were void: fewer than {self.participation.min_clients} clients answered "
-                f"(participation.min_clients, max_void_rounds); in round {last[-1]['round']} {failures}"
+                f"the last {limit} rounds were void (participation.max_void_rounds): {self._shortage()}"
             )
+
+    def _shortage(self) -> str:
+        """What went wrong in a void round; of many clients the first three."""
+        failures = "; ".join(f"{name}: {why}" for name, why in list(self.run.failures.items())[:3])
+        return f"fewer than {self.participation.min_clients} clients answered (participation.min_clients); {failures}"
 
     # ------------------------------------------------------------------ setting up
 
