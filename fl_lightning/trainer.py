@@ -263,9 +263,8 @@ class FederatedTrainer:
     def _run_rounds(self, *, resumed: bool) -> None:
         run = self.run
         with run.interruption:
-            if not resumed and not self._exchange(
-                run.strategy.initial_stages(), run.training_clients, "before round 0"
-            ):
+            first = () if resumed else run.strategy.initial_stages()
+            if not self._exchange(first, run.training_clients, "before round 0"):
                 raise TooFewAnswers(f"no round can begin, {self._shortage()}")
             run.clock = RoundClock()  # of the rounds alone
             while run.round_idx < self.num_rounds and not run.should_stop:

@@ -143,7 +143,7 @@ def test_void_rounds_are_counted_in_a_row_and_over_a_resume(
     first.fit(make_model(), federation, Local())
     first.save_checkpoint(path)
     second = make_trainer(participation=participation, num_rounds=60)
-    with pytest.raises(TooFewAnswers, match="client-0.: dropped out"):
+    with pytest.raises(TooFewAnswers, match=r"client-0.: dropped out"):
         second.fit(make_model(), federation, Local(), ckpt_path=str(path))
     assert second.run.round_idx == end + 1
     assert second.run.num_failures == {}
