@@ -264,8 +264,9 @@ class FederatedTrainer:
     def _run_rounds(self, *, resumed: bool) -> None:
         run = self.run
         with run.interruption:
-            if not resumed:
-                self._run_stages(run.strategy.initial_stages(), run.training_clients, "initial")
+            first = () if resumed else run.strategy.initial_stages()
+            if not self._run_stages(first, run.training_clients, "initial"):
+                raise TooFewAnswers(f"no round can begin, {self._shortage()}")
             run.clock = RoundClock()  # of the rounds alone
             while run.round_idx < self.num_rounds and not run.should_stop:
                 self._run_round()
@@ -313,10 +314,10 @@ class FederatedTrainer:
         """Send, work, answer, take in: one exchange a stage. A client that fails is out of the stages that follow.
 
         Returns:
-            False for a round that is void: too few clients are left, and the server takes nothing more in.
+            False where too few clients are left; the server then takes nothing more in, and a round is void.
         """
         effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
-        quorum = self.participation.min_clients if phase == "round" else 1
+        quorum = 1 if phase == "admission" else self.participation.min_clients
         for stage in stages:
             if len(effort) < quorum:
                 return False
@@ -331,7 +332,7 @@ class FederatedTrainer:
                 upload, failures = self._take_in(stage, outcome)
             self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
             effort = {client: share for client, share in effort.items() if client not in failures}
-            if phase == "round" and len(effort) < quorum:
+            if phase != "admission" and len(effort) < quorum:
                 return False
             with self.run.clock.part("server"):
                 (self.run.strategy.admit if phase == "admission" else self.run.strategy.aggregate)(stage, upload)
@@ -389,11 +390,14 @@ class FederatedTrainer:
         limit = self.participation.max_void_rounds
         last = self.run.history[-limit:]
         if len(last) == limit and all(row["void"] for row in last):
-            failures = "; ".join(f"{name}: {why}" for name, why in list(self.run.failures.items())[:3])
             raise TooFewAnswers(
-                f"the last {limit} rounds were void: fewer than {self.participation.min_clients} clients answered "
-                f"(participation.min_clients, max_void_rounds); in round {last[-1]['round']} {failures}"
+                f"the last {limit} rounds were void (participation.max_void_rounds): {self._shortage()}"
             )
+
+    def _shortage(self) -> str:
+        """What went wrong in a void round; of many clients the first three."""
+        failures = "; ".join(f"{name}: {why}" for name, why in list(self.run.failures.items())[:3])
+        return f"fewer than {self.participation.min_clients} clients answered (participation.min_clients); {failures}"
 
     # ------------------------------------------------------------------ setting up
 

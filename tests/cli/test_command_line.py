@@ -123,9 +123,10 @@ def test_a_federation_that_fails_ends_with_one_line_and_exit_code_1(
     with pytest.warns(UserWarning, match="out of memory; it is left out"), pytest.raises(SystemExit) as stop:
         main(["fit", *SMALL, *arguments])
     assert stop.value.code == 1
-    assert "fl-train: error: the last 3 rounds were void" in capsys.readouterr().err
+    assert "fl-train: error: no round can begin, fewer than 1 clients answered" in capsys.readouterr().err
     record = json.loads(Path("runs/quickstart/version_0/result.json").read_text())
-    assert (record["status"], record["num_rounds"], record["num_void_rounds"]) == ("failed", 3, 3)
+    assert (record["status"], record["num_rounds"]) == ("failed", 0)
+    assert len(record["failures"]) == 5
 
 
 def test_a_resume_with_other_settings_is_refused_or_written_down(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,16 +143,16 @@ def test_a_resume_with_other_settings_is_refused_or_written_down(capsys: pytest.
         main(changed)
     assert stop.value.code == 2
     said = capsys.readouterr().err
-    assert "made with other settings; model.init_args.net.init_args.dropout: 0.5 then, 0.7 now. Use the conf" in said
+    assert "made with other settings; model.init_args.net.0.init_args.dropout: 0.5 then, 0.7 now. Use the conf" in said
     assert "--resume_with_changes" in said
     with pytest.warns(UserWarning, match="resumed with other settings"):
         assert main([*changed, "--resume_with_changes"]) == 0
     configs = [yaml.safe_load((folder / name).read_text()) for name in ("config.yaml", "config_resumed_2.yaml")]
-    assert [config["model"]["init_args"]["net"]["init_args"]["dropout"] for config in configs] == [0.5, 0.7]
+    assert [config["model"]["init_args"]["net"][0]["init_args"]["dropout"] for config in configs] == [0.5, 0.7]
     record = json.loads((folder / "result.json").read_text())
     assert record["config"] == "config_resumed_2.yaml"
     assert record["config_sources"] == [str(QUICKSTART)]
-    assert record["changes"] == ["from round 2 on: model.init_args.net.init_args.dropout: 0.5 then, 0.7 now"]
+    assert record["changes"] == ["from round 2 on: model.init_args.net.0.init_args.dropout: 0.5 then, 0.7 now"]
     quick = ["--trainer.executor=SequentialExecutor", "--trainer.num_rounds=4", "--trainer.logger=false"]
     assert main([*changed, *quick]) == 0  # with the settings of the last checkpoint, and another executor
 

@@ -12,7 +12,7 @@ import pytest
 from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.run import result
-from fl_lightning.strategies import FedAvg, Local
+from fl_lightning.strategies import FedAvg, FedSheafHN, Local
 from fl_lightning.trainer import TooFewAnswers
 
 
@@ -99,13 +99,23 @@ def test_a_federation_in_which_everybody_fails_is_no_success(federation, make_mo
 
     participation = Participation(max_void_rounds=2)
     trainer = make_trainer(executor=SequentialExecutor(), participation=participation, num_rounds=9)
-    message = r"the last 2 rounds were void: fewer than 1 clients answered .*in round 1 client-00: RuntimeError: out of"
+    message = r"the last 2 rounds were void .*: fewer than 1 clients answered .*; client-00: RuntimeError: out of"
     with pytest.warns(UserWarning, match="failed in stage"), pytest.raises(TooFewAnswers, match=message):
         trainer.fit(make_model(FailsAlways), federation, Watched())
     assert not taken_in
     assert [row["void"] for row in trainer.history] == [1, 1]
     assert (read(trainer)["status"], read(trainer)["num_void_rounds"]) == ("failed", 2)
     assert read(trainer)["failures"] == {f"client-0{client}": 2 for client in range(5)}
+
+
+def test_a_federation_that_never_begins_is_no_success(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(executor=SequentialExecutor())
+    with (
+        pytest.warns(UserWarning, match="before round 0"),
+        pytest.raises(TooFewAnswers, match="no round can begin, fewer than 1 clients answered"),
+    ):
+        trainer.fit(make_model(FailsAlways), federation, FedSheafHN(init_epochs=1, num_neighbors=2))
+    assert (read(trainer)["status"], read(trainer)["num_rounds"]) == ("failed", 0)
 
 
 @pytest.mark.parametrize(("min_clients", "void"), [(3, 0), (4, 1)])
@@ -133,7 +143,7 @@ def test_void_rounds_are_counted_in_a_row_and_over_a_resume(
     first.fit(make_model(), federation, Local())
     first.save_checkpoint(path)
     second = make_trainer(participation=participation, num_rounds=60)
-    with pytest.raises(TooFewAnswers, match=f"in round {end} client-0"):
+    with pytest.raises(TooFewAnswers, match=r"client-0.: dropped out"):
         second.fit(make_model(), federation, Local(), ckpt_path=str(path))
     assert second.run.round_idx == end + 1
     assert second.run.num_failures == {}
