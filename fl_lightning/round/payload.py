@@ -150,7 +150,7 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
     """Join payloads of disjoint clients into one, clients ascending.
 
     Raises:
-        ValueError: The payloads do not hold the same names.
+        ValueError: The payloads do not hold the same names, in the same shapes.
     """
     parts = [payload for payload in payloads if payload.clients]
     if not parts:
@@ -177,6 +177,12 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
         return joined
 
     named = [part.named() for part in parts]
+    for name in named[0]:
+        if len(shapes := {tuple(each[name].shape[1:]) for each in named}) > 1:
+            raise ValueError(
+                f"clients sent {name[2:]!r} in different shapes, {', '.join(map(str, sorted(shapes)))}: the nets in "
+                "model.net must agree in it"
+            )
     return Payload.from_named(ordered.tolist(), {name: join([each[name] for each in named]) for name in named[0]})
 
 

@@ -190,7 +190,7 @@ def check_architectures(strategy: Strategy, num_nets: int) -> None:
     if num_nets > 1 and not strategy.takes_architectures:
         raise ValueError(
             f"model.net lists {num_nets} nets, but {type(strategy).__name__} needs clients that are alike: "
-            "give one net, or a strategy for different architectures (SheafFMTL, Local)"
+            "give one net, or a strategy for different architectures (SheafFMTL, FedProto, Local)"
         )
 
 

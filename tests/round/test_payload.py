@@ -125,3 +125,9 @@ def test_finite_rows(bad) -> None:
     assert finite_rows([matrix, scalars]).tolist() == [True, False, True, False]
     assert finite_rows([both_signs]).tolist() == [False, True, True, True]
     assert finite_rows([torch.tensor([1, 2])]).tolist() == [True, True]
+
+
+def test_signals_of_different_shapes_are_named() -> None:
+    parts = [Payload(clients=(c,), signals={"prototypes": torch.zeros(1, 3, width)}) for c, width in ((0, 8), (1, 16))]
+    with pytest.raises(ValueError, match=r"clients sent 'prototypes' in different shapes, \(3, 8\), \(3, 16\)"):
+        concatenate(parts)

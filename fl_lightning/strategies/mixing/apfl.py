@@ -1,0 +1,149 @@
+"""APFL: every client predicts by a mixture of its own model and the global one.
+
+Deng, Kamani, Mahdavi: "Adaptive Personalized Federated Learning", arXiv:2003.13461, 2020, Algorithm 1. With w_i = w as
+received and the mixture v̄_i = α_i v_i + (1 - α_i) w_i, each local step is taken at one point and on one batch:
+
+    w_i <- w_i - η ∇f_i(w_i);    v_i <- v_i - η α_i ∇f_i(v̄_i);    α_i <- clip(α_i - η_α <v_i - w_i, ∇f_i(v̄_i)>, 0, 1)
+
+and w <- Σ_i ω_i w_i, which is FedAvg's for every α. These are the gradients of f(w) + f(α v + (1 - α) stop(w)). Models,
+not their logits, are mixed, and v stays itself: it is never overwritten by the mixture.
+
+Departures: the weights ω_i are shares of the training examples (paper: equal ones, ``weighting``); α has plain gradient
+steps of a rate of its own, whatever optimiser the models have. (Adam undoes most of the factor α in v's step.)
+
+Evaluated is v̄_i, of clients that answered in the last round with their own trained w_i, of the others and of newcomers
+(whose v is w) with the present w; ``server/own_mixtures`` is the share of the former. ``present/`` takes w for all.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.federation import Federation
+from fl_lightning.models.output import NetOutput
+from fl_lightning.round.client import ClientModule, parameters_of
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Change, Evaluation, Stage
+from fl_lightning.strategies.mixing.twins import Twins
+
+
+@dataclass(kw_only=True, eq=False)
+class APFL(Twins):
+    """Mixtures of personal models and the global one.
+
+    Args:
+        mixture: α, the personal model's share, in [0, 1]; the first one where it is learnt.
+        adaptive: Learn α: ``none``, at the first step of each ``round``, or at every ``step``.
+        mixture_lr: η_α; None for the clients' learning rate.
+    """
+
+    mixture: float = 0.25
+    adaptive: Literal["none", "round", "step"] = "none"
+    mixture_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if not 0 <= self.mixture <= 1:
+            raise ValueError(f"strategy.mixture must be in [0, 1], got {self.mixture}")
+        if self.adaptive not in ("none", "round", "step"):
+            raise ValueError(f"strategy.adaptive must be none, round or step, got {self.adaptive!r}")
+        if self.mixture_lr is not None and not (self.mixture_lr > 0 and self.adaptive != "none"):
+            raise ValueError(
+                f"strategy.mixture_lr is {self.mixture_lr:g}: it must be positive, and strategy.adaptive round or step"
+            )
+        if self.adaptive != "none":
+            self.personal = ("personal.*", "alpha")
+
+    def build_net(self, net: nn.Module) -> nn.Module:
+        """The net twice, and α where it is learnt."""
+        twin = super().build_net(net)
+        if self.adaptive != "none":
+            twin.register_parameter("alpha", nn.Parameter(torch.tensor(self.mixture)))
+        return twin
+
+    def setup(self, federation: Federation) -> None:
+        """Start from the common model; nobody has answered yet."""
+        super().setup(federation)
+        self.rate = federation.learning_rate if self.mixture_lr is None else self.mixture_lr
+        self.answered: list[int] = []
+
+    def training(self, round_idx: int) -> Stage:
+        """Both models and α take a step on every batch; α's is no matter of the optimiser."""
+        stage = dataclasses.replace(super().training(round_idx), objective=self.losses)
+        if self.adaptive == "none":
+            return stage
+        return dataclasses.replace(stage, gradient=without_alpha, after_step=self.move_alpha)
+
+    def losses(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+        """f(w) + f(α v + (1 - α) stop(w))."""
+        held = {name: p.detach() if name.startswith("shared.") else p for name, p in parameters.items()}
+        shared = client.part_output("shared", parameters, batch)
+        return client.loss(shared, batch) + client.loss(self.mixed_output(client, held, batch, context), batch)
+
+    def mixed_output(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
+        """What α v + (1 - α) w predicts; w is the inbox's, if there is one, where the client should not use its own."""
+        mixed = {}
+        for name, v in parameters_of("personal", parameters).items():
+            w = parameters[f"shared.{name}"]
+            if "own" in context.inbox:
+                w = torch.where(_along(context.inbox["own"], w), w, context.inbox[f"shared.{name}"])
+            alpha = _along(parameters["alpha"], v) if "alpha" in parameters else self.mixture
+            mixed[f"personal.{name}"] = alpha * v + (1 - alpha) * w
+        return client.part_output("personal", mixed, batch)
+
+    losses.takes_stacks = mixed_output.takes_stacks = True  # type: ignore[attr-defined]
+
+    def move_alpha(self, parameters: Parameters, gradients: Parameters, context: Context) -> Change:
+        """α <- clip(α - η_α ∂/∂α, 0, 1)."""
+        if self.adaptive == "round" and context.step > 0:
+            return Change()
+        return Change(parameters={"alpha": (parameters["alpha"] - self.rate * gradients["alpha"]).clamp(0, 1)})
+
+    def join(self) -> Stage:
+        """Nothing: a newcomer's models are the global one, and so is their mixture."""
+        return Stage(name="join")
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Average, and note who has answered."""
+        super().aggregate(stage, upload)
+        self.answered = list(upload.clients)
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The mixtures are the result: with the w_i of those that have just been trained, and with w for all."""
+        found = super().evaluations(clients)
+        present = found["global/"].payload
+        assert present is not None
+        own_C = torch.tensor([client in self.answered for client in clients], device=self.federation.device)
+        latest = Payload(clients=present.clients, signals={**present.parameters, "own": own_C})
+        payloads = {"": latest, "present/": present}
+        return {**found, **{kind: Evaluation(payload=p, output=self.mixed_output) for kind, p in payloads.items()}}
+
+    def metrics(self) -> Mapping[str, float]:
+        """How many of the evaluated mixtures are with the client's own w_i."""
+        return {"server/own_mixtures": len(self.answered) / len(self.federation.training_clients)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The global model, and who has answered."""
+        return super().state_dict() | {"answered": self.answered}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.answered = state["answered"]
+
+
+def without_alpha(gradients: Parameters, parameters: Parameters, context: Context) -> Parameters:
+    """The gradients that the optimiser is given."""
+    return {name: gradient for name, gradient in gradients.items() if name != "alpha"}
+
+
+def _along(number: Tensor, tensor: Tensor) -> Tensor:
+    """A client's number, or those of a stack, so that it meets all of the client's tensor."""
+    return number.reshape(*number.shape, *[1] * (tensor.dim() - number.dim()))

@@ -1,0 +1,98 @@
+"""Ditto: FedAvg, and beside it a personal model in every client that is held near the global one.
+
+Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, Algorithm 1.
+With θ the global model as it was received, each local step is taken on one batch by both of a client's models:
+
+    u <- u - η ∇f_i(u),  u = θ at the start of the round;       v_i <- v_i - η (∇f_i(v_i) + λ (v_i - θ))
+
+and θ <- Σ_i w_i u_i. The pull never enters u, so that θ is FedAvg's. λ = 0 is Local.
+
+Choices and departures: both models take the same steps, of one rate (the paper leaves their numbers free); the weights
+w_i are shares of the training examples (the paper draws clients by them and averages plainly, which is the same in
+expectation). A newcomer starts its v_i at θ and trains it alone for as long as a round. ``reset_optimizer`` starts the
+optimisers of both models anew.
+"""
+
+import dataclasses
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.federation import Federation
+from fl_lightning.models.twin import Twin
+from fl_lightning.round.client import ClientModule, Penalty, parameters_of
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.stage import Change, Stage
+from fl_lightning.strategies.mixing.twins import Twins
+
+
+@dataclass(kw_only=True, eq=False)
+class Ditto(Twins):
+    """Personal models near the global one.
+
+    Args:
+        proximal_weight: λ, at least 0; 0 is Local. About 0.1 with Adam, 1 with SGD.
+        decoupled: Pull after each step, v <- v - ηλ (v - θ) with η the clients' learning rate, instead of by the
+            gradient, which an adaptive optimiser rescales.
+    """
+
+    proximal_weight: float = 0.1
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "proximal_weight")
+
+    def setup(self, federation: Federation) -> None:
+        """Start from the common model, and check the length of the pull."""
+        super().setup(federation)
+        self.step = federation.learning_rate * self.proximal_weight
+        if self.step >= 2:
+            warnings.warn(
+                f"the pull to the global model diverges: learning rate {federation.learning_rate:g} x "
+                f"strategy.proximal_weight {self.proximal_weight:g} is {self.step:.3g}, which must be below 2; lower "
+                "either (Adam's steps do not diverge, but jump about the global model)",
+                stacklevel=2,
+            )
+
+    def penalty(self) -> Penalty | None:
+        """λ/2 ‖v - θ‖²."""
+        return self.distance if self.proximal_weight and not self.decoupled else None
+
+    def distance(self, parameters: Parameters, context: Context) -> Tensor:
+        """Half the weighted squared distance of the personal model to the received one."""
+        apart = [(v - theta).square().sum() for v, theta in _pairs(parameters, context).values()]
+        return 0.5 * self.proximal_weight * torch.stack(apart).sum()
+
+    def pull(self, parameters: Parameters, gradients: Parameters, context: Context) -> Change:
+        """The pull as a step of its own."""
+        pairs = _pairs(parameters, context)
+        return Change(parameters={name: v - self.step * (v - theta) for name, (v, theta) in pairs.items()})
+
+    def training(self, round_idx: int) -> Stage:
+        """Both models take a step on every batch."""
+        after_step = self.pull if self.proximal_weight and self.decoupled else None
+        return dataclasses.replace(super().training(round_idx), objective=both_losses, after_step=after_step)
+
+    def join(self) -> Stage:
+        """A newcomer trains its personal model for as long as a round."""
+        return dataclasses.replace(self.training(0), trained=("personal.*",))
+
+
+def both_losses(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+    """f(u) + f(v): each model has the gradient of its own loss."""
+    shared, personal = (client.loss(client.part_output(part, parameters, batch), batch) for part in Twin.models)
+    return shared + personal
+
+
+both_losses.takes_stacks = True  # type: ignore[attr-defined]
+
+
+def _pairs(parameters: Parameters, context: Context) -> dict[str, tuple[Tensor, Tensor]]:
+    """Each personal parameter v beside the shared one as received, θ."""
+    theta = parameters_of("shared", context.anchor)
+    return {f"personal.{name}": (v, theta[name]) for name, v in parameters_of("personal", parameters).items()}

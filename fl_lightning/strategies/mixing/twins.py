@@ -1,0 +1,76 @@
+"""Clients with two copies of their net: the federation averages the shared one, the personal one stays at home.
+
+Traffic is FedAvg's: ``personal.*`` never travels. (A newcomer receives the server's model once, as both of its copies.)
+"""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.models.output import NetOutput
+from fl_lightning.models.twin import Twin
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.strategies.mixing.base import Mixing, equal_weights, example_weights
+
+
+@dataclass(kw_only=True, eq=False)
+class Twins(Mixing):
+    """Base of the strategies whose clients have a :class:`~fl_lightning.models.Twin`.
+
+    Args:
+        weighting: Average the shared models by training ``examples``, or as ``equal``.
+    """
+
+    weighting: Literal["examples", "equal"] = "examples"
+    personal: Sequence[str] = field(default=("personal.*",), init=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if self.weighting not in ("examples", "equal"):
+            raise ValueError(f"strategy.weighting must be examples or equal, got {self.weighting!r}")
+
+    def build_net(self, net: nn.Module) -> nn.Module:
+        """The net twice."""
+        return Twin(net)
+
+    def mixing_matrix(self, upload: Payload) -> Tensor:
+        """The common row of weights, (1, C)."""
+        return (example_weights(upload) if self.weighting == "examples" else equal_weights(upload))[None]
+
+    @abstractmethod
+    def join(self) -> Stage:
+        """What a newcomer does, whose both models are the server's; it sends nothing."""
+
+    def admission_stages(self) -> Sequence[Stage]:
+        """Newcomers receive the shared model and make a personal one of it."""
+        return [dataclasses.replace(self.join(), name="join")]
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """The shared model; to newcomers as their personal one, too."""
+        payload = super().configure(stage, clients)
+        if stage.name != "join":
+            return payload
+        personal = {name.replace("shared.", "personal.", 1): model for name, model in payload.parameters.items()}
+        return dataclasses.replace(payload, parameters={**payload.parameters, **personal})
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The personal models are the result; the shared one is logged as ``global/...``."""
+        shared = self.configure(self.stages(0)[0], clients)
+        return {"": Evaluation(), "global/": Evaluation(payload=shared, output=shared_output)}
+
+
+def shared_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
+    """What the shared model predicts."""
+    return client.part_output("shared", parameters, batch)
+
+
+shared_output.takes_stacks = True  # type: ignore[attr-defined]
