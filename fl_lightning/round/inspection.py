@@ -32,7 +32,8 @@ def inspect_upload(
     if stage.flat:
         expected = {FLAT: torch.Size([length])}
     found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
-    signals = {name if name in stage.signals else name.rpartition("/")[0] for name in upload.signals}
+    whole = {name: name.rpartition("/")[0] for name in upload.signals}  # of a signal of several tensors
+    signals = {whole[name] if whole[name] in stage.signals else name for name in upload.signals}
     if expected != found or signals != set(stage.signals):
         wrong = {name for name in expected | found if expected.get(name) != found.get(name)}
         wrong |= signals ^ set(stage.signals)
