@@ -125,3 +125,8 @@ def test_finite_rows(bad) -> None:
     assert finite_rows([matrix, scalars]).tolist() == [True, False, True, False]
     assert finite_rows([both_signs]).tolist() == [False, True, True, True]
     assert finite_rows([torch.tensor([1, 2])]).tolist() == [True, True]
+
+
+def test_a_signal_may_not_hide_a_parameter() -> None:
+    with pytest.raises(ValueError, match=r"\['weight'\] are parameters and signals"):
+        Payload(clients=(0,), parameters={"weight": torch.ones(1)}, signals={"weight": torch.ones(1)})
