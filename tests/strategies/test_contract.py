@@ -57,6 +57,7 @@ def tiny(kind: type[Strategy], *, dropout: bool = True) -> Strategy:
     settings: dict[str, Any] = {name: value for name, value in TINY.items() if name in names}
     if not dropout:
         settings |= {name: 0.0 for name in names if name.endswith("dropout")}
+        settings |= {name: "same" for name in names if name == "batches"}  # instead of parts drawn at random
     return kind(**settings)
 
 
