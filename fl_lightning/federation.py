@@ -87,6 +87,8 @@ class Federation:
         num_outputs: Classes, or numbers of a target; 0 where a server need not know.
         parameters: One client's initial parameters by name, common to all of the first architecture.
         learning_rate: Of the clients' optimiser.
+        plain_sgd: Whether a client's step is its gradient times the learning rate: SGD without momentum, nothing
+            clipped, no constraint.
         architectures: The same for every architecture; empty stands for the one of ``parameters``.
         architecture_of: Index of each client's architecture; empty stands for "given out in turn".
         seed: Root of every random key.
@@ -107,6 +109,7 @@ class Federation:
     num_outputs: int = 0
     relation_CC: Tensor | None = None
     learning_rate: float = 0.01
+    plain_sgd: bool = False
     architectures: tuple[Mapping[str, Tensor], ...] = ()
     architecture_of: tuple[int, ...] = ()
     client_names: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from fl_lightning.executors.keys import derive_keys
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
-from fl_lightning.round.payload import Payload, from_wire, pad_examples, to_wire
+from fl_lightning.round.payload import Payload, concatenate, from_wire, pad_examples, to_wire
 from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 
 
@@ -190,7 +190,10 @@ class Executor(ABC):
         Returns:
             For each model the scores, (C, 2) for each metric, and the clients that could not be scored.
         """
-        return {kind: self._score(each, clients, round_idx, collator) for kind, each in evaluations.items()}
+        return {
+            kind: join([self._score(way, members, round_idx, collator) for way, members in each.ways(clients)])
+            for kind, each in evaluations.items()
+        }
 
     @abstractmethod
     def _score(
@@ -198,9 +201,14 @@ class Executor(ABC):
     ) -> Outcome:
         """Score one model of each of the given clients that are of this process."""
 
-    @abstractmethod
     def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
         """Predictions for every example of each given client of this process, (N_i, num_outputs)."""
+        parts = [self._predict(way, members) for way, members in evaluation.ways(clients)]
+        return {client: found for part in parts for client, found in part.items()}
+
+    @abstractmethod
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+        """Predictions of one model of each of the given clients that are of this process."""
 
     @abstractmethod
     def state(self) -> Payload:
@@ -241,6 +249,14 @@ class Executor(ABC):
         if len(parts) == 1:
             return parts[0]
         return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
+
+
+def join(outcomes: Sequence[Outcome]) -> Outcome:
+    """What came of disjoint clients' work."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    failures = {client: why for outcome in outcomes for client, why in outcome.failures.items()}
+    return Outcome(upload=concatenate(outcome.upload for outcome in outcomes), failures=failures)
 
 
 def lasting(slots: Mapping[str, Slot]) -> list[tuple[str, Slot]]:

@@ -9,10 +9,10 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.batches.base import Collator
-from fl_lightning.executors.base import Executor, Outcome, Work
+from fl_lightning.executors.base import Executor, Outcome, Work, join
 from fl_lightning.federation import in_turn
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.payload import Payload, concatenate
+from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Slot
 
 
@@ -60,17 +60,17 @@ class ByArchitecture(Executor):
 
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage, one architecture after another."""
-        return _join([part.run(_of(work, part.clients), report) for part in self.parts.values()])
+        return join([part.run(_of(work, part.clients), report) for part in self.parts.values()])
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
     ) -> Outcome:
         """Score the clients, one architecture after another."""
-        return _join([part._score(evaluation, clients, round_idx, collator) for part in self.parts.values()])
+        return join([part._score(evaluation, clients, round_idx, collator) for part in self.parts.values()])
 
-    def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
         """Predict the clients, one architecture after another."""
-        return {c: found for part in self.parts.values() for c, found in part.predict(evaluation, clients).items()}
+        return {c: found for part in self.parts.values() for c, found in part._predict(evaluation, clients).items()}
 
     def state(self) -> Payload:
         """Each architecture's state under ``net<k>/...``, with zeros for the clients of the others."""
@@ -110,11 +110,6 @@ def _of(work: Work, clients: Sequence[int]) -> Work:
     """The part of the work that falls to some clients."""
     mine = set(clients)
     return dataclasses.replace(work, effort={c: share for c, share in work.effort.items() if c in mine})
-
-
-def _join(outcomes: Sequence[Outcome]) -> Outcome:
-    failures = {client: why for outcome in outcomes for client, why in outcome.failures.items()}
-    return Outcome(upload=concatenate(outcome.upload for outcome in outcomes), failures=failures)
 
 
 def _widen(whole: Payload, prefix: str, part: Payload) -> Payload:

@@ -79,6 +79,7 @@ class GroupTraining:
         for step, drawn in enumerate(batches):
             if stage.reset_every and step and step % stage.reset_every == 0:
                 part.restart(step)
+            self._before(step)
             raw = self._gradients(leaves, trained, drawn, step, autocast)
             part.step(self.client.clip(self._ruled(raw, step)), step)
             self._after(raw, step)
@@ -160,6 +161,14 @@ class GroupTraining:
 
     def _know(self, row: int) -> Knowledge:
         return {kind: {name: t[row : row + 1] for name, t in own.items()} for kind, own in self.knowledge.items()}
+
+    @torch.no_grad()
+    def _before(self, step: int) -> None:
+        """What the stage changes before a step, for the clients that take it."""
+        before_step = self.stage.before_step
+        if before_step is not None:
+            mapped = torch.vmap(lambda p, k: dict(before_step(p, context_of(k, step))))
+            self.part.put(mapped(dict(self.part.parameters), self.knowledge), self.part.steps(step))
 
     @torch.no_grad()
     def _ruled(self, raw: dict[str, Tensor | None], step: int) -> dict[str, Tensor | None]:

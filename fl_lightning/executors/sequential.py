@@ -95,7 +95,7 @@ class SequentialExecutor(Executor):
             self.optimizers[client] = check_optimizer(module.configure_optimizers())
         optimizer = self._stage_optimizer(stage, module) or self.optimizers[client]
         num_steps = self._train(module, optimizer, stage, client, work.effort[client], work.address.round_idx)
-        parameters = {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
+        parameters = _detached(module)
         context = module.context
         with torch.no_grad(), self.fabric.autocast():
             asked = {name: signal(module, parameters, batch, context) for name, signal in stage.signals.items()}
@@ -161,6 +161,9 @@ class SequentialExecutor(Executor):
         batch_idx: int,
     ) -> None:
         """One local step: gradient, the stage's rule, clipping, optimiser, constraint, what else the stage changes."""
+        if stage.before_step is not None:
+            with torch.no_grad():
+                _load(module, stage.before_step(_detached(module), module.context))
         module.on_before_zero_grad(optimizer)
         module.zero_grad()
         with self.fabric.autocast():
@@ -169,7 +172,7 @@ class SequentialExecutor(Executor):
         loss.backward()  # type: ignore[no-untyped-call]
         module.on_after_backward()
         raw = {name: p.grad for name, p in trained.items() if p.grad is not None}
-        parameters = {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
+        parameters = _detached(module)
         with torch.no_grad():
             ruled = raw if stage.gradient is None else stage.gradient(raw, parameters, module.context)
         clipped = module.clip({name: ruled[name][None] if name in ruled else None for name in trained})
@@ -208,7 +211,7 @@ class SequentialExecutor(Executor):
     def _table(module: ClientModule, evaluation: Evaluation, batch: Batch) -> dict[str, Tensor]:
         return module.score_table(module.parameter_dict(), batch, module.context, evaluation.output)
 
-    def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
         """Predict each client in turn."""
         predictions = {}
         for client in (client for client in self.clients if client in set(clients)):
@@ -302,6 +305,10 @@ def _misfits(answers: Mapping[int, Payload], per_example: Sequence[str]) -> dict
         for client, own in shapes.items()
         if own != usual[0][0]
     }
+
+
+def _detached(module: ClientModule) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
 
 
 def _load(module: ClientModule, tensors: Mapping[str, Tensor]) -> None:

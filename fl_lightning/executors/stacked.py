@@ -329,7 +329,7 @@ class StackedExecutor(Executor):
 
         return Payload(clients=members, signals=self.sum_scores(batch, score))
 
-    def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
         """Predict the given clients, one group at a time."""
         predictions: dict[int, Tensor] = {}
         rule = evaluation.output

@@ -36,6 +36,8 @@ class Payload:
     lengths: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if both := self.parameters.keys() & self.signals.keys():
+            raise ValueError(f"payload: {sorted(both)} are parameters and signals; a signal needs a name of its own")
         for name, tensor in self.tensors().items():
             if tensor.requires_grad:
                 raise ValueError(f"payload tensor {name!r} is attached to a graph; detach it before it is sent")

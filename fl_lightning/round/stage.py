@@ -5,7 +5,7 @@ What a client computes in it is said by pure functions of one client: its module
 """
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,8 @@ from fl_lightning.round.payload import Payload
 Signal = Callable[[ClientModule, Parameters, Batch, Context], Tensor | Mapping[str, Tensor]]
 #: A pure function of (gradients, parameters, context): the gradients that the optimiser is given in their place.
 GradientRule = Callable[[Parameters, Parameters, Context], Parameters]
+#: A pure function of (parameters, context): new values of parameters before a step, by name; what is not named stays.
+BeforeStep = Callable[[Parameters, Context], Parameters]
 #: A pure function of (parameters, gradients of the objective, context): what else a step changes.
 AfterStep = Callable[[Parameters, Parameters, Context], "Change"]
 #: A function of (client, parameters, what the client holds, context): what it holds from now on.
@@ -89,6 +91,7 @@ class Stage:
             computes on a stack of clients by itself if the net does, and returns a loss for each, (C,).
         penalty: Term added to the local loss.
         gradient: Changes each step's gradients before they are clipped.
+        before_step: Changes parameters before each step.
         after_step: Changes parameters, anchor or memory after each step.
         optimizer: Builds an optimiser for this stage alone, whose state ends with it; None for the client's own.
         reset_optimizer: Start the local optimiser anew instead of keeping its state over the rounds.
@@ -112,6 +115,7 @@ class Stage:
     objective: Objective | None = None
     penalty: Penalty | None = None
     gradient: GradientRule | None = None
+    before_step: BeforeStep | None = None
     after_step: AfterStep | None = None
     optimizer: OptimizerFactory | None = None
     reset_optimizer: bool = False
@@ -149,11 +153,21 @@ class Evaluation:
         payload: Parameters that replace the client's own, which keeps what is not in it, and an inbox. None: its own.
         tuning: Training on a copy before the evaluation; the client's own state is untouched.
         output: The predictions that are scored instead of the net's own output.
+        others: Clients that are evaluated in a way of their own.
     """
 
     payload: Payload | None = None
     tuning: Stage | None = None
     output: OutputRule | None = None
+    others: "Mapping[int, Evaluation]" = field(default_factory=dict)
+
+    def ways(self, clients: Sequence[int]) -> "list[tuple[Evaluation, list[int]]]":
+        """The ways in which clients are evaluated, each with its clients."""
+        ways: dict[int, tuple[Evaluation, list[int]]] = {}
+        for client in clients:
+            way = self.others.get(client, self)
+            ways.setdefault(id(way), (way, []))[1].append(client)
+        return list(ways.values())
 
 
 def tune(num_epochs: int, *, trained: tuple[str, ...] = ("*",)) -> Stage:

@@ -9,6 +9,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from torch import Tensor
+from torch.optim import SGD, Optimizer
 
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.executors import ByArchitecture, Executor
@@ -203,6 +204,7 @@ def describe_federation(
     seed: int,
 ) -> Federation:
     """What the server is told."""
+    optimizer = check_optimizer(model.configure_optimizers())
     return Federation(
         num_clients=len(roster),
         training_clients=training_clients,
@@ -211,13 +213,23 @@ def describe_federation(
         parameters=architectures[0],
         architectures=architectures,
         architecture_of=in_turn(len(roster), len(architectures)),
-        learning_rate=float(check_optimizer(model.configure_optimizers()).param_groups[0]["lr"]),
+        learning_rate=float(optimizer.param_groups[0]["lr"]),
+        plain_sgd=is_plain_sgd(model, optimizer),
         seed=seed,
         device=fabric.device,
         client_names=roster.names,
         client=model,
         relation_CC=None if roster.relation_CC is None else roster.relation_CC.to(fabric.device),
     )
+
+
+def is_plain_sgd(model: ClientModule, optimizer: Optimizer) -> bool:
+    """Whether a client's step is its gradient (the optimiser's weight decay included) times one learning rate."""
+    changed = [getattr(type(model), name) is not getattr(ClientModule, name) for name in ("clip", "constrain")]
+    clipped = model.gradient_clip_val is not None or any(changed)
+    if type(optimizer) is not SGD or clipped or len({group["lr"] for group in optimizer.param_groups}) > 1:
+        return False
+    return not any(group["momentum"] or group["maximize"] for group in optimizer.param_groups)
 
 
 def executor_for(model: ClientModule, executor: Executor) -> Executor:

@@ -4,11 +4,12 @@ Three families have a base of their own: ``mixing`` (parameters are averaged), `
 generated) and ``decentralised`` (there is no server).
 """
 
+import dataclasses
 import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +48,12 @@ class Strategy(ABC):
     needs_graphs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Check the settings."""
+        """Check the settings, of which those that are one of several values are checked here for all strategies."""
         self.require_at_least(0, "num_epochs")
+        for setting in dataclasses.fields(self):
+            choices, value = get_args(setting.type), getattr(self, setting.name)
+            if get_origin(setting.type) is Literal and value not in choices:
+                raise ValueError(f"strategy.{setting.name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
     def require_at_least(self, minimum: float, *settings: str) -> None:
         """Refuse settings below a minimum; None is no number and passes.

@@ -8,9 +8,11 @@ norm of personal masks beside a proximal term.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from fl_lightning.round.client import Penalty
+from fl_lightning.batches.base import Batch
+from fl_lightning.round.client import ClientModule, Penalty
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.strategies.base import select_names
 
@@ -85,6 +87,22 @@ def sparse_masks(
     if proximal_weight:
         terms += [Proximal(2 * proximal_weight, tuple(name for name in received if "mask" not in name))]
     return Sum(tuple(terms)) if terms else None
+
+
+def gradients_at(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
+    """The gradients of a client's own objective at any point, for objectives that are made of such.
+
+    Of one client, also under ``vmap``, or of each on a stack; they are constants.
+    """
+    if not batch.key.dim():
+        found: Parameters = torch.func.grad(client.objective)(dict(parameters), batch, context)
+        return found
+    leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+    with torch.enable_grad():  # functions on stacks are not for torch.func
+        loss_C = client.objective(leaves, batch, context)
+    inputs = list(leaves.values())
+    gradients = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def _total(numbers: Iterable[Tensor]) -> Tensor:

@@ -190,10 +190,16 @@ def test_gradient_rule_moving_anchor_and_memory(busy, model, fit, assert_same, m
         assert other.uploads[-1].num_steps.tolist() == last.num_steps.tolist()
 
 
+def back_to_anchor(parameters: Any, context: Context) -> Any:
+    """Every third step the head starts from the anchor."""
+    return {"head.weight": context.anchor["head.weight"]} if context.step % 3 == 0 else {}
+
+
 @pytest.mark.parametrize(
     "more",
     [
         {"num_steps": 5},
+        {"before_step": back_to_anchor},
         {"repeat": 2},
         {"reset_every": 2},
         {"optimizer": functools.partial(SGD, lr=0.3, momentum=0.9)},
@@ -213,6 +219,18 @@ def test_an_optimiser_of_a_stage_leaves_the_clients_own_alone(executor, fit) -> 
     trainer = fit(executor, Training(more={"optimizer": functools.partial(SGD, lr=0.1, momentum=0.9)}))
     signals = trainer.run.executor.state().signals
     assert not any(tensor.any() for name, tensor in signals.items() if name.startswith("optimizer/"))
+
+
+@each_executor
+def test_parameters_change_before_a_step(executor, fit) -> None:
+    """After the fourth step the head is one step from where the round began, not four."""
+    plain = fit(executor, Training(num_epochs=1), num_rounds=1).run
+    start = plain.architectures[0]["head.weight"]
+    for num_epochs, same in ((1, True), (4, False)):
+        kept = fit(executor, Training(num_epochs=num_epochs, more={"before_step": back_to_anchor}), num_rounds=1).run
+        ends = [each.executor.state().parameters["head.weight"] for each in (plain, kept)]
+        assert torch.equal(*ends) == same
+        assert (ends[1] - start).abs().max() < 0.2
 
 
 # ------------------------------------------------------------------ memory
@@ -369,6 +387,32 @@ def test_a_client_that_cannot_be_evaluated_is_left_out(executor, fit) -> None:
         trainer = fit(executor, Odd())
     assert 2 not in trainer.run.scores["odd/"].clients
     assert trainer.run.scores[""].clients == (0, 1, 2, 3, 4)
+
+
+class InTwoWays(FedAvg):
+    """The first two clients are evaluated with their own models, one of them by other predictions."""
+
+    def evaluations(self, clients):
+        others = {0: Evaluation(), 1: Evaluation(output=reversed_classes)}
+        shared = dataclasses.replace(super().evaluations(clients)[""], others=others)
+        return {**super().evaluations(clients), "": shared, "reversed/": Evaluation(output=reversed_classes)}
+
+
+@each_executor
+def test_clients_are_evaluated_each_in_its_own_way(executor, fit, assert_same) -> None:
+    run = fit(executor, InTwoWays()).run
+    strategy, clients = run.strategy, run.training_clients
+    shared = FedAvg.evaluations(strategy, clients)[""]
+    expected = run.executor.evaluate({"": shared}, clients, 0)[""].upload.signals["val/loss"]
+    found = run.scores[""].signals["val/loss"]
+    assert run.scores[""].clients == clients
+    assert torch.equal(found[0], run.scores["trained/"].signals["val/loss"][0])
+    assert torch.equal(found[1], run.scores["reversed/"].signals["val/loss"][1])
+    assert_same(found[2:], expected[2:], tolerance=1e-6)
+    predictions = run.executor.predict(strategy.evaluations(clients)[""], clients)
+    assert sorted(predictions) == list(clients)
+    assert_same(predictions[3], run.executor.predict(shared, clients)[3], tolerance=1e-6)
+    assert_same(predictions[0], run.executor.predict(Evaluation(), clients)[0], tolerance=1e-6)
 
 
 # ------------------------------------------------------------------ several models, graphs

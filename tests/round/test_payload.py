@@ -131,3 +131,8 @@ def test_signals_of_different_shapes_are_named() -> None:
     parts = [Payload(clients=(c,), signals={"prototypes": torch.zeros(1, 3, width)}) for c, width in ((0, 8), (1, 16))]
     with pytest.raises(ValueError, match=r"clients sent 'prototypes' in different shapes, \(3, 8\), \(3, 16\)"):
         concatenate(parts)
+
+
+def test_a_signal_may_not_hide_a_parameter() -> None:
+    with pytest.raises(ValueError, match=r"\['weight'\] are parameters and signals"):
+        Payload(clients=(0,), parameters={"weight": torch.ones(1)}, signals={"weight": torch.ones(1)})

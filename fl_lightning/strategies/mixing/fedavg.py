@@ -5,17 +5,24 @@ Data", AISTATS 2017, Algorithm 1: θ = Σ_i w_i θ_i with w_i the client's share
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from fl_lightning.round.payload import Payload
-from fl_lightning.strategies.mixing.base import Mixing, example_weights
+from fl_lightning.strategies.mixing.base import Mixing, equal_weights, example_weights
 
 
 @dataclass(kw_only=True, eq=False)
 class FedAvg(Mixing):
-    """Federated averaging."""
+    """Federated averaging.
+
+    Args:
+        weighting: w: each client's share of the training ``examples``, or ``equal`` shares.
+    """
+
+    weighting: Literal["examples", "equal"] = "examples"
 
     def mixing_matrix(self, upload: Payload) -> Tensor:
-        """The common row of training shares, (1, C)."""
-        return example_weights(upload)[None]
+        """The common row w, (1, C)."""
+        return (example_weights if self.weighting == "examples" else equal_weights)(upload)[None]

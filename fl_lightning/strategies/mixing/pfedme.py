@@ -1,0 +1,140 @@
+"""pFedMe: personal models held near copies of the global one, which follow them.
+
+T. Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1. The
+federation minimises the sum of the envelopes F_i(w) = min_x f_i(x) + λ/2 ‖x - w‖², whose gradient is λ (w - x). In a
+round, from w_i = x_i = w, for each of R batches:
+
+    K times  x_i <- x_i - η_p (∇f_i(x_i) + λ (x_i - w_i))
+    then     w_i <- w_i + c (x_i - w_i)                      c = η λ
+    server   w <- (1 - β) w + β Σ_i ω_i w_i
+
+η_p is the rate of the clients' optimiser, which may be any and starts anew every round; R are the batches of
+``num_epochs``. As in the authors' code ω are the shares of the training examples and x_i goes on from batch to batch
+(``inner_start``); its weight decay of x_i is not in the paper and not here. The personal model that is evaluated is
+x_i, as the paper means it; the authors' code evaluates w_i, which is logged as ``anchored/...``. The paper lets all
+clients train and samples whose w_i are averaged; here those who do not take part keep the x_i they have.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.federation import Federation
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Change, Evaluation, Stage
+from fl_lightning.strategies.mixing.fedavg import FedAvg
+from fl_lightning.strategies.objectives import Proximal
+
+
+@dataclass(kw_only=True, eq=False)
+class PFedMe(FedAvg):
+    """Personal models x_i, and a global model w that is moved towards them.
+
+    Args:
+        proximal_weight: λ, at least 0; 15 to 30 in the paper's runs of SGD, far less where Adam scales the pull up.
+        num_inner_steps: K, steps on each batch, at least 1.
+        anchor_share: c, how far w_i follows x_i after each batch, in [0, 1]; η λ in the paper.
+        inner_start: Where x_i starts on the next batch: where the ``previous`` one has left it, or at the ``anchor``
+            w_i, then with a fresh optimiser.
+        relaxation: β, at least 0; beyond 1 the server goes further than the mean.
+    """
+
+    reset_optimizer: bool = True
+    proximal_weight: float = 0.1
+    num_inner_steps: int = 5
+    anchor_share: float = 0.5
+    inner_start: Literal["previous", "anchor"] = "previous"
+    relaxation: float = 1.0
+    personal: Sequence[str] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "proximal_weight", "relaxation")
+        self.require_at_least(1, "num_inner_steps")
+        if not 0 <= self.anchor_share <= 1:
+            raise ValueError(f"strategy.anchor_share must be in [0, 1], got {self.anchor_share}")
+
+    def setup(self, federation: Federation) -> None:
+        """Start with nobody's w_i."""
+        super().setup(federation)
+        if federation.plain_sgd and (pull := federation.learning_rate * self.proximal_weight) >= 2:
+            warnings.warn(
+                f"PFedMe: the clients' learning rate times strategy.proximal_weight is {pull:g}, and from 2 on their "
+                "steps diverge: lower either",
+                stacklevel=2,
+            )
+        self.anchors = {
+            name: model.new_zeros(federation.num_clients, *model.shape[1:]) for name, model in self.models.items()
+        }
+        self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
+
+    def penalty(self) -> Proximal | None:
+        """λ/2 ‖x_i - w_i‖²."""
+        return Proximal(self.proximal_weight) if self.proximal_weight else None
+
+    def training(self, round_idx: int) -> Stage:
+        """K steps on each batch, after which the anchor w_i follows; it is what goes up."""
+        stage = super().training(round_idx)
+        stage = dataclasses.replace(stage, repeat=self.num_inner_steps, after_step=self.follow, send_anchor=True)
+        if self.inner_start == "previous":
+            return stage
+        return dataclasses.replace(stage, before_step=self.restart, reset_every=self.num_inner_steps)
+
+    def follow(self, parameters: Parameters, gradients: Parameters, context: Context) -> Change:
+        """w_i <- w_i + c (x_i - w_i) after the last step on a batch."""
+        if (context.step + 1) % self.num_inner_steps:
+            return Change()
+        return Change(anchor={name: context.anchor[name].lerp(x, self.anchor_share) for name, x in parameters.items()})
+
+    def restart(self, parameters: Parameters, context: Context) -> Parameters:
+        """x_i <- w_i before the first step on a batch."""
+        return {} if context.step % self.num_inner_steps else context.anchor
+
+    def update(self, name: str, before: Tensor, mixed: Tensor) -> Tensor:
+        """(1 - β) w + β times the mean."""
+        return before.lerp(mixed, self.relaxation)
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Average, and know who has an x_i."""
+        super().aggregate(stage, upload)
+        self.admit(stage, upload)
+
+    def admit(self, stage: Stage, upload: Payload) -> None:
+        """Keep the w_i for their evaluation."""
+        self.known_C[list(upload.clients)] = True
+        for name, anchor in upload.parameters.items():
+            self.anchors[name][list(upload.clients)] = anchor
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The x_i are the result, of a client that has none yet after a round on a copy; ``global/...`` is w."""
+        stage = self.stages(0)[0]
+        shared = self.configure(stage, clients)
+        first = Evaluation(payload=shared, tuning=stage)
+        others = {client: first for client in clients if not self.known_C[client]}
+        own_C = self.known_C[list(clients)]
+        anchored = {
+            name: torch.where(own_C.view(-1, *[1] * (w.dim() - 1)), self.anchors[name][list(clients)], w)
+            for name, w in shared.parameters.items()
+        }
+        return {
+            "": Evaluation(others=others),
+            "global/": Evaluation(payload=shared),
+            "anchored/": Evaluation(payload=dataclasses.replace(shared, parameters=anchored)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """w, the w_i and whose there are."""
+        return super().state_dict() | {"anchors": dict(self.anchors), "known": self.known_C}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.anchors = {name: tensor.to(self.federation.device) for name, tensor in state["anchors"].items()}
+        self.known_C = state["known"].to(self.federation.device)

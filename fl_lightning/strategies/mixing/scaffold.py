@@ -1,0 +1,148 @@
+"""SCAFFOLD: every local step is corrected by how far the client's gradients are from the federation's.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020, Algorithm 1. With a control c_i of each of the N training clients, c = (1/N) Σ_i c_i, all of them 0 at first,
+and S the clients that answered:
+
+    client   y <- y - η (g_i(y) + c - c_i)                  τ_i times from y = θ
+    server   c_i <- (1/τ_i) Σ_k g_i(y_k)                    for i in S with τ_i > 0
+             θ <- θ + η_g (1/|S|) Σ_{i in S} (y_i - θ)
+
+The paper's option II, c_i <- c_i - c + (θ - y_i) / (τ_i η), is that mean of the gradients if a step is η times the
+gradient. Here it is ``control: displacement``, and refused with any other optimiser. ``control: gradient_mean`` adds up
+the gradients themselves, before they are corrected, so that c_i has the size of a gradient whatever makes steps of
+them; the optimiser's weight decay, which displacement counts as part of the gradient, is not in it. The paper's
+guarantees are for SGD: with momentum or Adam the correction goes through the optimiser, and none remains.
+
+The controls are kept by the server, which sends θ and c - c_i instead of θ and c, and learns y_i and the sum of the
+gradients instead of y_i and the change of c_i: as many bytes, and no client whose answer is lost can leave c behind.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.federation import Federation
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Change, Evaluation, Signal, Slot, Stage
+from fl_lightning.strategies.mixing.base import Mixing, equal_weights
+
+
+def corrected(gradients: Parameters, parameters: Parameters, context: Context) -> Parameters:
+    """G + c - c_i."""
+    inbox = {name.removeprefix("correction/"): correction for name, correction in context.inbox.items()}
+    return {name: g + inbox[name] if name in inbox else g for name, g in gradients.items()}
+
+
+def add_up(parameters: Parameters, gradients: Parameters, context: Context) -> Change:
+    """The sum of the gradients so far."""
+    return Change(memory={name: total + gradients[name] for name, total in context.memory.items() if name in gradients})
+
+
+def sum_of_gradients(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
+    """Σ_k g_i(y_k)."""
+    return context.memory
+
+
+@dataclass(kw_only=True, eq=False)
+class SCAFFOLD(Mixing):
+    """One global model, trained by steps that are corrected for what sets a client apart.
+
+    Args:
+        control: What c_i is learnt from: ``gradient_mean``, or ``displacement``, for SGD without momentum.
+        server_lr: η_g, positive.
+    """
+
+    control: Literal["gradient_mean", "displacement"] = "gradient_mean"
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if not self.server_lr > 0:
+            raise ValueError(f"strategy.server_lr must be positive, got {self.server_lr}")
+
+    def setup(self, federation: Federation) -> None:
+        """Start with c_i = 0."""
+        if self.control == "displacement" and not federation.plain_sgd:
+            raise ValueError(
+                "strategy.control is 'displacement', for which a step must be the learning rate times the gradient, "
+                "but the clients' is not: set 'gradient_mean', or make model.optimizer torch.optim.SGD without "
+                "momentum and model.gradient_clip_val null"
+            )
+        super().setup(federation)
+        self.controls = {
+            name: model.new_zeros(federation.num_clients, *model.shape[1:]) for name, model in self.models.items()
+        }
+
+    def mixing_matrix(self, upload: Payload) -> Tensor:
+        """Equal shares, (1, C)."""
+        return equal_weights(upload)[None]
+
+    def update(self, name: str, before: Tensor, mixed: Tensor) -> Tensor:
+        """θ + η_g (mean of y_i - θ)."""
+        return before.lerp(mixed, self.server_lr)
+
+    def memory(self) -> Mapping[str, Slot]:
+        """The sum of the gradients, which is made anew in every stage."""
+        if self.control == "displacement":
+            return {}
+        return {name: Slot(initial=torch.zeros_like(model[0]), lasting=False) for name, model in self.models.items()}
+
+    def training(self, round_idx: int) -> Stage:
+        """Corrected steps."""
+        after_step = add_up if self.control == "gradient_mean" else None
+        return dataclasses.replace(super().training(round_idx), gradient=corrected, after_step=after_step)
+
+    def signals(self) -> Mapping[str, Signal]:
+        """The sum of the gradients; by displacement, of the corrected ones."""
+        return {"gradients": sum_of_gradients if self.control == "gradient_mean" else self.displacement}
+
+    def displacement(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
+        """(θ - y) / η."""
+        return {n: (context.anchor[n] - parameters[n]) / self.federation.learning_rate for n in self.shared}
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """The model, and each client's correction."""
+        corrections = {f"correction/{name}": self.correction(name, clients) for name in self.shared}
+        return dataclasses.replace(super().configure(stage, clients), signals=corrections)
+
+    def correction(self, name: str, clients: Sequence[int]) -> Tensor:
+        """C - c_i, (C, *shape)."""
+        controls = self.controls[name]
+        return controls.sum(dim=0) / len(self.federation.training_clients) - controls[list(clients)]
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Learn the controls of the clients that have taken a step; average the models."""
+        super().aggregate(stage, upload)
+        if not upload.clients:
+            return
+        assert upload.num_steps is not None
+        rows = upload.num_steps.nonzero().flatten()
+        clients = [upload.clients[row] for row in rows.tolist()]
+        for name, model in self.models.items():
+            mean = upload.signals[f"gradients/{name}"][rows] / upload.num_steps[rows].view(-1, *[1] * (model.dim() - 1))
+            if self.control == "displacement":
+                mean = mean - self.correction(name, clients)
+            self.controls[name][clients] = mean.to(model)
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The global model is the result; ``trained/...`` are the clients' before they are averaged."""
+        shared = super().configure(self.stages(0)[0], clients)
+        return {"": Evaluation(payload=shared), "trained/": Evaluation()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model and the controls."""
+        return super().state_dict() | {"controls": dict(self.controls)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.controls = {name: tensor.to(self.federation.device) for name, tensor in state["controls"].items()}
