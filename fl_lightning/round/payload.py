@@ -36,8 +36,9 @@ class Payload:
     lengths: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if both := self.parameters.keys() & self.signals.keys():
-            raise ValueError(f"payload: {sorted(both)} are parameters and signals; a signal needs a name of its own")
+        both = sorted(self.parameters.keys() & self.signals.keys())  # the same tensor under one name travels once
+        if different := [name for name in both if not torch.equal(self.parameters[name], self.signals[name])]:
+            raise ValueError(f"payload: {different} are parameters and signals; a signal needs a name of its own")
         for name, tensor in self.tensors().items():
             if tensor.requires_grad:
                 raise ValueError(f"payload tensor {name!r} is attached to a graph; detach it before it is sent")

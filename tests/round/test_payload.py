@@ -135,4 +135,6 @@ def test_signals_of_different_shapes_are_named() -> None:
 
 def test_a_signal_may_not_hide_a_parameter() -> None:
     with pytest.raises(ValueError, match=r"\['weight'\] are parameters and signals"):
-        Payload(clients=(0,), parameters={"weight": torch.ones(1)}, signals={"weight": torch.ones(1)})
+        Payload(clients=(0,), parameters={"weight": torch.ones(1)}, signals={"weight": torch.zeros(1)})
+    both = {"weight": torch.ones(1)}
+    assert Payload(clients=(0,), parameters=both, signals=both).num_bytes == 4

@@ -52,8 +52,6 @@ class APFL(Twins):
         super().__post_init__()
         if not 0 <= self.mixture <= 1:
             raise ValueError(f"strategy.mixture must be in [0, 1], got {self.mixture}")
-        if self.adaptive not in ("none", "round", "step"):
-            raise ValueError(f"strategy.adaptive must be none, round or step, got {self.adaptive!r}")
         if self.mixture_lr is not None and not (self.mixture_lr > 0 and self.adaptive != "none"):
             raise ValueError(
                 f"strategy.mixture_lr is {self.mixture_lr:g}: it must be positive, and strategy.adaptive round or step"

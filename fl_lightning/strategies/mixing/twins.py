@@ -26,17 +26,11 @@ class Twins(Mixing):
     """Base of the strategies whose clients have a :class:`~fl_lightning.models.Twin`.
 
     Args:
-        weighting: Average the shared models by training ``examples``, or as ``equal``.
+        weighting: Average the shared models by training ``examples``, or by ``equal`` shares.
     """
 
     weighting: Literal["examples", "equal"] = "examples"
     personal: Sequence[str] = field(default=("personal.*",), init=False)
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        super().__post_init__()
-        if self.weighting not in ("examples", "equal"):
-            raise ValueError(f"strategy.weighting must be examples or equal, got {self.weighting!r}")
 
     def build_net(self, net: nn.Module) -> nn.Module:
         """The net twice."""

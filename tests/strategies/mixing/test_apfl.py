@@ -222,7 +222,7 @@ def test_bytes_are_those_of_fedavg(fit) -> None:
     ("settings", "message"),
     [
         ({"mixture": 1.1}, r"strategy\.mixture must be in \[0, 1\], got 1\.1"),
-        ({"adaptive": "always"}, r"strategy\.adaptive must be none, round or step, got 'always'"),
+        ({"adaptive": "always"}, r"strategy\.adaptive must be 'none' or 'round' or 'step', got 'always'"),
         ({"mixture_lr": 0.1}, r"strategy\.mixture_lr is 0\.1: it must be positive, and strategy\.adaptive round or"),
         ({"mixture_lr": -1.0, "adaptive": "step"}, r"strategy\.mixture_lr is -1: it must be positive"),
     ],

@@ -163,7 +163,7 @@ def test_bytes_are_those_of_fedavg(fit) -> None:
 def test_settings(quadratics) -> None:
     with pytest.raises(ValueError, match=r"strategy\.proximal_weight must not be negative, got -1"):
         Ditto(proximal_weight=-1)
-    with pytest.raises(ValueError, match=r"strategy\.weighting must be examples or equal, got 'size'"):
+    with pytest.raises(ValueError, match=r"strategy\.weighting must be 'examples' or 'equal', got 'size'"):
         Ditto(weighting="size")  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match=r"learning rate 0.1 x strategy\.proximal_weight 20 is 2, which must be below"):
         quadratics(Ditto(num_epochs=1, proximal_weight=20.0), SequentialExecutor(), num_rounds=1)

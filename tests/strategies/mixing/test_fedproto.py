@@ -256,8 +256,8 @@ def test_numbers_have_no_prototypes(graphs) -> None:
     ("settings", "message"),
     [
         ({"prototype_weight": -1}, r"strategy\.prototype_weight must not be negative, got -1"),
-        ({"weighting": "equal"}, r"strategy\.weighting must be examples or clients, got 'equal'"),
-        ({"predict": "both"}, r"strategy\.predict must be prototypes or head, got 'both'"),
+        ({"weighting": "equal"}, r"strategy\.weighting must be 'examples' or 'clients', got 'equal'"),
+        ({"predict": "both"}, r"strategy\.predict must be 'prototypes' or 'head', got 'both'"),
     ],
 )
 def test_settings(settings, message) -> None:
