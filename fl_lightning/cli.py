@@ -26,6 +26,7 @@ from fl_lightning.callback import Callback, Trainer
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
@@ -268,11 +269,11 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a verb; what is refused before training starts is the user's mistake, later errors are shown in full.
 
-        Clients that fail are nobody's mistake in the program: one line, and exit code 1.
+        Clients that fail and servers that diverge are no mistakes in the program: one line, and exit code 1.
         """
         try:
             super()._run_subcommand(subcommand)
-        except (ClientFailure, TooFewAnswers) as error:
+        except (ClientFailure, TooFewAnswers, ServerDiverged) as error:
             fail(str(error), code=1)
         except (ValueError, FileNotFoundError) as error:
             if self.trainer.started:  # type: ignore[attr-defined]

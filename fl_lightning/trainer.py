@@ -22,7 +22,7 @@ from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, Outcome, StackedExecutor, Work
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.inspection import inspect_upload
+from fl_lightning.round.inspection import check_models, inspect_upload
 from fl_lightning.round.metrics import summarise
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
@@ -322,13 +322,14 @@ class FederatedTrainer:
                 return False
             with self.run.clock.part("server"):
                 payload = self.run.strategy.configure(stage, tuple(effort))
+                check_models(payload, self.run.roster.names)
             self._call("on_send", stage, payload)
             address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
             work = Work(stage=stage, address=address, effort=effort, payload=payload)
             with self.run.clock.part("clients"):
                 outcome = self.run.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
             with self.run.clock.part("payloads"):
-                upload, failures = self._take_in(stage, outcome)
+                upload, failures = self._take_in(stage, outcome, payload)
             self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
             effort = {client: share for client, share in effort.items() if client not in failures}
             if phase == "round" and len(effort) < quorum:
@@ -338,7 +339,7 @@ class FederatedTrainer:
             self._call("on_stage_end", stage, upload)
         return True
 
-    def _take_in(self, stage: Stage, outcome: Outcome) -> tuple[Payload, dict[int, str]]:
+    def _take_in(self, stage: Stage, outcome: Outcome, began: Payload | None) -> tuple[Payload, dict[int, str]]:
         """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
         upload = gather(self.fabric, outcome.upload)
         failures = gather_failures(self.fabric, outcome)
@@ -346,13 +347,16 @@ class FederatedTrainer:
         for callback in self.callbacks:
             upload = callback.on_upload(self, stage, upload)
         failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
-        upload, rejected = inspect_upload(upload, stage, self.run.architectures)
+        limit = self.participation.max_update_norm
+        upload, rejected = inspect_upload(upload, stage, self.run.architectures, sent=began, max_update_norm=limit)
         return upload, failures | rejected
 
     def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
         """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""
         metrics: dict[str, float] = {}
         evaluations = self.run.strategy.evaluations(clients)
+        for evaluation in evaluations.values():
+            check_models(evaluation.payload, self.run.roster.names)
         outcomes = self.run.executor.evaluate(evaluations, clients, self.run.round_idx)
         for kind, outcome in outcomes.items():
             scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)
