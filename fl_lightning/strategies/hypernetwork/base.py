@@ -76,7 +76,10 @@ class Hypernetwork(Strategy):
             self.generator = self.build_generator(sum(shape.numel() for shape in self.shapes.values()))
         self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
         self.generator.to(federation.device, self.dtype)
-        self.optimizer = self.build_optimizer()
+        try:
+            self.optimizer = self.build_optimizer()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"strategy: the server's optimiser cannot be built: {error}") from error
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange: receive generated parameters, train, send how far they moved."""
