@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from fl_lightning.callback import Callback, Trainer
+from fl_lightning.callback import Callback, Trainer, WrongSetting
 from fl_lightning.round.selection import Selection
 
 
@@ -53,7 +53,7 @@ class EarlyStopping(Callback):
         """Compare, in the rounds that were evaluated."""
         if self.monitor not in metrics:
             if trainer.run.selection.monitor in metrics:
-                raise ValueError(
+                raise WrongSetting(
                     f"EarlyStopping.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}"
                 )
             return

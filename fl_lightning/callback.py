@@ -49,6 +49,10 @@ class Trainer(Protocol):
         """Write the complete state; collective: every process must call it."""
 
 
+class WrongSetting(ValueError):
+    """A setting that only the first figures of the training show to be wrong."""
+
+
 class Callback:
     """Override the hooks you need. Every process calls every hook; write files where ``fabric.is_global_zero``."""
 

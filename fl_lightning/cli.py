@@ -22,14 +22,15 @@ from rich.console import Console
 
 import fl_lightning.callbacks
 import fl_lightning.run.loggers
-from fl_lightning.callback import Callback, Trainer
+from fl_lightning.callback import Callback, Trainer, WrongSetting
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
-from fl_lightning.trainer import ClientFailure, FederatedTrainer, TooFewAnswers
+from fl_lightning.trainer import LARGEST_SEED, ClientFailure, FederatedTrainer, TooFewAnswers
 
 _DESCRIPTION = """Personalised federated learning on graphs.
 
@@ -62,6 +63,13 @@ def fail(message: str, code: int = 2) -> NoReturn:
     raise SystemExit(code)
 
 
+def _told(error: Exception) -> str:
+    """An error in words; the operating system's with the file first."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 #: What the parser says of the types that a value is not of, whatever is wrong with it.
 _NO_CAUSE = re.compile(r"Expected a (<class|path)|Not a valid subclass|Does not validate|a class path \(|a dict with")
 
@@ -73,16 +81,25 @@ def _plain(message: str) -> str:
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
         return _unknown_setting(unknown[1])
     causes = [line for line in re.findall(r"^ +- (.+)$", message, flags=re.MULTILINE) if not _NO_CAUSE.match(line)]
-    if "Does not validate against any of the Union" in message and causes:
+    if "Does not validate against any of the Union" in message:
         key = re.match(r'Parser key "([^"]+)"', message)
-        return f"{key[1]}: {causes[-1]}" if key else causes[-1]
+        kinds, given = re.findall(r"- Expected an? (.+)", message), re.search(r"Given value: (.*)", message)
+        if not causes and kinds and given:
+            causes = [f"expected {' or '.join(kinds)}, got {given[1] or 'nothing'}"]
+        if causes:
+            return f"{key[1]}: {causes[-1]}" if key else causes[-1]
     return message
 
 
 def _unknown_class(name: str, message: str) -> str:
     key = re.match(r'Parser key "([^"]+)"', message)
     known = _known_classes()
-    family = [base for base in known.values() if f"'{base.__module__}.{base.__qualname__}'" in message]
+    named = re.findall(r"subclass of (\w+)", message)
+    family = [
+        base
+        for base in known.values()
+        if f"'{base.__module__}.{base.__qualname__}'" in message or base.__name__ in named
+    ]
     names = sorted(
         n
         for n, cls in known.items()
@@ -90,6 +107,8 @@ def _unknown_class(name: str, message: str) -> str:
     )
     near = difflib.get_close_matches(name, names, n=1)
     where = f"{key[1]}: " if key else ""
+    if not family and not near:
+        return f"{where}{name!r} is not accepted: --print_config shows what would be, --help what it is"
     advice = f"did you mean {near[0]}?" if near else f"give a class path, or one of {', '.join(names)}"
     return f"{where}there is no class {name!r}: {advice}"
 
@@ -121,8 +140,8 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
         value = value if equals else following
         if option in ("--strategy", "--strategy.class_path"):
             name = value
-        elif option in ("-c", "--config") and Path(value).is_file():
-            name = _strategy_of(Path(value), words[0]) or name
+        elif option in ("-c", "--config"):
+            name = _strategy_of(_settings_in(value), words[0]) or name
     try:
         found = _known_classes().get(name) or pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError):
@@ -130,13 +149,29 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
     return found if inspect.isclass(found) and issubclass(found, Strategy) else Strategy
 
 
-def _strategy_of(config: Path, verb: str) -> str | None:
+def _settings_in(config: str) -> dict[str, Any]:
+    """The settings of a configuration file; what cannot be one is the user's mistake."""
+    try:
+        settings = yaml.safe_load(Path(config).read_text())
+    except UnicodeDecodeError:
+        fail(f"--config {config} is no text: give a YAML file of settings")
+    except OSError as error:
+        fail(f"--config {config} cannot be read ({error.strerror}): give a YAML file of settings")
+    except yaml.YAMLError as error:
+        fail(f"--config {config} is no YAML: {error}")
+    if not isinstance(settings, dict):
+        fail(
+            f"--config {config} holds no settings (name: value), but {'nothing' if settings is None else 'other text'}"
+        )
+    return settings
+
+
+def _strategy_of(settings: dict[str, Any], verb: str) -> str | None:
     """What a configuration, of all verbs or of one, calls its strategy."""
     try:
-        settings = yaml.safe_load(config.read_text())
         strategy = settings.get(verb, settings).get("strategy")
         return strategy if isinstance(strategy, str | None) else strategy.get("class_path")
-    except (yaml.YAMLError, AttributeError):
+    except AttributeError:
         return None  # the parser says what is wrong
 
 
@@ -235,12 +270,21 @@ class FederatedCLI(LightningCLI):
         self._subcommand_method_arguments[subcommand] = ["csv", "picture"]
         return parser
 
+    def _parse_ckpt_path(self) -> None:
+        """Take nothing of a checkpoint here; its settings are compared when it is read."""
+
+    def _set_seed(self) -> None:
+        seed = int(self._get(self.config, "seed_everything"))
+        if not 0 <= seed <= LARGEST_SEED:
+            fail(f"seed_everything must be in [0, {LARGEST_SEED}], got {seed}")
+        super()._set_seed()
+
     def instantiate_classes(self) -> None:
         """Build everything; a value that a constructor refuses is the user's mistake."""
         try:
             super().instantiate_classes()
-        except (ValueError, FileNotFoundError) as error:
-            fail(_plain(str(error)))
+        except (ValueError, OSError) as error:
+            fail(_plain(_told(error)))
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
         """Build the trainer with the default callbacks that the user has not replaced."""
@@ -268,14 +312,16 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a verb; what is refused before training starts is the user's mistake, later errors are shown in full.
 
-        Clients that fail are nobody's mistake in the program: one line, and exit code 1.
+        Clients that fail, servers that diverge and full disks are no mistakes in the program: one line, exit code 1.
         """
         try:
             super()._run_subcommand(subcommand)
-        except (ClientFailure, TooFewAnswers) as error:
+        except (ClientFailure, TooFewAnswers, ServerDiverged) as error:
             fail(str(error), code=1)
-        except (ValueError, FileNotFoundError) as error:
-            if self.trainer.started:  # type: ignore[attr-defined]
+        except OSError as error:
+            fail(_told(error), code=1 if self.trainer.started else 2)  # type: ignore[attr-defined]
+        except ValueError as error:
+            if self.trainer.started and not isinstance(error, WrongSetting):  # type: ignore[attr-defined]
                 raise
             fail(str(error))
 

@@ -8,7 +8,7 @@ import functools
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, Outcome, StackedExecutor, Work
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.inspection import inspect_upload
+from fl_lightning.round.inspection import check_models, inspect_upload
 from fl_lightning.round.metrics import summarise
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
@@ -34,7 +34,7 @@ from fl_lightning.run.assembly import Run, assemble, start_clients
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
 from fl_lightning.run.lock import RunLock
 from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
-from fl_lightning.run.processes import gather, gather_objects, leave_at_exit
+from fl_lightning.run.processes import check_cores, gather, gather_objects, leave_at_exit
 from fl_lightning.run.profiling import RoundClock, RoundTrace
 from fl_lightning.strategies import Strategy
 
@@ -46,6 +46,10 @@ _DTYPES = {
     "64-true": torch.float64,
     "64": torch.float64,
 }
+
+
+#: What NumPy takes too.
+LARGEST_SEED = 2**32 - 1
 
 
 def gather_failures(fabric: Fabric, outcome: Outcome) -> dict[int, str]:
@@ -77,7 +81,7 @@ class FederatedTrainer:
         precision: ``32-true``, ``bf16-mixed``, ``bf16-true`` or ``64-true``.
         strategy: Fabric's launch strategy, for example ``auto`` or ``ddp``. (The algorithm is another argument.)
         callbacks: Callbacks, in the order they are called.
-        logger: Loggers; true for CSV and TensorBoard in the run's folder, false for none.
+        logger: Loggers; true for CSV and TensorBoard in the run's folder, false or null for none.
         default_root_dir: Folder of all runs.
         run_name: Folder of this run's versions in it.
         seed: Root of every random draw of the training (the data module has its own).
@@ -101,11 +105,13 @@ class FederatedTrainer:
         precision: str = "32-true",
         strategy: str = "auto",
         callbacks: list[Callback] | Callback | None = None,
-        logger: list[Logger] | Logger | bool = True,
+        logger: list[Logger] | Logger | bool | None = True,
         default_root_dir: str = "runs",
         run_name: str = "federation",
         seed: int = 0,
     ) -> None:
+        if not 0 <= seed <= LARGEST_SEED:
+            raise ValueError(f"seed_everything (the trainer's seed) must be in [0, {LARGEST_SEED}], got {seed}")
         for name, value in {"num_rounds": num_rounds, "evaluate_every": evaluate_every}.items():
             if value < 1:
                 raise ValueError(f"trainer.{name} must be at least 1, got {value}")
@@ -120,7 +126,13 @@ class FederatedTrainer:
         self.precision = precision
         self.dtype = _DTYPES[precision]
         self.callbacks = [] if callbacks is None else _listed(callbacks)
-        self.logger = logger
+        self.logger = logger if isinstance(logger, bool) else _listed(logger or [])
+        if not isinstance(self.logger, bool) and not all(isinstance(each, Logger) for each in self.logger):
+            raise ValueError(
+                f"trainer.logger is {logger!r}: give loggers of Lightning's, true for files, false for none"
+            )
+        if Path(run_name).is_absolute() or ".." in Path(run_name).parts:
+            raise ValueError(f"trainer.run_name is {run_name!r}: give the name of a folder in trainer.default_root_dir")
         self.root = Path(default_root_dir) / run_name
         self.seed = seed
         self.config = ""
@@ -133,8 +145,12 @@ class FederatedTrainer:
                 strategy=strategy,
                 precision=precision,  # type: ignore[arg-type]
             )
-        except (TypeError, ModuleNotFoundError, MisconfigurationException) as error:
-            raise ValueError(f"trainer.devices is {devices!r}, trainer.accelerator {accelerator!r}: {error}") from error
+        except (TypeError, ValueError, RuntimeError, ImportError, MisconfigurationException) as error:
+            raise ValueError(
+                f"trainer.devices is {devices!r}, trainer.accelerator {accelerator!r}, trainer.num_nodes {num_nodes}, "
+                f"trainer.strategy {strategy!r}: {error}"
+            ) from error
+        check_cores(self.fabric.accelerator, self.fabric.world_size // num_nodes)
         self.launched = False
         self.started = False
         self.monitor, self.monitor_mode = monitor, monitor_mode
@@ -323,13 +339,14 @@ class FederatedTrainer:
                 return False
             with self.run.clock.part("server"):
                 payload = self.run.strategy.configure(stage, tuple(effort))
+                check_models(payload, self.run.roster.names)
             self._call("on_send", stage, payload)
             address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
             work = Work(stage=stage, address=address, effort=effort, payload=payload)
             with self.run.clock.part("clients"):
                 outcome = self.run.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
             with self.run.clock.part("payloads"):
-                upload, failures = self._take_in(stage, outcome)
+                upload, failures = self._take_in(stage, outcome, payload)
             self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
             effort = {client: share for client, share in effort.items() if client not in failures}
             if phase != "admission" and len(effort) < quorum:
@@ -339,7 +356,7 @@ class FederatedTrainer:
             self._call("on_stage_end", stage, upload)
         return True
 
-    def _take_in(self, stage: Stage, outcome: Outcome) -> tuple[Payload, dict[int, str]]:
+    def _take_in(self, stage: Stage, outcome: Outcome, began: Payload | None) -> tuple[Payload, dict[int, str]]:
         """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
         upload = gather(self.fabric, outcome.upload)
         failures = gather_failures(self.fabric, outcome)
@@ -347,13 +364,16 @@ class FederatedTrainer:
         for callback in self.callbacks:
             upload = callback.on_upload(self, stage, upload)
         failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
-        upload, rejected = inspect_upload(upload, stage, self.run.architectures)
+        limit = self.participation.max_update_norm
+        upload, rejected = inspect_upload(upload, stage, self.run.architectures, sent=began, max_update_norm=limit)
         return upload, failures | rejected
 
     def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
         """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""
         metrics: dict[str, float] = {}
         evaluations = self.run.strategy.evaluations(clients)
+        for evaluation in evaluations.values():
+            check_models(evaluation.payload, self.run.roster.names)
         outcomes = self.run.executor.evaluate(evaluations, clients, self.run.round_idx)
         for kind, outcome in outcomes.items():
             scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)
@@ -429,7 +449,7 @@ class FederatedTrainer:
             settings=self._settings(model, algorithm),
             config=self.config,
             config_sources=self.config_sources,
-            loggers=[] if isinstance(self.logger, bool) else _listed(self.logger),
+            loggers=[] if isinstance(self.logger, bool) else self.logger,
         )
         clients: tuple[Any, ...] = tuple(datamodule.clients)
         for callback in self.callbacks:
@@ -472,10 +492,11 @@ class FederatedTrainer:
     def _end(self, error: BaseException | None) -> None:
         """Close the loggers and say what the run came to."""
         run = self.run
-        for logger in run.loggers:
-            logger.finalize("success" if error is None else "failed")
-        if self.started and self.fabric.is_global_zero:
-            result.write(run, error)
+        with nullcontext() if error is None else suppress(OSError):  # which would hide what ended the run
+            for logger in run.loggers:
+                logger.finalize("success" if error is None else "failed")
+            if self.started and self.fabric.is_global_zero:
+                result.write(run, error)
 
     def _write_profile(self) -> None:
         run = self.run

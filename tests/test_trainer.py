@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import os
 import signal
@@ -6,8 +7,9 @@ import pytest
 import torch
 
 from fl_lightning import Callback, ClientModule, Participation, Payload, SequentialExecutor, StackedExecutor, Stage
+from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round.payload import concatenate
-from fl_lightning.strategies import FedAvg, FedSheafHN, Local
+from fl_lightning.strategies import DPSGD, FedAvg, FedSheafHN, Local, PFedHN
 from fl_lightning.strategies.signals import graph_embedding
 from fl_lightning.trainer import ClientFailure
 
@@ -155,6 +157,53 @@ def test_an_answer_spoilt_on_the_way_is_left_out(executor, change, why, federati
     assert watch.arrived == [(0, 1, 2, 3, 4), (0, 1, 3, 4), (0, 1, 2, 3, 4)]
     assert watch.failures == [{}, {"client-02": why}, {}]
     assert all(model.isfinite().all() for model in trainer.run.strategy.models.values())
+
+
+def with_huge_numbers(payload: Payload) -> Payload:
+    parameters = {name: tensor.clone() for name, tensor in payload.parameters.items()}
+    parameters["convs.0.weight"][payload.clients.index(2)] = 1e30
+    return Payload(clients=payload.clients, parameters=parameters, num_examples=payload.num_examples)
+
+
+def test_huge_finite_numbers_of_one_client_do_not_reach_the_others(federation, make_model, make_trainer) -> None:
+    watch = Watch()
+    trainer = make_trainer(callbacks=[Spoils(with_huge_numbers), watch])
+    with pytest.warns(UserWarning, match="client-02 failed in stage 'train' round 1: it sent numbers too large"):
+        trainer.fit(make_model(), federation, FedAvg())
+    assert watch.arrived == [(0, 1, 2, 3, 4), (0, 1, 3, 4), (0, 1, 2, 3, 4)]
+
+
+class Sends(Callback):
+    """Lets client-02 answer a model that is far away, in every round."""
+
+    def on_upload(self, trainer, stage: Stage, payload: Payload) -> Payload:
+        tensors = {name: tensor.clone() for name, tensor in payload.parameters.items()}
+        for tensor in tensors.values():
+            tensor[payload.clients.index(2)] += 100.0
+        return dataclasses.replace(payload, parameters=tensors)
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, PFedHN, DPSGD], ids=lambda kind: kind.__name__)
+def test_a_bound_on_updates_holds_in_every_family(strategy, federation, make_model, make_trainer) -> None:
+    watch = Watch()
+    trainer = make_trainer(callbacks=[Sends(), watch], participation=Participation(max_update_norm=50.0), num_rounds=2)
+    with pytest.warns(UserWarning, match=r"client-02 failed .*: its update is .* long, participation.max_update_norm"):
+        trainer.fit(make_model(), federation, strategy())
+    assert watch.arrived == [(0, 1, 3, 4)] * 2
+
+
+@pytest.mark.parametrize("evaluate_every", [1, 3])
+def test_a_server_that_diverges_is_neither_sent_nor_evaluated(
+    evaluate_every, federation, make_model, make_trainer
+) -> None:
+    class Diverges(FedAvg):
+        def update(self, name, before, mixed):
+            return mixed * torch.inf if name == "head.bias" else mixed
+
+    trainer = make_trainer(evaluate_every=evaluate_every)
+    with pytest.raises(ServerDiverged, match=r"models of client-00, client-01, client-02, \.\.\. are not finite"):
+        trainer.fit(make_model(), federation, Diverges())
+    assert len(trainer.history) == (1 if evaluate_every > 1 else 0)
 
 
 @pytest.mark.parametrize("change", [with_nan, without_one])

@@ -162,8 +162,9 @@ def layer_widths(in_channels: int, hidden_channels: int, num_layers: int) -> lis
         >>> layer_widths(1433, 128, 2)
         [(1433, 128), (128, 128)]
     """
-    if num_layers < 1:
-        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
+    for name, value in {"hidden_channels": hidden_channels, "num_layers": num_layers}.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     return list(itertools.pairwise([in_channels] + [hidden_channels] * num_layers))
 
 

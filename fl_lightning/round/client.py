@@ -68,6 +68,8 @@ class ClientModule(LightningModule):
         self.net_factories = net if isinstance(net, list) else [net]
         if not self.net_factories:
             raise ValueError("model.net is an empty list: give at least one net")
+        if not all(map(callable, self.net_factories)):
+            raise ValueError(f"model.net is {net!r}: give the class of a net, or a list of them")
         if gradient_clip_val is not None and gradient_clip_val <= 0:
             raise ValueError(f"model.gradient_clip_val must be positive, or null for none, got {gradient_clip_val}")
         self.optimizer_factory = optimizer
@@ -90,8 +92,15 @@ class ClientModule(LightningModule):
             num_features: Width of the inputs, or the shape of one example.
             num_outputs: Classes, or targets.
             adapt: What the strategy makes of each net (``Strategy.build_net``).
+
+        Raises:
+            ValueError: A net cannot be built so.
         """
-        nets = [factory(num_features, num_outputs) for factory in self.net_factories]
+        try:
+            nets = [factory(num_features, num_outputs) for factory in self.net_factories]
+        except Exception as error:  # a net is its user's code, or a class that is none
+            why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"model.net, for inputs of {num_features} and {num_outputs} outputs: {why}") from error
         self.nets = nets if adapt is None else [adapt(net) for net in nets]
         self.net = self.nets[0]
 
@@ -197,8 +206,15 @@ class ClientModule(LightningModule):
         return self.predictions(output)
 
     def configure_optimizers(self) -> Optimizer:
-        """The client's optimiser over its own parameters."""
-        return self.build_optimizer(self.net.named_parameters())
+        """The client's optimiser over its own parameters.
+
+        Raises:
+            ValueError: The optimiser refuses its settings.
+        """
+        try:
+            return self.build_optimizer(self.net.named_parameters())
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"model.optimizer: {error}") from error
 
     def build_optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> Optimizer:
         """Build the optimiser over named parameters, of one client or of a whole stack.
@@ -250,11 +266,11 @@ class RegressionClient(ClientModule):
 
     def loss(self, output: NetOutput, batch: Batch) -> Tensor:
         """Mean squared error over the training examples, scalar (or one for each client of a stack)."""
-        return _masked_mean((output.logits - batch.y).square().mean(dim=-1), batch.train_mask)
+        return _masked_mean(_squared_error(output.logits, batch.y), batch.train_mask)
 
     def scores(self, output: NetOutput, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """Sum of the examples' squared errors (each a mean over its targets) and their number, for every split."""
-        error_N = (output.logits - batch.y).square().mean(dim=-1)
+        error_N = _squared_error(output.logits, batch.y)
         return split_scores(batch, {"mse": error_N, "loss": error_N})
 
     def predictions(self, output: NetOutput) -> Tensor:
@@ -296,8 +312,17 @@ def _masked_mean(value_N: Tensor, mask_N: Tensor) -> Tensor:
     return (value_N * weight_N).sum(dim=-1) / weight_N.sum(dim=-1).clamp(min=1)
 
 
+def _squared_error(predicted: Tensor, y: Tensor) -> Tensor:
+    """Squared error of every example, the mean over its targets, (..., N)."""
+    if not y.is_floating_point():
+        raise ValueError("the targets are classes, which RegressionClient does not predict: set model to ClientModule")
+    return (predicted - y).square().mean(dim=-1)
+
+
 def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Cross entropy of every example, (..., N)."""
+    if y.is_floating_point():
+        raise ValueError("the targets are numbers, which ClientModule does not predict: set model to RegressionClient")
     if logits.shape[-1] < _VECTOR and logits.device.type == "cpu":  # classes first, so that examples fill the vectors
         if logits.dim() == 2:
             return F.cross_entropy(logits.t()[None], y[None], reduction="none")[0]

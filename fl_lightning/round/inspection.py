@@ -1,23 +1,40 @@
-"""The server's check of what arrived, before it makes anything of it."""
+"""The checks of what crosses between server and clients: uploads before they are used, models before they are sent.
+
+Shape legend: C clients.
+"""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fl_lightning.round.payload import FLAT, Payload, finite_rows
+from fl_lightning.round.payload import FLAT, Payload, finite_rows, row_norms
 from fl_lightning.round.stage import Stage
+
+#: Lengths of uploads up to this one have squares whose sum over a million clients is finite in float32.
+LARGEST_NORM = 1e16
+
+
+class ServerDiverged(RuntimeError):
+    """The models that the server holds for clients are not finite."""
 
 
 def inspect_upload(
-    upload: Payload, stage: Stage, architectures: Sequence[Mapping[str, Tensor]]
+    upload: Payload,
+    stage: Stage,
+    architectures: Sequence[Mapping[str, Tensor]],
+    *,
+    sent: Payload | None = None,
+    max_update_norm: float | None = None,
 ) -> tuple[Payload, dict[int, str]]:
-    """Keep the rows that the server can use.
+    """Keep the rows that the server can use: finite, and no longer than is safe to sum and to square in float32.
 
     Args:
         upload: What arrived.
         stage: What was asked for.
         architectures: The parameters of one client of each architecture, for their shapes.
+        sent: What the server had sent, where the clients' training began.
+        max_update_norm: Largest Euclidean norm of a client's update of its parameters; None for no bound.
 
     Returns:
         The sound rows, and why each other row was refused, by client.
@@ -43,8 +60,58 @@ def inspect_upload(
     tensors = upload.tensors()
     if not tensors:
         return upload, {}
-    finite = finite_rows(tensors.values()).tolist()
     refused = {
-        c: "it sent numbers that are not finite" for c, fine in zip(upload.clients, finite, strict=True) if not fine
+        client: _why_too_long(norm, tensors, row)
+        for row, (client, norm) in enumerate(zip(upload.clients, row_norms(tensors.values()).tolist(), strict=True))
+        if not norm <= LARGEST_NORM
     }
-    return upload.rows([client for client in upload.clients if client not in refused]), refused
+    upload = upload.rows([client for client in upload.clients if client not in refused])
+    if max_update_norm is not None and upload.parameters and upload.clients:
+        norms = row_norms(updates(upload, stage, sent).values()).tolist()
+        long = {
+            client: f"its update is {norm:.3g} long, participation.max_update_norm is {max_update_norm:g}"
+            for client, norm in zip(upload.clients, norms, strict=True)
+            if norm > max_update_norm
+        }
+        upload = upload.rows([client for client in upload.clients if client not in long])
+        refused |= long
+    return upload, refused
+
+
+def updates(upload: Payload, stage: Stage, sent: Payload | None) -> dict[str, Tensor]:
+    """How far clients moved from what they were sent; what they sent, where no start is known. (C, *shape) by name."""
+    if stage.as_update or sent is None:
+        return dict(upload.parameters)
+    start = sent.rows(upload.clients).parameters
+    return {name: tensor - start[name] if name in start else tensor for name, tensor in upload.parameters.items()}
+
+
+def check_models(models: Payload | None, names: Sequence[str]) -> None:
+    """Refuse models of the server's that are not finite.
+
+    Args:
+        models: What it sends to clients or lets them be scored with.
+        names: Of all clients, by index.
+
+    Raises:
+        ServerDiverged: Some are not.
+    """
+    if models is None or not models.parameters or not models.clients:
+        return
+    held = [tensor[:1] if tensor.stride(0) == 0 else tensor for tensor in models.parameters.values()]
+    if torch.stack([tensor.sum() for tensor in held]).isfinite().all():
+        return
+    finite = finite_rows(models.parameters.values()).tolist()
+    if all(finite):  # only their sum is not
+        return
+    diverged = [names[client] for client, fine in zip(models.clients, finite, strict=True) if not fine]
+    raise ServerDiverged(
+        f"the server's models of {', '.join(diverged[:3])}{', ...' if len(diverged) > 3 else ''} are not finite: lower "
+        "the learning rates (of model.optimizer and of the strategy), or bound participation.max_update_norm"
+    )
+
+
+def _why_too_long(norm: float, tensors: Mapping[str, Tensor], row: int) -> str:
+    if all(tensor[row].isfinite().all() for tensor in tensors.values()):
+        return f"it sent numbers too large to mix in float32 (of length {norm:.3g}, at most {LARGEST_NORM:g} is taken)"
+    return "it sent numbers that are not finite"

@@ -23,6 +23,9 @@ class Participation:
         min_clients: Answers that a round needs. One with fewer is void: the server takes in nothing of the stage in
             which they are too few, nor of later ones.
         max_void_rounds: Void rounds in a row after which the run ends with an error.
+        max_update_norm: Largest Euclidean norm of a client's update (of all parameters that it answers, less those it
+            was sent; where a stage sends none, of those themselves). A longer one is left out as a failure. None for no
+            bound.
 
     Raises:
         ValueError: A value is out of its range.
@@ -39,6 +42,7 @@ class Participation:
         on_failure: Literal["skip", "stop"] = "skip",
         min_clients: int = 1,
         max_void_rounds: int = 3,
+        max_update_norm: float | None = None,
     ) -> None:
         if not 0 < fraction <= 1:
             raise ValueError(f"participation.fraction must be in (0, 1], got {fraction}")
@@ -58,6 +62,10 @@ class Participation:
         }.items():
             if not 0 <= value < 1:
                 raise ValueError(f"participation.{name} must be in [0, 1), got {value}")
+        if max_update_norm is not None and not max_update_norm > 0:
+            raise ValueError(
+                f"participation.max_update_norm must be positive, or null for no bound, got {max_update_norm}"
+            )
         self.fraction = fraction
         self.num_clients = num_clients
         self.dropout_probability = dropout_probability
@@ -66,6 +74,7 @@ class Participation:
         self.on_failure = on_failure
         self.min_clients = min_clients
         self.max_void_rounds = max_void_rounds
+        self.max_update_norm = max_update_norm
 
     def training_clients(self, num_clients: int, seed: int) -> tuple[int, ...]:
         """The clients that are not held out.

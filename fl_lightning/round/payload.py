@@ -222,6 +222,15 @@ def finite_rows(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack(sums).isfinite().all(dim=0)
 
 
+def row_norms(tensors: Iterable[Tensor]) -> Tensor:
+    """Euclidean norm of all numbers of each client, (C,), in float32 at least: infinite where squares overflow."""
+    rows = [tensor.reshape(len(tensor), -1) for tensor in tensors]
+    wide = [row.to(torch.promote_types(row.dtype, torch.float32)) for row in rows]
+    norms = [torch.linalg.vector_norm(row, dim=1) for row in wide]
+    together: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return together
+
+
 def unflatten(matrix_CP: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Undo :func:`flatten`: views of the matrix by parameter name; ``shapes`` are those of one client."""
     pieces = torch.split(matrix_CP, [shape.numel() for shape in shapes.values()], dim=1)

@@ -242,7 +242,13 @@ def executor_for(model: ClientModule, executor: Executor) -> Executor:
 def check_monitor(run: Run) -> None:
     """Score one client before anything is trained: the monitored metric must be there, and be one of validation."""
     monitor = run.selection.monitor
-    scores = run.executor.evaluate({"": Evaluation()}, run.executor.clients[:1], 0)[""].upload
+    outcome = run.executor.evaluate({"": Evaluation()}, run.executor.clients[:1], 0)[""]
+    for client, why in outcome.failures.items():
+        raise ValueError(
+            f"{type(run.model).__name__} with {type(run.model.nets[0]).__name__} cannot compute on the data of "
+            f"{run.roster.names[client]} ({why}): give a model and a model.net that fit the data"
+        )
+    scores = outcome.upload
     if not monitor.endswith(tuple(scores.signals)):
         raise ValueError(f"trainer.monitor is {monitor!r}, but the model is scored by {_listed(scores.signals)}")
     validation = [name for name in scores.signals if name.startswith("val/")]

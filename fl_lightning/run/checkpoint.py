@@ -30,10 +30,16 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     Args:
         path: Where to; its folder is created.
         content: Tensors, primitives, and lists and dicts of them.
+
+    Raises:
+        CannotWrite: The disk is full, the folder read-only, ...
     """
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    with whole_file(path, num_bytes(content)) as temporary, temporary.open("wb") as file:
         summed = _Summed(file)
-        torch.save(dict(content), summed)  # type: ignore[arg-type]
+        try:
+            torch.save(dict(content), summed)  # type: ignore[arg-type]
+        except RuntimeError as error:  # torch's own, that its file is not as long as it should be
+            raise summed.error or error from None
         file.write(_trailer(summed.checksum))
         file.flush()
         os.fsync(file.fileno())
@@ -42,6 +48,14 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def num_bytes(content: Any) -> int:
+    """Bytes of all tensors in nested dicts and lists: nearly those of the file."""
+    if isinstance(content, torch.Tensor):
+        return content.nbytes
+    parts = content.values() if isinstance(content, Mapping) else content
+    return sum(map(num_bytes, parts)) if isinstance(content, Mapping | list | tuple) else 0
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -102,10 +116,15 @@ class _Summed:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.checksum = 0
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self.checksum = zlib.crc32(data, self.checksum)
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self.file.flush()

@@ -1,14 +1,63 @@
 """Where a run keeps its files: ``<root>/version_<n>/``, with its checkpoints in ``checkpoints/``."""
 
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
+class CannotWrite(OSError):
+    """A file or folder that cannot be written; says which, how large and why."""
+
+
+@contextmanager
+def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
+    """Say what could not be written, and where.
+
+    Args:
+        path: The file.
+        num_bytes: Its size, where it is known.
+
+    Raises:
+        CannotWrite: In place of any other ``OSError``.
+    """
+    try:
+        yield
+    except CannotWrite:
+        raise
+    except OSError as error:
+        free = free_bytes(path.parent)
+        needed = "" if num_bytes is None else f" of {num_bytes:,} bytes"
+        left = "" if free is None else f", where {free:,} bytes are free"
+        raise CannotWrite(
+            f"{path.name}{needed} cannot be written into {path.parent.absolute()}{left}: {error.strerror or error}; "
+            "make room there, or set trainer.default_root_dir to another folder"
+        ) from error
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Free space of a folder's file system, or of the nearest one above that exists; None if that cannot be told."""
+    for above in (folder, *folder.absolute().parents):
+        try:
+            return shutil.disk_usage(above).free
+        except OSError:
+            continue
+    return None
+
+
 def new_run_folder(root: Path) -> Path:
-    """Make the folder of the next version; runs that begin at the same time get one each."""
+    """Make the folder of the next version; runs that begin at the same time get one each.
+
+    Raises:
+        CannotWrite: No folder can be made there.
+    """
+    with writing(root / "version_0"):
+        return _new_version(root)
+
+
+def _new_version(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     number = max(map(_version, root.glob("version_*")), default=-1) + 1
     while True:
@@ -22,24 +71,30 @@ def new_run_folder(root: Path) -> Path:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, num_bytes: int | None = None) -> Iterator[Path]:
     """Write a file so that its path holds either the old content or the whole new one, whatever happens.
 
     Args:
         path: The file; its folder is created.
+        num_bytes: Its size, where it is known, for the message.
 
     Yields:
         What to write in its place: a file beside it, of the same suffix, which takes its place in the end. There is one
         name for it, so that what a killed process leaves is written over by the next.
+
+    Raises:
+        CannotWrite: The disk is full, the folder read-only, ...
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.new{path.suffix}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with writing(path, num_bytes):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Path | None:
@@ -56,10 +111,9 @@ def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Pat
     if ckpt_path is None:
         return None
     if ckpt_path not in ("last", "best"):
-        if not Path(ckpt_path).is_file():
-            raise ValueError(
-                f"checkpoint {ckpt_path} does not exist: give the path of a .ckpt file, or 'last' or 'best'"
-            )
+        if not os.path.isfile(ckpt_path):  # false for impossible names too
+            what = "is no file" if os.path.exists(ckpt_path) else "does not exist"
+            raise ValueError(f"checkpoint {ckpt_path!r} {what}: give the path of a .ckpt file, or 'last' or 'best'")
         return Path(ckpt_path)
     found = list(root.glob(f"version_*/checkpoints/{ckpt_path}.ckpt"))
     if found:

@@ -18,7 +18,7 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
-from fl_lightning.run.folder import whole_file
+from fl_lightning.run.folder import whole_file, writing
 
 
 class RoundTable:
@@ -52,7 +52,7 @@ class RoundTable:
         """Add rows; a cell that a row lacks stays empty."""
         new = list(rows)
         if all(name in self.columns for row in new for name in row):
-            with self.path.open("a", newline="") as file:
+            with writing(self.path), self.path.open("a", newline="") as file:
                 file.write(self._format(new))
         else:
             self.replace([*self.read(), *new])

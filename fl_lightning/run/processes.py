@@ -2,6 +2,7 @@
 
 import atexit
 import hashlib
+import os
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators.accelerator import Accelerator
+from lightning.fabric.accelerators.cpu import CPUAccelerator
 from torch import Tensor
 
 from fl_lightning.round.payload import Payload, concatenate, unflatten
@@ -47,6 +50,21 @@ def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
         loads[process] += work[client]
         shards[process].append(client)
     return [tuple(sorted(clients)) for clients in shards]
+
+
+def check_cores(accelerator: Accelerator, num_processes: int) -> None:
+    """Refuse more processes on this machine than it has CPU cores, unless ``FL_OVERSUBSCRIBE=1`` asks for them.
+
+    Raises:
+        ValueError: They are more.
+    """
+    cores = os.cpu_count() or num_processes
+    wanted = os.environ.get("FL_OVERSUBSCRIBE", "0") == "1"
+    if isinstance(accelerator, CPUAccelerator) and num_processes > cores and not wanted:
+        raise ValueError(
+            f"trainer.devices asks for {num_processes} processes, but this machine has {cores} CPU cores: set it to at "
+            "most as many (one process with all threads is fastest), or set FL_OVERSUBSCRIBE=1 to start them anyway"
+        )
 
 
 def leave_at_exit() -> None:

@@ -63,7 +63,7 @@ class Strategy(ABC):
         """
         for name in settings:
             value = getattr(self, name)
-            if value is not None and value < minimum:
+            if value is not None and not value >= minimum:  # nan neither
                 bound = f"be at least {minimum}" if minimum else "not be negative"
                 raise ValueError(f"strategy.{name} must {bound}, got {value}")
 

@@ -67,7 +67,10 @@ class FedSheafHN(Hypernetwork):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        self.require_at_least(1, "refresh_every")
+        self.require_at_least(1, "refresh_every", "hidden_channels")
+        self.require_at_least(0, "init_epochs", "hypernetwork_lr", "diffusion_lr", "diffusion_weight_decay")
+        if not 0 <= self.hypernetwork_dropout < 1:
+            raise ValueError(f"strategy.hypernetwork_dropout must be in [0, 1), got {self.hypernetwork_dropout}")
 
     def setup(self, federation: Federation) -> None:
         """Check the collaboration graph against the federation, then create the server's modules."""
