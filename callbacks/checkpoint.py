@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_lightning.callback import Callback, Trainer
 from fl_lightning.executors.storage import Allocate
 from fl_lightning.run import checkpoint
+from fl_lightning.run.folder import free_bytes
 
 
 class FederatedCheckpoint(Callback):
@@ -57,10 +58,11 @@ class FederatedCheckpoint(Callback):
         self.save_best = save_best
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Start the clock."""
+        """Start the clock, and warn where the disk is too full for the run's checkpoints."""
         self._last_write, self._pause = time.monotonic(), self.every_seconds
         self._snapshot: dict[str, Any] | None = None
         self._snapshot_is_pending = False
+        self._warn_of_full_disk(trainer)
         best = trainer.run.folder / "checkpoints" / "best.ckpt"
         if (
             self.save_best
@@ -71,6 +73,19 @@ class FederatedCheckpoint(Callback):
             warnings.warn(
                 f"round {trainer.run.selection.best_round} was the best so far, but there is no {best}: it will be "
                 "written when a better round comes",
+                stacklevel=2,
+            )
+
+    def _warn_of_full_disk(self, trainer: Trainer) -> None:
+        """Compare free space with an estimate: each file holds the server's and the clients' state."""
+        run, periodic = trainer.run, (self.keep or 1) if self.every_n_rounds else 0
+        size = checkpoint.num_bytes(run.strategy.state_dict()) + run.executor.stored_bytes() * trainer.fabric.world_size
+        needed = size * (self.save_last + self.save_best + periodic + 1)  # one more while a file is replaced
+        free = free_bytes(run.folder)
+        if trainer.fabric.is_global_zero and free is not None and needed > free:
+            warnings.warn(
+                f"the checkpoints will take some {needed:,} bytes in {run.folder}, where {free:,} are free: make room, "
+                "set trainer.default_root_dir to another folder, or keep fewer (FederatedCheckpoint)",
                 stacklevel=2,
             )
 

@@ -83,7 +83,8 @@ def _plain(message: str) -> str:
     causes = [line for line in re.findall(r"^ +- (.+)$", message, flags=re.MULTILINE) if not _NO_CAUSE.match(line)]
     if "Does not validate against any of the Union" in message:
         key = re.match(r'Parser key "([^"]+)"', message)
-        kinds, given = re.findall(r"- Expected an? (.+)", message), re.search(r"Given value: (.*)", message)
+        kinds = re.findall(r"- (?:Expected an? |Not a valid subclass of )(?:<class ')?([\w.]+)", message)
+        given = re.search(r"Given value: (.*)", message)
         if not causes and kinds and given:
             causes = [f"expected {' or '.join(kinds)}, got {given[1] or 'nothing'}"]
         if causes:
@@ -140,7 +141,7 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
         value = value if equals else following
         if option in ("--strategy", "--strategy.class_path"):
             name = value
-        elif option in ("-c", "--config"):
+        elif option in ("-c", "--config") and value:
             name = _strategy_of(_settings_in(value), words[0]) or name
     try:
         found = _known_classes().get(name) or pkgutil.resolve_name(name)

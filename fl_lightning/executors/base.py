@@ -20,6 +20,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
 from fl_lightning.round.payload import Payload, concatenate, from_wire, pad_examples, to_wire
 from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
+from fl_lightning.run.memory import require, state_copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +88,8 @@ class Executor(ABC):
             memory: What each client remembers, by name.
 
         Raises:
-            ValueError: The net or its optimiser is of a kind that clients cannot be run with, or the client overrides a
-                hook that is never called.
+            ValueError: The net or its optimiser is of a kind that clients cannot be run with, the client overrides a
+                hook that is never called, or the clients do not fit into memory.
         """
         check_hooks(client)
         names = dict(client.net.named_parameters()).keys()
@@ -113,7 +114,39 @@ class Executor(ABC):
         self.slots = dict(memory or {})
         self.rewritten: dict[int, Any] = {}
         self.original_size = {member: collator.size(member) for member in clients}
+        self._arrange()
+        require(
+            self.needed_bytes(),
+            f"{len(clients)} clients of {client.num_parameters:,} parameters (with their optimisers' state)",
+            "choose fewer clients or a smaller net, or set max_group_mib and storage 'disk' of trainer.executor "
+            "(StackedExecutor)",
+            fabric.device,
+        )
         self._allocate()
+
+    def needed_bytes(self) -> int:
+        """Bytes of memory that this process's clients take at the least."""
+        return self.stored_bytes()
+
+    def stored_bytes(self) -> int:
+        """Bytes of this process's clients' parameters and optimiser state.
+
+        Raises:
+            ValueError: The optimiser cannot step clients.
+        """
+        optimizer = check_optimizer(self.client.configure_optimizers())
+        try:
+            copies = 1 + state_copies(optimizer)
+        except ValueError as error:
+            raise ValueError(f"model.optimizer: {error}") from error
+        return copies * len(self.clients) * self._parameter_bytes()
+
+    def _parameter_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.client.net.parameters())
+
+    def _arrange(self) -> None:
+        """Decide which clients are run together."""
+        return
 
     @abstractmethod
     def _allocate(self) -> None:

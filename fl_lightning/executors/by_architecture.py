@@ -55,6 +55,10 @@ class ByArchitecture(Executor):
             part.num_flat = max(other.num_parameters for other in variants)
             self.parts[f"net{kind}/"] = part
 
+    def stored_bytes(self) -> int:
+        """Those of all parts."""
+        return sum(part.stored_bytes() for part in self.parts.values())
+
     def _allocate(self) -> None:
         """Each part creates its own clients."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, single
-from fl_lightning.executors.base import Executor, Outcome, Work, check_optimizer, lasting
+from fl_lightning.executors.base import Executor, Outcome, Work, lasting
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, without_padding
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden
@@ -99,11 +99,9 @@ class StackedExecutor(Executor):
             raise ValueError(
                 f"storage 'disk' is for clients on a CPU, but they are on {self.fabric.device}: use 'memory'"
             )
-        self.client.to(self.fabric.device)
         self.client.fabric = self.fabric
         plain = all(getattr(type(self.client), name) is getattr(ClientModule, name) for name in _STACKABLE)
         self.takes_stacks = plain and getattr(self.client.net, "takes_stacks", False)
-        check_optimizer(self.client.configure_optimizers())
         start = {
             name: self.allocate((len(self.clients), *parameter.shape), parameter.dtype, parameter.device).copy_(
                 parameter.detach()
@@ -111,11 +109,16 @@ class StackedExecutor(Executor):
             for name, parameter in self.client.net.named_parameters()
         }
         self.stack = ClientStack(self.client, start, self.allocate)
-        self._arrange()
         self.memory = {name: self._first(slot, self.clients) for name, slot in lasting(self.slots)}
+
+    def needed_bytes(self) -> int:
+        """What is stored, unless on disk, and of a group also where it began the stage, and its gradients."""
+        state, largest = self.stored_bytes(), max(map(len, self.groups), default=0)
+        return (0 if self.storage == "disk" else state) + 2 * largest * self._parameter_bytes()
 
     def _arrange(self) -> None:
         """Give every client its group and its place in the stack; those of a group stand side by side."""
+        self.client.to(self.fabric.device)
         self.groups = self._group()
         self.position = {client: position for position, client in enumerate(c for group in self.groups for c in group)}
         self.group_of = {client: group for group in self.groups for client in group}

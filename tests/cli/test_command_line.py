@@ -1,8 +1,10 @@
 """What a user meets at the command line: the verbs, and mistakes that end in one line and exit code 2."""
 
 import csv
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fl_lightning import FederatedTrainer
 from fl_lightning.cli import FederatedCLI, main
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.run import checkpoint
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 SMALL = [
@@ -73,11 +77,122 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--ckpt_path=missing.ckpt"], "missing.ckpt does not exist"),
         (["--ckpt_path=best"], "there is no best.ckpt"),
         (["--trainer.monitor=test/acc"], "trainer.monitor is 'test/acc', which is no validation metric"),
+        (["--ckpt_path=folder"], "checkpoint folder is no file: give the path of a .ckpt file"),
+        (["--ckpt_path=text"], "checkpoint text cannot be read"),
+        ([f"--ckpt_path={'x' * 300}"], "does not exist: give the path of a .ckpt file"),
+        (["--seed_everything=-1"], "seed_everything must be in [0, 4294967295], got -1"),
+        (["--seed_everything=99999999999"], "seed_everything must be in [0, 4294967295], got 99999999999"),
+        (["--seed_everything=many"], "seed_everything: expected bool or int, got many"),
+        (["--strategy.init_epochs=-1"], "strategy.init_epochs must not be negative, got -1"),
+        (["--strategy.hypernetwork_lr=-1"], "strategy.hypernetwork_lr must not be negative, got -1.0"),
+        (["--strategy.hidden_channels=0"], "strategy.hidden_channels must be at least 1, got 0"),
+        (["--strategy.hypernetwork_dropout=1"], "strategy.hypernetwork_dropout must be in [0, 1), got 1.0"),
+        (["--strategy=7"], "strategy: there is no class '7': give a class path, or one of DFedU"),
+        (
+            ["--model.net.hidden_channels=0"],
+            "model.net, for inputs of 32 and 5 outputs: hidden_channels must be at least 1",
+        ),
+        (["--model.net.num_layers=0"], "model.net, for inputs of 32 and 5 outputs: num_layers must be at least 1"),
+        (["--model.net=null"], "model.net is None: give the class of a net"),
+        (
+            ["--model.optimizer=torch.optim.Adam", "--model.optimizer.lr=-1"],
+            "model.optimizer: Invalid learning rate: -1",
+        ),
+        (["--model.optimizer=torch.optim.SparseAdam"], "model.optimizer: SparseAdam cannot step"),
+        (["--trainer.devices=0"], "trainer.devices is 0"),
+        (["--trainer.devices=100000"], "trainer.devices asks for 100000 processes, but this machine has"),
+        (["--trainer.num_nodes=0"], "trainer.num_nodes 0"),
+        (["--trainer.accelerator=nothing"], "trainer.accelerator 'nothing'"),
+        (["--trainer.strategy=deepspeed"], "trainer.strategy 'deepspeed'"),
+        (["--trainer.run_name=../elsewhere"], "trainer.run_name is '../elsewhere': give the name of a folder"),
+        ([f"--trainer.run_name={'x' * 300}"], "File name too long; make room there, or set trainer.default_root_dir"),
+        (["--trainer.default_root_dir=text"], "Not a directory; make room there, or set trainer.default_root_dir"),
+        (["--config=binary"], "--config binary is no text"),
+        (["--config=empty"], "--config empty holds no settings"),
+        (["--config=folder"], "--config folder cannot be read (Is a directory)"),
+        (["--config=unbalanced"], "--config unbalanced is no YAML"),
+        ([f"--config={'x' * 300}"], "cannot be read (File name too long)"),
     ],
     ids=lambda value: value[0].split("=")[0] if isinstance(value, list) else "",
 )
 def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    Path("text").write_text("hello")
+    Path("binary").write_bytes(bytes(range(128, 256)))
+    Path("empty").touch()
+    Path("unbalanced").write_text("trainer: [1, {")
     assert expected in refused(capsys, "fit", *SMALL, *arguments)
+
+
+PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model.net=fl_lightning.models.MLP"], "ClientModule with MLP cannot compute on the data of client-00"),
+        (
+            ["--model.net=fl_lightning.models.CNN"],
+            "model.net, for inputs of 32 and 5 outputs: in_features=32 is no shape",
+        ),
+        (["--model.net=fl_lightning.models.Twin"], "model.net, for inputs of 32 and 5 outputs: TypeError"),
+        (["--model=RegressionClient", "--model.net=fl_lightning.models.GCN"], "set model to ClientModule"),
+    ],
+    ids=["graphs by MLP", "graphs by CNN", "no net", "classes by regression"],
+)
+def test_models_that_do_not_fit_the_data(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in refused(capsys, "fit", *PLAIN, *arguments)
+
+
+def test_early_stopping_by_what_is_no_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "fit", *SMALL, "--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=foo")
+    assert "EarlyStopping.monitor is 'foo', which is not among" in message
+
+
+def test_more_processes_than_cores_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with pytest.raises(
+        ValueError, match=r"asks for 3 processes, but this machine has 2 CPU cores: .*FL_OVERSUBSCRIBE=1"
+    ):
+        FederatedTrainer(accelerator="cpu", devices=3)
+    FederatedTrainer(accelerator="cpu", devices=2)
+    monkeypatch.setenv("FL_OVERSUBSCRIBE", "1")
+    FederatedTrainer(accelerator="cpu", devices=3)
+
+
+def test_a_full_disk_ends_with_one_line_and_leaves_the_older_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *SMALL]) == 0
+    folder = Path("runs/quickstart/version_0")
+    before = (folder / "checkpoints/last.ckpt").read_bytes()
+
+    class Full:
+        def write(self, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *_: None
+
+    own = checkpoint._Summed.__init__
+    monkeypatch.setattr("fl_lightning.run.checkpoint._Summed.__init__", lambda self, file: own(self, Full()))
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *SMALL, "--trainer.num_rounds=3", "--ckpt_path=last"])
+    assert stop.value.code == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"error: (last|best)\.ckpt of [\d,]+ bytes cannot be written into /.*/checkpoints, where", message)
+    assert "No space left on device; make room there" in message
+    assert (folder / "checkpoints/last.ckpt").read_bytes() == before
+    assert json.loads((folder / "result.json").read_text())["status"] == "failed"
+    assert not list(folder.glob("checkpoints/.*"))
+
+
+def test_a_disk_too_small_for_the_checkpoints_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_lightning.callbacks.checkpoint.free_bytes", lambda folder: 1000)
+    with pytest.warns(UserWarning, match=r"the checkpoints will take some [\d,]+ bytes in .* where 1,000 are free"):
+        main(["fit", *SMALL])
 
 
 def test_missing_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.edges import opposite_pairs
+from fl_lightning.run.memory import require
 
 
 class MapStart(ABC):
@@ -134,7 +135,8 @@ class RestrictionMaps(ABC):
         num_rows_CC: d_ij as a matrix, 0 where there is no edge.
 
     Raises:
-        ValueError: A setting is out of range, or sizes and adjacency do not fit each other.
+        ValueError: A setting is out of range, sizes and adjacency do not fit each other, or the maps do not fit into
+            memory.
     """
 
     def __init__(
@@ -169,11 +171,21 @@ class RestrictionMaps(ABC):
         self.num_rows_CC = torch.zeros(adjacency_CC.shape, dtype=torch.long).index_put((source_E, target_E), rows_E)
         self.num_rows_E: list[int] = rows_E.tolist()
         self.num_rows_C: list[int] = self.num_rows_CC.sum(dim=1).tolist()
+        self._require_memory()
         first_E = rows_E.cumsum(0) - rows_E
         shift_E = first_E[opposite_pairs(self.edge_index_2E, len(self.sizes))] - first_E
         self._opposite_M = (torch.arange(self.num_message_numbers) + shift_E.repeat_interleave(rows_E)).to(self.device)
         self._source_M = source_E.repeat_interleave(rows_E).to(self.device)
         self._target_M = target_E.repeat_interleave(rows_E).to(self.device)
+
+    def _require_memory(self) -> None:
+        """Refuse maps that do not fit; here what every kind has, three index numbers for each of a message."""
+        require(
+            3 * 8 * self.num_message_numbers,
+            f"the messages of {len(self.num_rows_E):,} directed edges",
+            "lower strategy.projection_fraction, or choose a topology with fewer edges",
+            self.device,
+        )
 
     def _require_equal_sizes(self) -> None:
         if len(set(self.sizes)) > 1:
@@ -341,6 +353,16 @@ class DenseMaps(RestrictionMaps):
             rows = slice(first_C[i], first_C[i] + num_rows)
             self._maps[i][rows] = start((num_rows, self.sizes[i]), random, dtype)
             first_C[i] += num_rows
+
+    def _require_memory(self) -> None:
+        numbers = sum(rows * size for rows, size in zip(self.num_rows_C, self.sizes, strict=True))
+        require(
+            numbers * self.dtype.itemsize,
+            f"the dense restriction maps of {len(self.sizes)} clients ({numbers:,} numbers)",
+            "set strategy.maps to ImplicitMaps, or lower strategy.projection_fraction",
+            self.device,
+        )
+        super()._require_memory()
 
     @property
     def num_stored_numbers(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.kernels.wide_linear import WideLinear
+from fl_lightning.run.memory import require
 
 
 class QueryKeyAttention(nn.Module):
@@ -106,6 +107,12 @@ class AttentionHypernetwork(nn.Module):
         for width in [in_channels] + [hidden_channels] * (num_hidden_layers - 1):
             hidden += [nn.Linear(width, hidden_channels), nn.ReLU(), nn.Dropout(dropout)]
         self.hidden = nn.Sequential(*hidden)
+        require(
+            2 * 4 * num_outputs * hidden_channels,
+            f"the hypernetwork's last layer of {num_outputs:,} x {hidden_channels:,} weights (with their gradient)",
+            "lower strategy.hidden_channels, generate fewer parameters (strategy.personal), or choose PFedHN with head "
+            "FactoredHead or ChunkedHead",
+        )
         self.output = WideLinear(hidden_channels, num_outputs)
         with torch.no_grad():
             self.output.weight.mul_(output_scale)

@@ -22,6 +22,7 @@ from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.run.memory import require, state_copies
 from fl_lightning.strategies.base import Strategy, select_names, server_dtype
 
 
@@ -80,6 +81,14 @@ class Hypernetwork(Strategy):
             self.optimizer = self.build_optimizer()
         except (TypeError, ValueError) as error:
             raise ValueError(f"strategy: the server's optimiser cannot be built: {error}") from error
+        num_bytes = sum(parameter.nbytes for parameter in self.generator.parameters())
+        require(
+            (1 + state_copies(self.optimizer)) * num_bytes,
+            f"the gradients and the optimiser's state of {type(self).__name__}'s generator",
+            "set strategy.head to FactoredHead or ChunkedHead (PFedHN, Panacea), or generate fewer parameters "
+            "(strategy.personal)",
+            federation.device,
+        )
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange: receive generated parameters, train, send how far they moved."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_lightning.kernels.wide_linear import wide_linear
+from fl_lightning.run.memory import require
 
 
 class GeneratorHead(nn.Module):
@@ -151,6 +152,15 @@ class ChunkedHead(GeneratorHead):
 
 
 def _small(num_rows: int, num_columns: int, scale: float) -> nn.Parameter:
-    """The initial weights of ``torch.nn.Linear(num_columns, num_rows)``, scaled."""
+    """The initial weights of ``torch.nn.Linear(num_columns, num_rows)``, scaled.
+
+    Raises:
+        ValueError: They and their gradient do not fit into memory.
+    """
+    require(
+        2 * 4 * num_rows * num_columns,
+        f"a hypernetwork's layer of {num_rows:,} x {num_columns:,} weights (with their gradient)",
+        "set strategy.head to FactoredHead or ChunkedHead, or generate fewer parameters (strategy.personal)",
+    )
     bound = scale / num_columns**0.5
     return nn.Parameter(torch.empty(num_rows, num_columns).uniform_(-bound, bound))

@@ -1,0 +1,114 @@
+"""Memory is asked about before it is taken: what cannot fit is refused, instead of killed hours later.
+
+What is asked for is a lower bound (tensors that will all be there at once, and no temporaries), and what there is
+counts swap and the caches that the system gives up: nothing that would fit is refused.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+#: A cgroup without a limit has this or a larger number for one.
+_UNLIMITED = 2**60
+
+
+def require(num_bytes: int, what: str, remedy: str, device: torch.device | str = "cpu") -> None:
+    """Refuse what cannot fit.
+
+    Args:
+        num_bytes: Needed beside what is taken already.
+        what: For the message: who needs them.
+        remedy: For the message: which settings need less.
+        device: Where.
+
+    Raises:
+        ValueError: Fewer are available.
+    """
+    free = available(torch.device(device))
+    if free is not None and num_bytes > free:
+        raise ValueError(
+            f"{what} would take {num_bytes:,} bytes of memory ({num_bytes / 2**30:,.1f} GiB) on {device}, where "
+            f"{free:,} ({free / 2**30:,.1f} GiB) are available: {remedy}"
+        )
+
+
+def available(device: torch.device) -> int | None:
+    """Bytes that can still be taken; None where that cannot be told."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    if device.type != "cpu":
+        return None
+    bounds = [bound for bound in (_of_machine(), _of_cgroups()) if bound is not None]
+    return min(bounds, default=None)
+
+
+def state_copies(optimizer: Optimizer) -> int:
+    """How many numbers an optimiser keeps for each that it steps, found by a step on zeros.
+
+    Raises:
+        ValueError: It cannot step.
+
+    Example:
+        >>> [state_copies(kind([torch.zeros(3)])) for kind in (torch.optim.Adam, torch.optim.SGD)]
+        [2, 0]
+    """
+    group = next((group for group in optimizer.param_groups if group["params"]), None)
+    if group is None:
+        return 0
+    least = min(group["params"], key=lambda parameter: (not parameter.dim(), parameter.numel()))
+    zeros = torch.zeros_like(least, requires_grad=True)
+    zeros.grad = torch.zeros_like(least)
+    trial = object.__new__(type(optimizer))
+    trial.__dict__ |= vars(optimizer) | {"state": defaultdict(dict), "param_groups": [{**group, "params": [zeros]}]}
+    try:
+        trial.step()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{type(optimizer).__name__} cannot step: {error}") from error
+    return sum(isinstance(value, Tensor) and value.shape == zeros.shape for value in trial.state[zeros].values())
+
+
+def _of_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """What the machine can give, with its swap."""
+    try:
+        lines = [line.split() for line in meminfo.read_text().splitlines()]
+        kib = {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1}
+        return 1024 * (kib["MemAvailable"] + kib.get("SwapFree", 0))
+    except (OSError, KeyError, ValueError):
+        return None  # no Linux
+
+
+def _of_cgroups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """What the limits of the process's control groups, of version 1 or 2, leave; None without limits."""
+    bounds = []
+    try:
+        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return None
+    for _, controllers, path in (group for group in groups if len(group) == 3):
+        if controllers not in ("", "memory") and "memory" not in controllers.split(","):
+            continue
+        top, limit, used, cache = root, "memory.max", "memory.current", "inactive_file"
+        if controllers:
+            top, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        here = top / path.lstrip("/")
+        for folder in (here, *here.parents):
+            bounds += _of_group(folder, limit, used, cache)
+            if folder == top:
+                break
+    return min(bounds, default=None)
+
+
+def _of_group(folder: Path, limit: str, used: str, cache: str) -> list[int]:
+    try:
+        most = (folder / limit).read_text().strip()
+        if most == "max" or int(most) >= _UNLIMITED:
+            return []
+        figures = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return [int(most) - int((folder / used).read_text()) + int(figures.get(cache, 0))]
+    except (OSError, ValueError):
+        return []
