@@ -213,8 +213,9 @@ class FederatedCLI(LightningCLI):
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
+            model = _default_model(_chosen_strategy(words))
             for subparser in self._subcommand_parsers.values():
-                subparser.set_defaults({"model": _default_model(_chosen_strategy(words))})
+                subparser.set_defaults({"model": model})
         self.config = parser.parse_args(words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
