@@ -136,6 +136,8 @@ def _strategy_of(config: Path, verb: str) -> str | None:
         settings = yaml.safe_load(config.read_text())
         strategy = settings.get(verb, settings).get("strategy")
         return strategy if isinstance(strategy, str | None) else strategy.get("class_path")
+    except UnicodeDecodeError as error:
+        fail(f"--config={config} is no text in UTF-8 ({error}): give a YAML file")
     except (yaml.YAMLError, AttributeError):
         return None  # the parser says what is wrong
 

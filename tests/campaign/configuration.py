@@ -83,7 +83,7 @@ def look_up(config: Any, place: Place) -> Any:
     for key in place:
         try:
             config = config[key]
-        except (IndexError, TypeError) as error:
+        except (LookupError, TypeError) as error:
             raise KeyError(place) from error
     return config
 

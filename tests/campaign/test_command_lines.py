@@ -46,13 +46,15 @@ class Change:
         if self.kind == "option":
             return [f"--{'.'.join(map(str, self.place))}={as_word(self.value)}"]
         try:
-            holder = look_up(config, self.place[:-1])
-            old = holder.pop(self.place[-1])
-        except (KeyError, TypeError, IndexError, AttributeError):
+            holder, key = look_up(config, self.place[:-1]), self.place[-1]
+            old = look_up(config, self.place)
+        except KeyError:
             return []  # another change has taken it away
         if self.kind == "value":
-            holder[self.place[-1]] = copy.deepcopy(self.value)
-        elif self.kind == "misspelt":
+            holder[key] = copy.deepcopy(self.value)
+        else:
+            del holder[key]
+        if self.kind == "misspelt":
             holder[self.value] = old
         return []
 
@@ -63,31 +65,36 @@ class Change:
         if self.kind in ("misspelt", "word"):
             return self.value == "--"
         try:
-            return same(self.value, look_up(config, self.place), is_word=self.kind == "option")
+            return same(self.value, look_up(config, self.place))
         except KeyError:
             return False
 
 
-def same(given: Any, found: Any, *, is_word: bool = False) -> bool:
-    """Whether a setting has the value that was given; class names may be written out, defaults filled in."""
-    if is_word and isinstance(given, str):
-        try:
-            return same(given, found) or same(yaml.safe_load(given), found)
-        except yaml.YAMLError:
-            return False
+def same(given: Any, found: Any) -> bool:
+    """Whether a setting has the value that was given; text may be read as YAML, class names and defaults filled in."""
     if isinstance(found, dict) and "class_path" in found and isinstance(given, str):
         return same(given, found["class_path"])
     if isinstance(given, dict) and isinstance(found, dict):
         return all(key in found and same(value, found[key]) for key, value in given.items())
     if isinstance(given, list) and isinstance(found, list):
         return len(given) == len(found) and all(map(same, given, found))
-    if isinstance(given, bool) or isinstance(found, bool):
+    if isinstance(given, bool) and not isinstance(found, str) or isinstance(found, bool) and not isinstance(given, str):
         return given is found
     if isinstance(given, int | float) and isinstance(found, int | float):
         return given == found or (math.isnan(given) and math.isnan(found))
     if isinstance(given, str) and isinstance(found, str):
         return given == found or found.endswith(f".{given}")
-    return given == found
+    if isinstance(given, str) != isinstance(found, str):
+        return read(given) == read(found)
+    return bool(given == found)
+
+
+def read(value: Any) -> Any:
+    """Text as YAML, as far as it is some."""
+    try:
+        return yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value
 
 
 @dataclass(frozen=True)
@@ -162,8 +169,8 @@ def wrong_command(draw: random.Random) -> Command:
         place, value = draw.choice(known), draw.choice(NONSENSE)
         if kind == "word":
             changes.append(Change(kind, (), draw.choice(WORDS)))
-        elif kind == "misspelt" and isinstance(place[-1], str):
-            changes.append(Change(kind, place, misspelt(place[-1], draw)))
+        elif kind == "misspelt":
+            changes += [Change(kind, place, misspelt(place[-1], draw))] if isinstance(place[-1], str) else []
         elif kind != "option" or all(isinstance(key, str) for key in place):
             machines = MACHINES.intersection(place)
             changes += [] if machines and value not in (None, 0, 1, "", "nonsense") else [Change(kind, place, value)]
