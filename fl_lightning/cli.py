@@ -248,6 +248,8 @@ class FederatedCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
         """Build the trainer with the default callbacks that the user has not replaced."""
         own = self._get(self.config_init, "trainer")
+        if own is None:
+            fail("trainer is null: leave it out for its defaults, or give its settings")
         given = own["callbacks"] or []
         callbacks = list(given) if isinstance(given, list) else [given]
         for default in fl_lightning.callbacks.default_callbacks():

@@ -289,7 +289,7 @@ class SequentialExecutor(Executor):
 
 
 def _misfits(answers: Mapping[int, Payload], per_example: Sequence[str]) -> dict[int, str]:
-    """Clients whose tensors have other names, shapes or types than those of most; rows of examples may be any number."""
+    """Clients whose tensors are not named, shaped and typed as those of most; rows of examples may be any number."""
     kinds = {
         client: frozenset(
             (name, tuple(tensor.shape[2 if name in per_example else 1 :]), tensor.dtype)

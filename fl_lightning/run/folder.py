@@ -58,7 +58,7 @@ def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Pat
     if ckpt_path not in ("last", "best"):
         if not Path(ckpt_path).is_file():
             raise ValueError(
-                f"checkpoint {ckpt_path} does not exist: give the path of a .ckpt file, or 'last' or 'best'"
+                f"ckpt_path: checkpoint {ckpt_path} does not exist: give the path of a .ckpt file, or 'last' or 'best'"
             )
         return Path(ckpt_path)
     found = list(root.glob(f"version_*/checkpoints/{ckpt_path}.ckpt"))

@@ -83,13 +83,16 @@ def call(arguments: Sequence[str], *, seconds: float = 10) -> Ending:
         run_round(trainer)
         trainer.run.should_stop = True
 
+    def only_fit() -> dict[str, set[str]]:  # parsers of the other verbs take most of the time
+        return {"fit": {"model", "datamodule", "algorithm"}}
+
     said, code, crash, is_long = io.StringIO(), None, "", False
     with (
         contextlib.redirect_stderr(said),
         contextlib.redirect_stdout(io.StringIO()),
         warnings.catch_warnings(),
         mock.patch.object(FederatedTrainer, "_run_round", only_one),
-        mock.patch.object(FederatedCLI, "subcommands", staticmethod(lambda: {"fit": {"model", "datamodule", "algorithm"}})),
+        mock.patch.object(FederatedCLI, "subcommands", staticmethod(only_fit)),
         mock.patch("subprocess.Popen", side_effect=AssertionError("it starts a process")),
     ):
         warnings.simplefilter("always")

@@ -1,12 +1,9 @@
 """The seed of the campaign, and its record."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
-from campaign.record import Record
-
-SEED = int(os.environ.get("FL_CAMPAIGN_SEED", "0"))
+from campaign.record import SEED, Record
 
 
 def pytest_report_header() -> str:

@@ -5,6 +5,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
+#: Root of every draw of the campaign.
+SEED = int(os.environ.get("FL_CAMPAIGN_SEED", "0"))
 #: Where the counts of all sessions are added up; none are kept without it.
 VARIABLE = "FL_CAMPAIGN_RECORD"
 

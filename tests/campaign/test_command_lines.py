@@ -16,11 +16,12 @@ from campaign.record import Record
 NONSENSE: list[Any] = [
     *(None, True, False, "", " ", "nonsense", "ünïcødé ∞ 🦜", "line\nbreak", "null", "1", "0.5", "-", "%s", "../x"),
     *(0, -1, 1, 2, 3, 7, 0.5, -0.5, 1.5, 1e-300, 1e308, math.inf, -math.inf, math.nan, 10**6, 2**31, 2**63, 10**30),
-    *([], [1, 2], ["a"], [[]], {}, {"a": 1}, {"class_path": "Nothing"}, {"init_args": {}}, "${oc.env:HOME}", "[", "{a: "),
+    *([], [1, 2], ["a"], [[]], {}, {"a": 1}, {"class_path": "Nothing"}, {"init_args": {}}, "${oc.env:HOME}"),
     *("fl_lightning.Nothing", "no.such.Thing", "os.system", "torch.nn.Linear", "fl_lightning", "builtins.int"),
     *("FedAvg", "GCN", "Ring", "StackedExecutor", "GlobalSplit", "torch.optim.SGD", "/dev/null", "/proc/nothing"),
+    *("[", "{a: "),
 ]
-WORDS = ["stray", "--", "-x", "--trainer", "--config=missing.yaml", "--config", "--trainer.num_rounds", "--ckpt_path=best"]
+WORDS = ["stray", "--", "-x", "--trainer", "--config", "--config=no.yaml", "--trainer.num_rounds", "--ckpt_path=best"]
 #: They start other processes, or wait for them.
 MACHINES = {"devices", "num_nodes"}
 
@@ -78,14 +79,14 @@ def same(given: Any, found: Any) -> bool:
         return all(key in found and same(value, found[key]) for key, value in given.items())
     if isinstance(given, list) and isinstance(found, list):
         return len(given) == len(found) and all(map(same, given, found))
-    if isinstance(given, bool) and not isinstance(found, str) or isinstance(found, bool) and not isinstance(given, str):
+    if isinstance(given, str) != isinstance(found, str):
+        given, found = read(given), read(found)
+    if isinstance(given, bool) or isinstance(found, bool):
         return given is found
     if isinstance(given, int | float) and isinstance(found, int | float):
         return given == found or (math.isnan(given) and math.isnan(found))
     if isinstance(given, str) and isinstance(found, str):
         return given == found or found.endswith(f".{given}")
-    if isinstance(given, str) != isinstance(found, str):
-        return read(given) == read(found)
     return bool(given == found)
 
 

@@ -35,6 +35,7 @@ from fl_lightning.data import (
     prepare_graph,
 )
 
+
 def check(path: Path, load: Callable[[], object], named: str = "") -> None:
     """Load each damaged version: it succeeds, or raises one line that names the file."""
     whole = path.read_bytes()

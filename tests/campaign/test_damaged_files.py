@@ -3,12 +3,13 @@
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
 import yaml
 from campaign.command import call, empty_folder
 from campaign.configuration import NAMES, small, write
 from campaign.damage import damaged
-from campaign.record import Record
+from campaign.record import SEED, Record
 from campaign.test_command_lines import same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,10 @@ from fl_lightning.run import checkpoint
 
 LAST = Path("runs", "small", "version_0", "checkpoints", "last.ckpt")
 BINARY = [b"\x00" * 100, bytes(range(256)), b"\xff\xfe\x00\x01", b"PK\x03\x04", b"\x80\x04."]
-EVERY_ROUND = {"class_path": "FederatedCheckpoint", "init_args": {"every_seconds": 0, "every_n_rounds": 1, "keep": None}}
+EVERY_ROUND = {
+    "class_path": "FederatedCheckpoint",
+    "init_args": {"every_seconds": 0, "every_n_rounds": 1, "keep": None},
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,7 @@ def test_damaged_checkpoints(written: bytes, seed: int, seed_of_places: int, tmp
 
 
 @settings(max_examples=100, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis.seed(SEED)
 @given(st.data())
 def test_checkpoints_with_other_bytes(written: bytes, tmp_path: Path, record: Record, data: st.DataObject) -> None:
     """Any bytes in any place."""

@@ -69,7 +69,9 @@ class Holds(Callback):
         self.faulty, self.value = faulty, value
 
     def on_clients(self, trainer: Any, clients: tuple[Any, ...]) -> tuple[Any, ...]:
-        changed = {c: dataclasses.replace(clients[c], x_NF=torch.full_like(clients[c].x_NF, self.value)) for c in self.faulty}
+        changed = {
+            c: dataclasses.replace(clients[c], x_NF=torch.full_like(clients[c].x_NF, self.value)) for c in self.faulty
+        }
         return tuple(changed.get(client, held) for client, held in enumerate(clients))
 
 
@@ -160,7 +162,9 @@ def run(case: Case, faulty: tuple[int, ...], data: Any, make_model: Any, make_tr
     if not absent:
         values = {"sends nan": math.nan, "sends infinity": math.inf, "sends huge values": 3e38, "answers nothing": None}
         if fault == "raises":
-            module = make_model(type("Kind", (), {"client_class": raising(kind.client_class), "default_net": kind.default_net}))
+            module = make_model(
+                type("Kind", (), {"client_class": raising(kind.client_class), "default_net": kind.default_net})
+            )
             callbacks = [Holds(faulty, MARK)]
         elif fault == "diverges":
             callbacks = [Holds(faulty, math.inf)]

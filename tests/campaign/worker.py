@@ -1,7 +1,7 @@
 """Runs ``fl-train`` in forks of a process that has imported everything: ``python worker.py`` answers jobs on stdin.
 
-A job is a line of JSON: ``arguments``, the ``folder`` to work in, and ``kill_after``, seconds until SIGKILL or null. The
-answer is a line: the exit ``code`` (negative for a signal) and ``seconds``; standard error is in ``said.txt``.
+A job is a line of JSON: ``arguments``, the ``folder`` to work in, and ``kill_after``, seconds until SIGKILL or null.
+The answer is a line: the exit ``code`` (negative for a signal) and ``seconds``; standard error is in ``said.txt``.
 """
 
 import json
