@@ -1,15 +1,21 @@
 # make quickstart   install, then train FedSheafHN on a generated graph
 # make test         install, then run every check and test
+# make campaign     install, then run the slow tests of reliability (FL_CAMPAIGN_SEED draws others) and write their figures
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test campaign lint clean
 
 quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
 
 test: lint
 	$(BIN)/pytest
+
+campaign: .venv/installed
+	rm -f campaign.jsonl
+	status=0; FL_CAMPAIGN_RECORD=campaign.jsonl OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow or not slow" tests/campaign || status=$$?; \
+	$(BIN)/python tests/campaign/report.py campaign.jsonl docs/reliability.md; exit $$status
 
 lint: .venv/installed
 	$(BIN)/ruff check .

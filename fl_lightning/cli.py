@@ -249,8 +249,9 @@ class FederatedCLI(LightningCLI):
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
+            model = _default_model(_chosen_strategy(words))
             for subparser in self._subcommand_parsers.values():
-                subparser.set_defaults({"model": _default_model(_chosen_strategy(words))})
+                subparser.set_defaults({"model": model})
         self.config = parser.parse_args(words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -290,6 +291,8 @@ class FederatedCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
         """Build the trainer with the default callbacks that the user has not replaced."""
         own = self._get(self.config_init, "trainer")
+        if own is None:
+            fail("trainer is null: leave it out for its defaults, or give its settings")
         given = own["callbacks"] or []
         callbacks = list(given) if isinstance(given, list) else [given]
         for default in fl_lightning.callbacks.default_callbacks():

@@ -261,7 +261,11 @@ def odd_value(client, parameters, batch, context):
 @pytest.mark.parametrize(
     ("executor", "signal", "why"),
     [
-        (SequentialExecutor, odd_shape, r"it sent \{'embedding': \(3,\)\}, most others sent \{'embedding': \(8,\)\}"),
+        (
+            SequentialExecutor,
+            odd_shape,
+            r"it sent \{'embedding': '\(3,\) float32'\}, most others sent \{'embedding': '\(8,\) float32'\}",
+        ),
         (SequentialExecutor, odd_value, "its parameters or its answer are not finite"),
         (StackedExecutor, odd_value, "its parameters or its answer are not finite"),
     ],

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -292,23 +292,28 @@ class SequentialExecutor(Executor):
 
 
 def _misfits(answers: Mapping[int, Payload], per_example: Sequence[str]) -> dict[int, str]:
-    """Clients whose signals have other shapes than those of most; rows of examples may be any number."""
-    shapes = {
-        client: tuple(
-            (name, tuple(tensor.shape[2 if name in per_example else 1 :])) for name, tensor in answer.signals.items()
+    """Clients whose tensors are not named, shaped and typed as those of most; rows of examples may be any number."""
+    kinds = {
+        client: frozenset(
+            (name, tuple(tensor.shape[2 if name in per_example else 1 :]), tensor.dtype)
+            for name, tensor in answer.tensors().items()
         )
         for client, answer in answers.items()
     }
-    usual = Counter(shapes.values()).most_common(1)
+    usual = Counter(kinds.values()).most_common(1)
     return {
-        client: f"it sent {dict(own)}, most others sent {dict(usual[0][0])}"
-        for client, own in shapes.items()
+        client: f"it sent {_told(own - usual[0][0])}, most others sent {_told(usual[0][0] - own)}"
+        for client, own in kinds.items()
         if own != usual[0][0]
     }
 
 
 def _detached(module: ClientModule) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
+
+
+def _told(kinds: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> dict[str, str]:
+    return {name: f"{shape} {str(dtype).removeprefix('torch.')}" for name, shape, dtype in sorted(kinds, key=str)}
 
 
 def _load(module: ClientModule, tensors: Mapping[str, Tensor]) -> None:

@@ -71,7 +71,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError, ... for damaged files
-        raise _damaged(path, str(error) or type(error).__name__) from error
+        raise _damaged(path, f"torch.load: {type(error).__name__}") from error  # its text is many lines long
     found = content.get("format_version") if isinstance(content, dict) else None
     if found != FORMAT_VERSION:
         raise ValueError(

@@ -113,7 +113,9 @@ def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Pat
     if ckpt_path not in ("last", "best"):
         if not os.path.isfile(ckpt_path):  # false for impossible names too
             what = "is no file" if os.path.exists(ckpt_path) else "does not exist"
-            raise ValueError(f"checkpoint {ckpt_path} {what}: give the path of a .ckpt file, or 'last' or 'best'")
+            raise ValueError(
+                f"ckpt_path: checkpoint {ckpt_path} {what}: give the path of a .ckpt file, or 'last' or 'best'"
+            )
         return Path(ckpt_path)
     found = list(root.glob(f"version_*/checkpoints/{ckpt_path}.ckpt"))
     if found:

@@ -1,9 +1,7 @@
 """Cut and flipped bytes in every kind of file of the data layer: valid data, or one line that names the file."""
 
 import gzip
-import itertools
 import pickle
-import random
 import shutil
 import warnings
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from campaign.damage import NUM_PLACES, damaged
 from example_files import write_example_files
 from torch_geometric.data import Data, InMemoryDataset
 
@@ -35,21 +34,6 @@ from fl_lightning.data import (
     Vehicle,
     prepare_graph,
 )
-
-NUM_PLACES = 16
-
-
-def damaged(whole: bytes, seed: int) -> list[bytes]:
-    """The file cut at, and with a byte flipped in, each of 16 ranges that cover it; empty; and of text."""
-    draw = random.Random(seed)
-    versions = [b"", b"no such file"]
-    edges = [len(whole) * part // NUM_PLACES for part in range(NUM_PLACES + 1)]
-    for start, end in itertools.pairwise(edges):
-        place = draw.randrange(start, max(end, start + 1))
-        flipped = bytearray(whole)
-        flipped[place] ^= 1 << draw.randrange(8)
-        versions += [whole[:place], bytes(flipped)]
-    return versions
 
 
 def check(path: Path, load: Callable[[], object], named: str = "") -> None:

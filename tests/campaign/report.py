@@ -1,0 +1,54 @@
+"""Writes what a campaign found: ``python report.py RECORD docs/reliability.md``."""
+
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from fl_lightning.run.state import versions
+
+_HEAD = """# Reliability
+
+What `make campaign` tried and what survived, written by `tests/campaign/report.py`. What survives, by kind:
+
+- **wrong command lines and files**: a small configuration with one to three wrong settings runs and took the value, or
+  ends with exit code 2 and one line that names a setting;
+- **damaged files**: cut, changed, empty or binary, they are refused in one line; text that is still a configuration does
+  what it says; a damaged `last.ckpt` gives way to a sound checkpoint beside it, with a warning;
+- **faulty clients**: with 4 of 10 clients that fail in this way, under both executors and every strategy, the run ends,
+  names them, and the others' accuracy is within two points of the run in which the four never take part ("wrong values"
+  are finite, an attack and no failure: with a coordinate-wise median, where a strategy takes one);
+- **kills**: killed (SIGKILL) at a random moment and resumed with `--ckpt_path last`, a run ends bit-equal to one that
+  nobody killed: clients, strategy, generators, history, result and metrics.csv;
+- **two processes**: begun at once in one folder, each run has its own; a run that is being written is not resumed.
+
+There is no time limit on a client: one that hangs holds up its round.
+
+"""
+
+
+def report(record: Path) -> str:
+    """The document."""
+    tried: Counter[str] = Counter()
+    survived: Counter[str] = Counter()
+    for line in record.read_text().splitlines():
+        entry = json.loads(line)
+        tried[entry["kind"]] += entry["tried"]
+        survived[entry["kind"]] += entry["survived"]
+    rows = [f"| {kind} | {tried[kind]} | {survived[kind]} | {tried[kind] - survived[kind]} |" for kind in sorted(tried)]
+    rows.append(f"| **all** | {tried.total()} | {survived.total()} | {tried.total() - survived.total()} |")
+    packages = {**versions(), "jsonargparse": importlib.metadata.version("jsonargparse")}
+    made = ", ".join(
+        [f"Python {platform.python_version()}", *(f"{name} {number}" for name, number in packages.items())]
+    )
+    table = "\n".join(["| kind | tried | survived | lost |", "|---|---|---|---|", *rows])
+    return f"{_HEAD}{time.strftime('%Y-%m-%d')}; {made}; {platform.system()} {platform.machine()}, CPU.\n\n{table}\n"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[2])
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(report(Path(sys.argv[1])))

@@ -1,0 +1,237 @@
+"""Up to 40 % of the clients fail in every way there is: the run ends, names them, and the others are none the worse.
+
+The run that it is compared with is that in which the same clients never take part. A client that sends finite numbers
+that are merely wrong is not a failure but an attack, which only robust aggregation withstands; it is tried where a
+strategy takes one. Under the stacked executor the answers of all clients are one tensor, so that none can have another
+shape or type there.
+"""
+
+import dataclasses
+import inspect
+import math
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from campaign.record import Record
+from strategies.test_contract import STRATEGIES, tiny
+from torch import Tensor
+
+from fl_lightning import (
+    Callback,
+    ClientModule,
+    FederatedDataModule,
+    Participation,
+    Payload,
+    SequentialExecutor,
+    StackedExecutor,
+    Stage,
+)
+from fl_lightning.data import GivenPartitioner, PlantedCommunities
+from fl_lightning.executors import Executor, Work
+from fl_lightning.relations import Ring
+from fl_lightning.round.metrics import summarise
+from fl_lightning.strategies import Strategy
+from fl_lightning.strategies.mixing.aggregation import CoordinateMedian
+
+NUM_CLIENTS, NUM_FAULTY, NUM_ROUNDS = 10, 4, 8
+#: Features of a client whose code raises; nobody else's are as large.
+MARK = 1e6
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """What ``vmap`` and ``grad`` have wrapped."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def raising(kind: type[ClientModule]) -> type[ClientModule]:
+    """A client whose training raises where its features are marked, for all that are computed with it."""
+
+    def loss(self: ClientModule, output: Any, batch: Any) -> Tensor:
+        if self.training and bool((plain(batch.propagated_x) > MARK / 100).any()):
+            raise RuntimeError("the disk is full")
+        return kind.loss(self, output, batch)
+
+    return type("Raising", (kind,), {"loss": loss})
+
+
+class Holds(Callback):
+    """Faulty clients hold features of one value."""
+
+    needs_data = True
+
+    def __init__(self, faulty: tuple[int, ...], value: float) -> None:
+        self.faulty, self.value = faulty, value
+
+    def on_clients(self, trainer: Any, clients: tuple[Any, ...]) -> tuple[Any, ...]:
+        changed = {
+            c: dataclasses.replace(clients[c], x_NF=torch.full_like(clients[c].x_NF, self.value)) for c in self.faulty
+        }
+        return tuple(changed.get(client, held) for client, held in enumerate(clients))
+
+
+class Sends(Callback):
+    """Every number of a faulty client's answer is one value; None for no answer at all."""
+
+    def __init__(self, faulty: tuple[int, ...], value: float | None) -> None:
+        self.faulty, self.value = faulty, value
+
+    def on_upload(self, trainer: Any, stage: Stage, payload: Payload) -> Payload:
+        if self.value is None:
+            return payload.rows([client for client in payload.clients if client not in self.faulty])
+        copy = payload.copy()
+        for tensor in copy.tensors().values():
+            if tensor.is_floating_point():
+                tensor[[row for row, client in enumerate(copy.clients) if client in self.faulty]] = self.value
+        return copy
+
+
+class Misfit(SequentialExecutor):
+    """Faulty clients answer with tensors of another shape or type."""
+
+    def __init__(self, faulty: tuple[int, ...], what: str) -> None:
+        super().__init__()
+        self.faulty, self.what = faulty, what
+
+    def _changed(self, tensor: Tensor) -> Tensor:
+        return tensor.long() if self.what == "type" else tensor.repeat(1, *[2] * (tensor.dim() - 1))
+
+    def _run_client(self, client: int, work: Work) -> Payload:
+        answer = super()._run_client(client, work)
+        if client not in self.faulty:
+            return answer
+        parameters = {name: self._changed(tensor) for name, tensor in answer.parameters.items()}
+        signals = {name: self._changed(tensor) for name, tensor in answer.signals.items()}
+        return dataclasses.replace(answer, parameters=parameters, signals=signals)
+
+
+class Absent(Participation):
+    """Some clients never take part."""
+
+    def __init__(self, absent: tuple[int, ...]) -> None:
+        super().__init__()
+        self.absent = absent
+
+    def draw(self, clients: Any, round_idx: int, seed: int) -> tuple[dict[int, float], list[int]]:
+        effort, dropped = super().draw(clients, round_idx, seed)
+        return {client: share for client, share in effort.items() if client not in self.absent}, dropped
+
+
+FAULTS = ("raises", "diverges", "sends nan", "sends infinity", "sends huge values", "answers nothing")
+CASES = [
+    *((kind, executor, fault) for kind in STRATEGIES for executor in ("sequential", "stacked") for fault in FAULTS),
+    *((kind, "sequential", fault) for kind in STRATEGIES for fault in ("wrong shape", "wrong type")),
+    *(
+        (kind, executor, "sends wrong values, median")
+        for kind in STRATEGIES
+        if "aggregation" in inspect.signature(kind).parameters
+        for executor in ("sequential", "stacked")
+    ),
+]
+Case = tuple[type[Strategy], str, str]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FederatedDataModule:
+    """Ten clients of about 200 nodes."""
+    source = PlantedCommunities(num_nodes=2000, num_communities=NUM_CLIENTS, num_classes=3, num_features=8, noise=0.3)
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return FederatedDataModule(source, GivenPartitioner(), relation_graph=Ring(), root=cache, cache_dir=cache)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[Any, float]:
+    """Accuracies of the benign clients in runs without the faulty ones, as far as they are known."""
+    return {}
+
+
+def run(case: Case, faulty: tuple[int, ...], data: Any, make_model: Any, make_trainer: Any, *, absent: bool) -> Any:
+    """The trainer of a run, with its faulty clients or without them."""
+    kind, name, fault = case
+    executor: Executor = SequentialExecutor() if name == "sequential" else StackedExecutor()
+    callbacks: list[Callback] = []
+    strategy = tiny(kind)
+    if fault.endswith("median"):
+        strategy.aggregation = CoordinateMedian()
+    module = make_model(kind)
+    if not absent:
+        values = {"sends nan": math.nan, "sends infinity": math.inf, "sends huge values": 3e38, "answers nothing": None}
+        if fault == "raises":
+            module = make_model(
+                type("Kind", (), {"client_class": raising(kind.client_class), "default_net": kind.default_net})
+            )
+            callbacks = [Holds(faulty, MARK)]
+        elif fault == "diverges":
+            callbacks = [Holds(faulty, math.inf)]
+        elif fault.startswith("wrong"):
+            executor = Misfit(faulty, fault.split()[1])
+        else:
+            callbacks = [Sends(faulty, values.get(fault, 1e6))]
+    trainer = make_trainer(
+        executor=executor,
+        callbacks=callbacks,
+        num_rounds=NUM_ROUNDS,
+        evaluate_every=NUM_ROUNDS,
+        participation=Absent(faulty if absent else ()),
+    )
+    trainer.fit(module, data, strategy)
+    return trainer
+
+
+def accuracy(trainer: Any, faulty: tuple[int, ...]) -> float:
+    """The benign clients' mean accuracy on validation and test."""
+    benign = [client for client in range(NUM_CLIENTS) if client not in faulty]
+    figures = summarise(trainer.run.scores[""].rows(benign))
+    return (figures["val/acc"] + figures["test/acc"]) / 2
+
+
+def fault_of(case: Case, seed: int, data: Any, make_model: Any, make_trainer: Any, alone: dict[Any, float]) -> str:
+    """What is wrong with a run; empty if nothing is."""
+    kind, name, fault = case
+    label = f"{kind.__name__}, {name}, {fault}"
+    faulty = tuple(sorted(random.Random(f"{seed} {label}").sample(range(NUM_CLIENTS), NUM_FAULTY)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        key = (kind, name, fault.endswith("median"), faulty)
+        if key not in alone:
+            alone[key] = accuracy(run(case, faulty, data, make_model, make_trainer, absent=True), faulty)
+        try:
+            trainer = run(case, faulty, data, make_model, make_trainer, absent=False)
+        except Exception as error:  # which is what the campaign looks for
+            return f"{label}, clients {faulty}, seed {seed}: {type(error).__name__}: {error}"
+    named = {int(client.rpartition("-")[2]) for client in trainer.run.num_failures}
+    found = accuracy(trainer, faulty)
+    if named != set(faulty) and not fault.endswith("median"):
+        return f"{label}, clients {faulty}, seed {seed}: {sorted(named)} are named"
+    if found < alone[key] - 0.02:
+        return f"{label}, clients {faulty}, seed {seed}: accuracy {found:.3f}, {alone[key]:.3f} without them"
+    return ""
+
+
+def campaign(cases: list[Case], seed: int, record: Record, **given: Any) -> list[str]:
+    """What is wrong in some cases."""
+    faults = []
+    for case in cases:
+        fault = fault_of(case, seed, **given)
+        record.count(f"faulty clients: {case[2]}", survived=not fault)
+        faults += [fault] if fault else []
+    return faults
+
+
+def test_the_others_learn_beside_faulty_clients(seed, record, data, make_model, make_trainer, alone) -> None:
+    cases = random.Random(seed).sample(CASES, 16)
+    faults = campaign(cases, seed, record, data=data, make_model=make_model, make_trainer=make_trainer, alone=alone)
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.slow
+def test_the_others_learn_beside_every_kind_of_faulty_client(
+    seed, record, data, make_model, make_trainer, alone
+) -> None:
+    faults = campaign(CASES, seed, record, data=data, make_model=make_model, make_trainer=make_trainer, alone=alone)
+    assert not faults, "\n".join(faults)
