@@ -38,7 +38,9 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
         yield "result", "no round was evaluated"
     else:
         test = test_metric(monitor)
-        yield "chosen round", f"{trainer.run.selection.best_round} of {rounds} (numbered from 0), by {monitor}"
+        best = trainer.run.selection.best_round
+        how = f"by {monitor}" if result[monitor] == result[monitor] else "the last, for there is no validation"
+        yield "chosen round", f"{best} of {rounds} (numbered from 0), {how}"
         yield monitor, number(result[monitor])
         for name in dict.fromkeys((test, "test/acc")):
             if name in result:

@@ -46,6 +46,7 @@ class GivenClients(LightningDataModule):
         apart_CC = (place_C[:, None] - place_C).abs()
         ring_CC = ((apart_CC == 1) | (apart_CC == len(clients) - 1)).float()  # whatever their order
         self.roster = Roster.of(clients, num_outputs=num_classes, relation_CC=ring_CC, partition_hash="given")
+        self.has_validation = True
 
     def setup(self, stage: str | None = None) -> None:
         pass

@@ -61,6 +61,7 @@ class Quadratics(LightningDataModule):
     """The clients, in the order of a permutation."""
 
     partition_hash = "quadratics"
+    has_validation = True
 
     def __init__(self, order: tuple[int, ...] = (0, 1, 2)) -> None:
         super().__init__()

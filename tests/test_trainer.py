@@ -6,7 +6,17 @@ import signal
 import pytest
 import torch
 
-from fl_lightning import Callback, ClientModule, Participation, Payload, SequentialExecutor, StackedExecutor, Stage
+from fl_lightning import (
+    Callback,
+    ClientModule,
+    FederatedDataModule,
+    Participation,
+    Payload,
+    SequentialExecutor,
+    StackedExecutor,
+    Stage,
+)
+from fl_lightning.data import GivenPartitioner, GlobalSplit, PlantedCommunities
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round.payload import concatenate
 from fl_lightning.strategies import DPSGD, FedAvg, FedSheafHN, Local, PFedHN
@@ -476,3 +486,19 @@ def test_payloads_of_two_rounds_are_independent(federation, make_model, make_tra
     assert not torch.equal(first, uploads[1].parameters["head.weight"])
     disjoint = [upload for upload in uploads if not set(upload.clients) & set(uploads[0].clients)]
     assert all(len(concatenate([uploads[0], other]).clients) == 4 for other in disjoint)
+
+
+def test_without_validation_the_last_round_is_reported(make_model, make_trainer, tmp_path) -> None:
+    source = PlantedCommunities(num_nodes=60, num_communities=3, num_classes=3, num_features=6)
+    splitter = GlobalSplit(train=0.5, val=0.0)
+    data = FederatedDataModule(source, GivenPartitioner(), splitter, cache_dir=str(tmp_path), root=str(tmp_path))
+    trainer = make_trainer(num_rounds=3)
+    with (
+        pytest.warns(UserWarning, match="without a val example"),
+        pytest.warns(
+            UserWarning, match="no client has validation examples, so no round can be chosen: the last one is"
+        ),
+    ):
+        result = trainer.fit(make_model(), data, FedAvg())
+    assert result["best_round"] == 2
+    assert result["test/acc"] == trainer.history[2]["test/acc"]

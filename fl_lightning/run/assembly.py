@@ -1,5 +1,6 @@
 """A run: everything that belongs to one fit, test or prediction, and how it is put together."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -256,6 +257,12 @@ def check_monitor(run: Run) -> None:
         raise ValueError(
             f"trainer.monitor is {monitor!r}, which is no validation metric: a round that training or test examples "
             f"chose is no result. Set it to {_listed(validation)}, or leave it out"
+        )
+    if not run.datamodule.has_validation and run.fabric.is_global_zero:
+        warnings.warn(
+            "no client has validation examples, so no round can be chosen: the last one is reported (to choose one, "
+            "set data.splitter.val)",
+            stacklevel=2,
         )
 
 
