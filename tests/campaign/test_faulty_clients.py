@@ -1,12 +1,13 @@
 """Up to 40 % of the clients fail in every way there is: the run ends, names them, and the others are none the worse.
 
 The run that it is compared with is that in which the same clients never take part. A client that sends finite numbers
-that are merely wrong is not a failure but an attack, which only robust aggregation withstands; it is tried where a
-strategy takes one. Under the stacked executor the answers of all clients are one tensor, so that none can have another
-shape or type there.
+that are merely wrong is not a failure but an attack, which only robust aggregation withstands; it is tried with 20 %
+where a strategy takes one. Under the stacked executor the answers of all clients are one tensor, so that none can have
+another shape or type there.
 """
 
 import dataclasses
+import functools
 import inspect
 import math
 import random
@@ -33,10 +34,10 @@ from fl_lightning.data import GivenPartitioner, PlantedCommunities
 from fl_lightning.executors import Executor, Work
 from fl_lightning.relations import Ring
 from fl_lightning.round.metrics import summarise
-from fl_lightning.strategies import Strategy
+from fl_lightning.strategies import Local, Strategy
 from fl_lightning.strategies.mixing.aggregation import CoordinateMedian
 
-NUM_CLIENTS, NUM_FAULTY, NUM_ROUNDS = 10, 4, 8
+NUM_CLIENTS, NUM_FAULTY, NUM_ATTACKING, NUM_ROUNDS, TOLERANCE = 10, 4, 2, 8, 0.02
 #: Features of a client whose code raises; nobody else's are as large.
 MARK = 1e6
 
@@ -123,14 +124,17 @@ class Absent(Participation):
 
 
 FAULTS = ("raises", "diverges", "sends nan", "sends infinity", "sends huge values", "answers nothing")
+TALKING = [kind for kind in STRATEGIES if kind is not Local]  # whose clients send something that can be wrong
+EXECUTORS = ("sequential", "stacked")
 CASES = [
-    *((kind, executor, fault) for kind in STRATEGIES for executor in ("sequential", "stacked") for fault in FAULTS),
-    *((kind, "sequential", fault) for kind in STRATEGIES for fault in ("wrong shape", "wrong type")),
+    *((kind, executor, fault) for kind in TALKING for executor in EXECUTORS for fault in FAULTS),
+    *((kind, "sequential", fault) for kind in TALKING for fault in ("wrong shape", "wrong type")),
+    *((Local, executor, fault) for executor in EXECUTORS for fault in ("raises", "diverges", "answers nothing")),
     *(
         (kind, executor, "sends wrong values, median")
-        for kind in STRATEGIES
+        for kind in TALKING
         if "aggregation" in inspect.signature(kind).parameters
-        for executor in ("sequential", "stacked")
+        for executor in EXECUTORS
     ),
 ]
 Case = tuple[type[Strategy], str, str]
@@ -191,26 +195,31 @@ def accuracy(trainer: Any, faulty: tuple[int, ...]) -> float:
 
 
 def fault_of(case: Case, seed: int, data: Any, make_model: Any, make_trainer: Any, alone: dict[Any, float]) -> str:
-    """What is wrong with a run; empty if nothing is."""
+    """What is wrong with a run; empty if nothing is. Where accuracy is short, the mean of three seeds decides."""
     kind, name, fault = case
-    label = f"{kind.__name__}, {name}, {fault}"
-    faulty = tuple(sorted(random.Random(f"{seed} {label}").sample(range(NUM_CLIENTS), NUM_FAULTY)))
+    is_attack = fault.endswith("median")
+    number = NUM_ATTACKING if is_attack else NUM_FAULTY
+    faulty = tuple(sorted(random.Random(f"{seed} {kind.__name__}").sample(range(NUM_CLIENTS), number)))
+    said = f"{kind.__name__}, {name}, {fault}, clients {faulty}, seed {seed}: "
+    short = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        key = (kind, name, fault.endswith("median"), faulty)
-        if key not in alone:
-            alone[key] = accuracy(run(case, faulty, data, make_model, make_trainer, absent=True), faulty)
-        try:
-            trainer = run(case, faulty, data, make_model, make_trainer, absent=False)
-        except Exception as error:  # which is what the campaign looks for
-            return f"{label}, clients {faulty}, seed {seed}: {type(error).__name__}: {error}"
-    named = {int(client.rpartition("-")[2]) for client in trainer.run.num_failures}
-    found = accuracy(trainer, faulty)
-    if named != set(faulty) and not fault.endswith("median"):
-        return f"{label}, clients {faulty}, seed {seed}: {sorted(named)} are named"
-    if found < alone[key] - 0.02:
-        return f"{label}, clients {faulty}, seed {seed}: accuracy {found:.3f}, {alone[key]:.3f} without them"
-    return ""
+        for root in range(seed, seed + 3):
+            given = (case, faulty, data, make_model, functools.partial(make_trainer, seed=root))
+            key = (kind, name, is_attack, root)
+            if key not in alone:
+                alone[key] = accuracy(run(*given, absent=True), faulty)
+            try:
+                trainer = run(*given, absent=False)
+            except Exception as error:  # which is what the campaign looks for
+                return f"{said}{type(error).__name__}: {error}"
+            named = {int(client.rpartition("-")[2]) for client in trainer.run.num_failures}
+            if named != set(faulty) and not is_attack:
+                return f"{said}{sorted(named)} are named"
+            short.append(alone[key] - accuracy(trainer, faulty))
+            if short[0] <= TOLERANCE:
+                return ""
+    return f"{said}accuracy is short by {short}" if sum(short) / len(short) > TOLERANCE else ""
 
 
 def campaign(cases: list[Case], seed: int, record: Record, **given: Any) -> list[str]:
@@ -230,8 +239,10 @@ def test_the_others_learn_beside_faulty_clients(seed, record, data, make_model, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_the_others_learn_beside_every_kind_of_faulty_client(
-    seed, record, data, make_model, make_trainer, alone
+    seed, record, data, make_model, make_trainer, alone, executor: str
 ) -> None:
-    faults = campaign(CASES, seed, record, data=data, make_model=make_model, make_trainer=make_trainer, alone=alone)
+    cases = [case for case in CASES if case[1] == executor]
+    faults = campaign(cases, seed, record, data=data, make_model=make_model, make_trainer=make_trainer, alone=alone)
     assert not faults, "\n".join(faults)
