@@ -282,6 +282,8 @@ def test_the_main_evaluation_is_of_the_model_for_the_clients(
     model = strategy.model_for((3, 1))
 
     evaluated = strategy.evaluations((3, 1))[""].payload
+    if evaluated is not None and not evaluated.parameters:  # signals for the rule of prediction alone
+        evaluated = None
     assert (model is None) == (evaluated is None)
     if model is not None:
         assert model.clients == evaluated.clients == (3, 1)

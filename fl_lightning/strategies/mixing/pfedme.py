@@ -112,6 +112,10 @@ class PFedMe(FedAvg):
         for name, anchor in upload.parameters.items():
             self.anchors[name][list(upload.clients)] = anchor
 
+    def model_for(self, clients: Sequence[int]) -> None:
+        """Nothing: the clients' personal models are their own."""
+        return
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The x_i are the result, of a client that has none yet after a round on a copy; ``global/...`` is w."""
         stage = self.stages(0)[0]

@@ -56,6 +56,10 @@ class Twins(Mixing):
         personal = {name.replace("shared.", "personal.", 1): model for name, model in payload.parameters.items()}
         return dataclasses.replace(payload, parameters={**payload.parameters, **personal})
 
+    def model_for(self, clients: Sequence[int]) -> None:
+        """Nothing: the clients' personal models are their own."""
+        return
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The personal models are the result; the shared one is logged as ``global/...``."""
         shared = self.configure(self.stages(0)[0], clients)
