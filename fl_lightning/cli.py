@@ -171,7 +171,8 @@ def _strategy_of(settings: dict[str, Any], verb: str) -> str | None:
     """What a configuration, of all verbs or of one, calls its strategy."""
     try:
         strategy = settings.get(verb, settings).get("strategy")
-        return strategy if isinstance(strategy, str | None) else strategy.get("class_path")
+        name = strategy.get("class_path") if isinstance(strategy, dict) else strategy
+        return name if isinstance(name, str) else None
     except AttributeError:
         return None  # the parser says what is wrong
 
@@ -291,8 +292,8 @@ class FederatedCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
         """Build the trainer with the default callbacks that the user has not replaced."""
         own = self._get(self.config_init, "trainer")
-        if own is None:
-            fail("trainer is null: leave it out for its defaults, or give its settings")
+        if not hasattr(own, "get"):
+            fail(f"trainer is {own!r}: leave it out for its defaults, or give its settings")
         given = own["callbacks"] or []
         callbacks = list(given) if isinstance(given, list) else [given]
         for default in fl_lightning.callbacks.default_callbacks():

@@ -104,6 +104,8 @@ def call(arguments: Sequence[str], *, seconds: float = 10) -> Ending:
             code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
         except OutOfTime:
             is_long = True
+        except KeyboardInterrupt:
+            raise
         except BaseException:
             crash = traceback.format_exc()
     configs = list(Path().absolute().parents[1].glob("**/version_*/config.yaml"))
