@@ -127,7 +127,7 @@ class FederatedTrainer:
         self.dtype = _DTYPES[precision]
         self.callbacks = [] if callbacks is None else _listed(callbacks)
         self.logger = logger if isinstance(logger, bool) else _listed(logger or [])
-        if not isinstance(self.logger, bool) and not all(isinstance(each, Logger) for each in self.logger):
+        if not isinstance(self.logger, bool) and not all(hasattr(each, "log_metrics") for each in self.logger):
             raise ValueError(
                 f"trainer.logger is {logger!r}: give loggers of Lightning's, true for files, false for none"
             )
