@@ -19,6 +19,9 @@ from fl_lightning.round.client import ClientModule, Penalty
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 
+#: More local epochs than this are a mistake.
+MOST_EPOCHS = 10**6
+
 
 @dataclass(kw_only=True, eq=False)
 class Strategy(ABC):
@@ -54,6 +57,10 @@ class Strategy(ABC):
             choices, value = get_args(setting.type), getattr(self, setting.name)
             if get_origin(setting.type) is Literal and value not in choices:
                 raise ValueError(f"strategy.{setting.name} must be {' or '.join(map(repr, choices))}, got {value!r}")
+            if value is None and type(None) not in choices:
+                raise ValueError(f"strategy.{setting.name} must not be null: leave it out for {setting.default!r}")
+        if self.num_epochs > MOST_EPOCHS:
+            raise ValueError(f"strategy.num_epochs must be at most {MOST_EPOCHS:,}, got {self.num_epochs:.3g}")
 
     def require_at_least(self, minimum: float, *settings: str) -> None:
         """Refuse settings below a minimum; None is no number and passes.

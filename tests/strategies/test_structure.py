@@ -108,3 +108,16 @@ def test_other_similarities_are_mixed_alike(federation, make_model, make_trainer
     matrices = strategy.matrices()
     torch.testing.assert_close(matrices["functional embedding"], expected_CC)
     torch.testing.assert_close(matrices["mixing"], expected_CC**2 / (expected_CC**2).sum(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"personal": None}, r"strategy\.personal must not be null: leave it out for \(\)"),
+        ({"num_epochs": 10**30}, r"strategy\.num_epochs must be at most 1,000,000, got 1e\+30"),
+        ({"weighting": "size"}, r"strategy\.weighting must be 'examples' or 'equal', got 'size'"),
+    ],
+)
+def test_senseless_settings_are_refused_by_the_base(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedAvg(**settings)
