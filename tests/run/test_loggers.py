@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_lightning import Callback
@@ -74,6 +75,7 @@ def test_wandb_run_goes_on_after_a_resume(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb.teardown()  # which remembers the mode of whoever asked first
     ids = []
     for num_rounds, ckpt_path in ((2, None), (4, "last"), (4, None)):
         logger = WandbLogger(save_dir=str(tmp_path / "logs"), group="tests", tags=["tiny"])
