@@ -227,11 +227,10 @@ class GroupTraining:
         """
         if not functions:
             return {}
-        step = int(self.part.num_steps[0]) if self.part.num_steps else 0
 
         def compute(parameters: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor]:
             def one(p: dict[str, Tensor], t: dict[str, Tensor], k: Knowledge) -> dict[str, Tensor]:
-                own, context = batch.replace(t), context_of(k, step)
+                own, context = batch.replace(t), context_of(k)
                 return spread_signals({name: f(self.client, p, own, context) for name, f in functions.items()})
 
             with autocast():

@@ -96,7 +96,7 @@ class SequentialExecutor(Executor):
         optimizer = self._stage_optimizer(stage, module) or self.optimizers[client]
         num_steps = self._train(module, optimizer, stage, client, work.effort[client], work.address.round_idx)
         parameters = _detached(module)
-        context = module.context
+        context = dataclasses.replace(module.context, step=0)
         with torch.no_grad(), self.fabric.autocast():
             asked = {name: signal(module, parameters, batch, context) for name, signal in stage.signals.items()}
             signals = spread_signals(asked)
@@ -238,6 +238,7 @@ class SequentialExecutor(Executor):
             with torch.enable_grad():
                 optimizer = self._stage_optimizer(tuning, module) or check_optimizer(module.configure_optimizers())
                 self._train(module, optimizer, tuning, client, 1.0, round_idx)
+            module.context = dataclasses.replace(module.context, step=0)
         return module.eval()
 
     def rewrite(self, held: Mapping[int, Any]) -> None:

@@ -21,7 +21,8 @@ class Context:
             it (``Stage.after_step``).
         inbox: The signals that the server sent beside parameters, by name.
         memory: The client's own tensors that live on between stages, by name (``Strategy.memory``).
-        step: Local steps taken in this stage so far, the same number for all clients that are stepped together.
+        step: Local steps taken in this stage so far, the same number for all clients that are stepped together; 0 for
+            what is computed after them (signals, memory) and in evaluations.
     """
 
     anchor: Parameters = field(default_factory=dict)

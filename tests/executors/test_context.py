@@ -167,7 +167,7 @@ def pull(parameters: Any, context: Context) -> Tensor:
 
 
 def total_gradient(client: Any, parameters: Any, batch: Any, context: Context) -> dict[str, Tensor]:
-    return {"bias": context.memory["head.bias"], "weight": context.memory["head.weight"]}
+    return {"bias": context.memory["head.bias"] * (1 + context.step), "weight": context.memory["head.weight"]}
 
 
 @pytest.mark.parametrize("busy", [False, True])
