@@ -1,12 +1,10 @@
 """The pencil-and-paper federation itself: Local, FedAvg and FedProx on it."""
 
 import pytest
+from both_executors import both_executors
 from quadratics import fit_quadratics, parameters
 
-from fl_lightning import SequentialExecutor, StackedExecutor
 from fl_lightning.strategies import FedAvg, FedProx, Local
-
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 
 
 @both_executors

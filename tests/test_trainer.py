@@ -1,10 +1,10 @@
 import dataclasses
-import functools
 import os
 import signal
 
 import pytest
 import torch
+from both_executors import both_executors
 
 from fl_lightning import (
     Callback,
@@ -23,11 +23,6 @@ from fl_lightning.strategies import DPSGD, FedAvg, FedSheafHN, Local, PFedHN
 from fl_lightning.strategies.signals import graph_embedding
 from fl_lightning.trainer import ClientFailure
 
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
-    ids=["sequential", "stacked"],
-)
 LEFT_OUT = "client-02 failed in stage 'train' round {}: {}; it is left out"
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from both_executors import both_executors
 from torch import nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam
 
@@ -25,11 +26,6 @@ from fl_lightning.run import checkpoint
 from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN, Local
 
 CPU = torch.device("cpu")
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
-    ids=["sequential", "stacked"],
-)
 
 
 @both_executors

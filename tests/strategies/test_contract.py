@@ -1,11 +1,11 @@
 """What every strategy must do. A new one is found by itself."""
 
-import functools
 import inspect
 from typing import Any
 
 import pytest
 import torch
+from both_executors import both_executors
 from torch import Tensor
 
 from fl_lightning import (
@@ -45,11 +45,6 @@ TINY = {
 BUSY = {"num_clients": 3, "dropout_probability": 0.2, "straggler_probability": 0.5, "held_out_fraction": 0.2}
 
 pytestmark = pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
-    ids=["sequential", "stacked"],
-)
 
 
 def tiny(kind: type[Strategy], *, dropout: bool = True) -> Strategy:

@@ -12,6 +12,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from both_executors import both_executors
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -23,7 +24,6 @@ from fl_lightning import (
     Payload,
     RegressionClient,
     SequentialExecutor,
-    StackedExecutor,
     Stage,
 )
 from fl_lightning.callbacks import (
@@ -47,11 +47,6 @@ from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import from_wire
 from fl_lightning.strategies import DPSGD, FedAux, FedAvg, FedPer, FedPub, FedSheafHN, Local
 
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
-    ids=["sequential", "stacked"],
-)
 TINY_SHEAF = functools.partial(FedSheafHN, init_epochs=2, num_neighbors=2, refresh_every=2, hidden_channels=8)
 #: Rounds of three of the four training clients; client 2 is held out.
 BUSY = {"num_clients": 3, "straggler_probability": 0.5, "held_out_fraction": 0.2}

@@ -9,6 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+from both_executors import both_executors
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -34,11 +35,6 @@ from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, Ga
 
 SIZES = (7, 4, 6, 5)
 PATH = ((0, 1), (1, 2), (2, 3))
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.9)],
-    ids=["sequential", "stacked"],
-)
 
 
 class Lines(ExampleSource):

@@ -5,10 +5,11 @@ import functools
 
 import pytest
 import torch
+from both_executors import both_executors
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from fl_lightning import Callback, Participation, Payload, SequentialExecutor, StackedExecutor
+from fl_lightning import Callback, Participation, Payload
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.federation import Federation
@@ -21,11 +22,6 @@ from fl_lightning.strategies.signals import graph_embedding
 
 CPU = torch.device("cpu")
 SHAPES = {"convs.0.weight": (2, 3), "convs.0.bias": (3,), "head.weight": (4, 3)}
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
-    ids=["sequential", "stacked"],
-)
 
 
 class Linear(Hypernetwork):

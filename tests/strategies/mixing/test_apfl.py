@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from both_executors import both_executors
 from quadratics import CURVATURES, EXAMPLES, MINIMA, fit_quadratics, parameters
 from torch.optim import SGD
 
@@ -12,12 +13,6 @@ from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.round.client import parameters_of
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import APFL, FedAvg, Local
-
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
-    ids=["sequential", "stacked"],
-)
 
 #: After each of two rounds: the global model, the personal ones, the mixtures with the own w_i, with the global one.
 CONSTANT = [

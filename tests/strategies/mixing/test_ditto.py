@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from both_executors import both_executors
 from quadratics import CURVATURES, EXAMPLES, MINIMA, fit_quadratics, parameters
 
 from fl_lightning import Participation, SequentialExecutor, StackedExecutor
@@ -11,12 +12,6 @@ from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.round.client import parameters_of
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import Ditto, FedAvg, FedProx, Local
-
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
-    ids=["sequential", "stacked"],
-)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from both_executors import both_executors
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
@@ -12,7 +13,6 @@ from fl_lightning.models import GCN, NetOutput
 from fl_lightning.strategies import FedAux, Local
 from fl_lightning.strategies.mixing.fedaux import FedAuxClient
 
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 RATE, TEMPERATURE = 0.1, 2.0
 #: One training target for each client: what its projection is drawn to, and its number.
 TARGETS = [((1.0, 0.0), 2.0), ((0.0, -1.0), -1.0), ((0.6, 0.8), 3.0)]

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from both_executors import both_executors
 from hypothesis import given
 from hypothesis import strategies as st
 from quadratics import fit_quadratics
 
-from fl_lightning import Callback, Participation, Payload, SequentialExecutor, StackedExecutor
+from fl_lightning import Callback, Participation, Payload
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.strategies import FedAvg, FedOpt
 
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 ADAPTIVE = {"server_lr": 0.1, "momentum": 0.9, "second_momentum": 0.99, "adaptivity": 1e-3}
 
 

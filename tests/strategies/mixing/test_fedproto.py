@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from both_executors import both_executors
 from torch import Tensor
 
 from fl_lightning import ClientModule, Participation, Payload, RegressionClient, SequentialExecutor, StackedExecutor
@@ -16,12 +17,6 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedProto, Local
 from fl_lightning.strategies.mixing.fedproto import class_means, distance
-
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
-    ids=["sequential", "stacked"],
-)
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ import warnings
 
 import pytest
 import torch
+from both_executors import both_executors
 from torch import Tensor
 from torch.optim import SGD
 
-from fl_lightning import ClientModule, Payload, SequentialExecutor, StackedExecutor
+from fl_lightning import ClientModule, Payload
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.federation import Federation
@@ -22,7 +23,6 @@ CPU = torch.device("cpu")
 #: Three signatures at 0, 60 and 90 degrees.
 SIGNATURES = [[1.0, 0.0], [0.5, math.sqrt(3) / 2], [0.0, 2.0]]
 NAMES = ("convs.0.weight", "convs.0.mask", "head.bias")
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 
 
 def federation_of(num_clients: int, training=None) -> Federation:

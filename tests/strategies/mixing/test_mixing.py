@@ -4,10 +4,11 @@ import functools
 
 import pytest
 import torch
+from both_executors import both_executors
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fl_lightning import ClientModule, FederatedTrainer, Participation, Payload, SequentialExecutor, StackedExecutor
+from fl_lightning import ClientModule, FederatedTrainer, Participation, Payload, StackedExecutor
 from fl_lightning.data import ClientGraph
 from fl_lightning.models import NetOutput
 from fl_lightning.round.context import Context
@@ -21,12 +22,6 @@ EXAMPLES = [[(2.0, 3)], [(-1.0, 2), (1.5, 1)], [(1.0, 0), (-2.0, 1), (0.5, 4), (
 TEST_EXAMPLES = [(1.0, 1), (-1.0, 3)]
 SHARES = [1 / 7, 2 / 7, 4 / 7]
 START = (1.0, 0.5)
-
-both_executors = pytest.mark.parametrize(
-    "executor",
-    [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)],  # all clients in one group
-    ids=["sequential", "stacked"],
-)
 
 
 class Product(nn.Module):

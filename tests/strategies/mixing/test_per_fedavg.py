@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from both_executors import both_executors
 from quadratics import CURVATURES, MINIMA, fit_quadratics, parameters
 from torch.optim import SGD
 
@@ -12,9 +13,6 @@ from fl_lightning import ClientModule, Participation, SequentialExecutor, Stacke
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.strategies import FedAvg, PerFedAvg
 
-both_executors = pytest.mark.parametrize(
-    "executor", [SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.8)], ids=["sequential", "stacked"]
-)
 both_hessians = pytest.mark.parametrize("hessian", ["none", "finite_difference"])
 SAME = {"num_epochs": 2, "inner_lr": 0.2, "batches": "same"}
 

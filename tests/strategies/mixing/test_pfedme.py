@@ -3,14 +3,14 @@
 import functools
 
 import pytest
+from both_executors import both_executors
 from quadratics import CURVATURES, MINIMA, fit_quadratics, parameters
 from torch.optim import SGD, Adam
 
-from fl_lightning import Participation, SequentialExecutor, StackedExecutor
+from fl_lightning import Participation, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.strategies import FedAvg, Local, PFedMe
 
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 both_starts = pytest.mark.parametrize("inner_start", ["previous", "anchor"])
 SETTINGS = {"num_epochs": 2, "num_inner_steps": 3, "proximal_weight": 2.0, "anchor_share": 0.5, "relaxation": 1.5}
 RATE = 0.2

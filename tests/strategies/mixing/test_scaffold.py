@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from both_executors import both_executors
 from quadratics import Quadratics, fit_quadratics
 from torch.optim import SGD, Adam
 
-from fl_lightning import Callback, Participation, Payload, SequentialExecutor, StackedExecutor
+from fl_lightning import Callback, Participation, Payload
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.strategies import SCAFFOLD, FedAvg, Local
 
-both_executors = pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 both_controls = pytest.mark.parametrize("control", ["gradient_mean", "displacement"])
 sgd = functools.partial(SGD, lr=0.1)
 
