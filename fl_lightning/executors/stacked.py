@@ -198,7 +198,7 @@ class StackedExecutor(Executor):
         training = GroupTraining(self.client, stage, batch, knowledge, takes_stacks=self.takes_stacks)
         keys = self.keys(work.address.round_idx, stage.name, clients, max(steps.values(), default=0))
         num_steps = [steps[client] for client in clients]
-        with self.client_mode(training=True):
+        with self._client_in_training():
             trained = training.run(stack.part(positions, num_steps, stage.optimizer), keys, self.fabric.autocast)
             training.store(stack)
         sizes_C = self._sizes(clients)
@@ -290,9 +290,9 @@ class StackedExecutor(Executor):
                 self.memory[name][self.position[client], size:] = slot.initial
 
     @contextmanager
-    def client_mode(self, *, training: bool) -> Iterator[None]:
+    def _client_in_training(self) -> Iterator[None]:
         """The client module in training mode, and in evaluation mode afterwards."""
-        self.client.train(training)
+        self.client.train()
         try:
             yield
         finally:
@@ -342,8 +342,7 @@ class StackedExecutor(Executor):
 
             def predict(p: Any, t: Any, k: Any, batch: Batch = batch) -> Tensor:
                 one = batch.replace(t)
-                output = self.client.output(p, one) if rule is None else rule(self.client, p, one, context_of(k))
-                return self.client.predictions(output)
+                return self.client.predictions(self.client.ruled_output(rule, p, one, context_of(k)))
 
             with torch.no_grad(), self.fabric.autocast():
                 parts = [torch.vmap(predict)(parameters, part.tensors(), knowledge) for part in batch.parts()]
@@ -371,7 +370,7 @@ class StackedExecutor(Executor):
                 self.client, tuning, self._batch(clients), knowledge, takes_stacks=self.takes_stacks, blame=False
             )
             keys = self.keys(round_idx, tuning.name, clients, max(steps, default=0))
-            with self.client_mode(training=True):
+            with self._client_in_training():
                 part = copies.part(range(len(clients)), steps, tuning.optimizer)
                 parameters = training.run(part, keys, self.fabric.autocast)
         self.client.eval()

@@ -129,6 +129,12 @@ class ClientModule(LightningModule):
         output: NetOutput = functional_call(self.net, dict(parameters), (batch,), tie_weights=False)
         return output
 
+    def ruled_output(
+        self, rule: OutputRule | None, parameters: Parameters, batch: Batch, context: Context
+    ) -> NetOutput:
+        """What is scored: the net's own output, or what a rule makes of it."""
+        return self.output(parameters, batch) if rule is None else rule(self, parameters, batch, context)
+
     def part_output(self, part: str, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run one of several models of the client, a sub-net: ``part`` is its name in the net.
 
@@ -182,7 +188,7 @@ class ClientModule(LightningModule):
         self, parameters: Parameters, batch: Batch, context: Context, rule: OutputRule | None = None
     ) -> dict[str, Tensor]:
         """The scores of a model, each metric's numerator and denominator as one float32 tensor (..., 2)."""
-        output = self.output(parameters, batch) if rule is None else rule(self, parameters, batch, context)
+        output = self.ruled_output(rule, parameters, batch, context)
         found = self.scores(output, batch)
         return {name: torch.stack([value.float() for value in pair], dim=-1) for name, pair in found.items()}
 
@@ -201,9 +207,7 @@ class ClientModule(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Predictions for every example, (N, num_outputs)."""
-        parameters, rule = self.parameter_dict(), self.output_rule
-        output = self.output(parameters, batch) if rule is None else rule(self, parameters, batch, self.context)
-        return self.predictions(output)
+        return self.predictions(self.ruled_output(self.output_rule, self.parameter_dict(), batch, self.context))
 
     def configure_optimizers(self) -> Optimizer:
         """The client's optimiser over its own parameters.
