@@ -82,6 +82,14 @@ class Mixing(Strategy):
         }
         return Payload(clients=tuple(clients), parameters=parameters)
 
+    def with_newcomers(self, payload: Payload, newcomers: Sequence[int], mixing_NT: Tensor) -> Payload:
+        """Mixed models in which those of newcomers are mixed from the training clients', by rows of W over these."""
+        rows = [payload.clients.index(client) for client in newcomers]
+        for name, tensor in payload.parameters.items():
+            models_TP = self.models[name][list(self.federation.training_clients)].flatten(1)
+            tensor[rows] = (mixing_NT.to(tensor) @ models_TP).view(len(rows), *tensor.shape[1:])
+        return payload
+
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """Each client's mixed model."""
         return self.mixed_models(clients)

@@ -106,12 +106,7 @@ class SimilarityMixing(Mixing):
         newcomers = [client for client in clients if client not in training]
         if not newcomers or not self.personalised:
             return payload
-        mixing = self._newcomers_mixing(newcomers)
-        rows = torch.tensor([clients.index(client) for client in newcomers], device=mixing.device)
-        for name, tensor in payload.parameters.items():
-            models_TP = self.models[name][list(self.federation.training_clients)].flatten(1)
-            tensor[rows] = (mixing.to(tensor) @ models_TP).view(len(rows), *tensor.shape[1:])
-        return payload
+        return self.with_newcomers(payload, newcomers, self._newcomers_mixing(newcomers))
 
     def _newcomers_mixing(self, newcomers: Sequence[int]) -> Tensor:
         """Rows of W over the training clients; uniform for a client whose signature nobody has seen."""
