@@ -10,7 +10,7 @@ quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto
 
 campaign: .venv/installed
 	rm -f campaign.jsonl
