@@ -456,7 +456,8 @@ class FederatedTrainer:
         clients: tuple[Any, ...] = tuple(datamodule.clients)
         for callback in self.callbacks:
             clients = callback.on_clients(self, clients)
-        start_clients(self._run, clients, dtype=self.dtype)
+        limit = self.participation.time_limit_seconds
+        start_clients(self._run, clients, dtype=self.dtype, time_limit=limit)
         if self.fabric.is_global_zero:
             self._run.folder = folder or new_run_folder(self.root)
         self._run.folder = self.fabric.broadcast(self._run.folder)
