@@ -20,7 +20,7 @@ import fl_lightning
 
 #: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
 #: The first line of a module's docstring is what ``--help`` says of its verb.
-VERBS: dict[str, str] = {}
+VERBS: dict[str, str] = {"study": "fl_lightning.study.command"}
 
 #: The verbs of :mod:`fl_lightning.cli`, which are methods of the trainer.
 TRAINER_VERBS = {
