@@ -27,10 +27,11 @@ from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Sou
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
+from fl_lightning.round_loop import ClientFailure, TooFewAnswers
 from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
-from fl_lightning.trainer import LARGEST_SEED, ClientFailure, FederatedTrainer, TooFewAnswers
+from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
