@@ -19,7 +19,7 @@ from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.base import Executor, Outcome, Work, lasting
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, without_padding
-from fl_lightning.executors.hooks import SEQUENTIAL, overridden
+from fl_lightning.executors.hooks import SEQUENTIAL, needs_plain_graph, overridden
 from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
@@ -80,14 +80,15 @@ class StackedExecutor(Executor):
 
     def suited(self, client: ClientModule) -> Executor:
         """This executor, or the sequential one for a client with hooks of its own or a net of plain PyG layers."""
-        own = overridden(client, SEQUENTIAL)
-        if not own:
+        own, plain = overridden(client, SEQUENTIAL), [net for net in client.nets if needs_plain_graph(net)]
+        if not own and not plain:
             return self
-        warnings.warn(
-            f"{type(client).__name__} overrides {', '.join(own)}, which the stacked executor does not call: clients "
-            "are run one after another (trainer.executor: SequentialExecutor)",
-            stacklevel=2,
+        why = (
+            f"{type(client).__name__} overrides {', '.join(own)}, which the stacked executor does not call"
+            if own
+            else f"{type(getattr(plain[0], 'net', plain[0])).__name__} is a net of plain PyG layers"
         )
+        warnings.warn(f"{why}: clients are run one after another (trainer.executor: SequentialExecutor)", stacklevel=2)
         return SequentialExecutor()
 
     def _allocate(self) -> None:

@@ -6,7 +6,20 @@ from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.models.mlp import MLP, LinearModel
 from fl_lightning.models.output import NetOutput
+from fl_lightning.models.plain import PlainNet, PyGNet
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.twin import Twin
 
-__all__ = ["CNN", "GCN", "MLP", "GRUForecaster", "LinearModel", "MaskedGCN", "NetOutput", "ProjectionGCN", "Twin"]
+__all__ = [
+    "CNN",
+    "GCN",
+    "MLP",
+    "GRUForecaster",
+    "LinearModel",
+    "MaskedGCN",
+    "NetOutput",
+    "PlainNet",
+    "ProjectionGCN",
+    "PyGNet",
+    "Twin",
+]
