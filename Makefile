@@ -5,7 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SHARES ?= 2
-RECORD := campaign.jsonl
+RECORD := $(CURDIR)/campaign.jsonl
 
 .PHONY: quickstart test campaign lint clean
 

@@ -55,6 +55,7 @@ class Run:
         scores: Each client's scores, by the prefix of what was last evaluated.
         failures: Why clients are missing from the present round, by name.
         num_failures: How often each client has failed, by name; dropping out, which is drawn, is no failure.
+        unusual: Clients that were named for an update far longer than the others'.
         should_stop: Whether the present round is the last.
         interruption: The signal that ends the run.
         loggers: Where figures go.
@@ -84,6 +85,7 @@ class Run:
     scores: dict[str, Payload] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     num_failures: dict[str, int] = field(default_factory=dict)
+    unusual: set[int] = field(default_factory=set)
     should_stop: bool = False
     interruption: Interruption = field(default_factory=Interruption)
     loggers: list[Logger] = field(default_factory=list)
