@@ -13,7 +13,7 @@ quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto
 
 campaign: .venv/installed
 	rm -f $(RECORD)

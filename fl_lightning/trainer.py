@@ -334,6 +334,7 @@ class FederatedTrainer:
         """
         effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
         quorum = 1 if phase == "admission" else self.participation.min_clients
+        began: Payload | None = None  # the models that clients were sent last, maybe in an earlier stage
         for stage in stages:
             if len(effort) < quorum:
                 return False
@@ -341,12 +342,13 @@ class FederatedTrainer:
                 payload = self.run.strategy.configure(stage, tuple(effort))
                 check_models(payload, self.run.roster.names)
             self._call("on_send", stage, payload)
+            began = payload if payload is not None and payload.parameters else began
             address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
             work = Work(stage=stage, address=address, effort=effort, payload=payload)
             with self.run.clock.part("clients"):
                 outcome = self.run.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
             with self.run.clock.part("payloads"):
-                upload, failures = self._take_in(stage, outcome, payload)
+                upload, failures = self._take_in(stage, outcome, began)
             self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
             effort = {client: share for client, share in effort.items() if client not in failures}
             if phase != "admission" and len(effort) < quorum:

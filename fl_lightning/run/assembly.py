@@ -223,6 +223,7 @@ def describe_federation(
         seed=seed,
         device=fabric.device,
         client_names=roster.names,
+        groups=roster.groups,
         client=model,
         relation_CC=None if roster.relation_CC is None else roster.relation_CC.to(fabric.device),
     )

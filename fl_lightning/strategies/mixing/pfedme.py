@@ -53,6 +53,7 @@ class PFedMe(FedAvg):
     inner_start: Literal["previous", "anchor"] = "previous"
     relaxation: float = 1.0
     personal: Sequence[str] = field(default=(), init=False)
+    blend: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""
