@@ -374,7 +374,7 @@ class FederatedTrainer:
 
     def _warn_once(self, unusual: Mapping[int, str]) -> None:
         """Name clients whose updates are taken in though they outweigh all others; each once in a run."""
-        for client in unusual.keys() - self.run.unusual:
+        for client in sorted(unusual.keys() - self.run.unusual):
             self.run.unusual.add(client)
             if self.fabric.is_global_zero:
                 warnings.warn(
