@@ -3,6 +3,7 @@
 from fl_lightning.callback import Callback
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.executors import SequentialExecutor, StackedExecutor
+from fl_lightning.report import compare
 from fl_lightning.round.client import ClientModule, RegressionClient
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
@@ -24,4 +25,5 @@ __all__ = [
     "StackedExecutor",
     "Stage",
     "Strategy",
+    "compare",
 ]
