@@ -1,8 +1,11 @@
 # make quickstart   install, then train FedSheafHN on a generated graph
 # make test         install, then run every check and test
-# make campaign     install, then run the slow tests of reliability (FL_CAMPAIGN_SEED draws others) and write their figures
+# make campaign     install, then run the slow tests of reliability in SHARES processes at once, and write their figures
+#                   (FL_CAMPAIGN_SEED draws others)
 PYTHON ?= python3
 BIN := .venv/bin
+SHARES ?= 2
+RECORD := $(CURDIR)/campaign.jsonl
 
 .PHONY: quickstart test campaign lint clean
 
@@ -10,12 +13,16 @@ quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto
 
 campaign: .venv/installed
-	rm -f campaign.jsonl
-	status=0; FL_CAMPAIGN_RECORD=campaign.jsonl OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow or not slow" tests/campaign || status=$$?; \
-	$(BIN)/python tests/campaign/report.py campaign.jsonl docs/reliability.md; exit $$status
+	rm -f $(RECORD)
+	status=0; $(MAKE) --keep-going --jobs=$(SHARES) $(addprefix campaign-,$(shell seq $(SHARES))) || status=$$?; \
+	$(BIN)/python tests/campaign/report.py $(RECORD) docs/reliability.md; exit $$status
+
+campaign-%:
+	FL_CAMPAIGN_SHARE=$*/$(SHARES) FL_CAMPAIGN_RECORD=$(RECORD) OMP_NUM_THREADS=1 \
+	$(BIN)/pytest -p no:cacheprovider -m "slow or not slow" tests/campaign
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -140,7 +140,8 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
         option, equals, value = word.partition("=")
         value = value if equals else following
         if option in ("--strategy", "--strategy.class_path"):
-            name = value
+            inline = _read(value)
+            name = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
         elif option in ("-c", "--config") and value:
             name = _strategy_of(_settings_in(value), words[0]) or name
     try:
@@ -148,6 +149,34 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
     except (ImportError, AttributeError, ValueError):
         return Strategy  # the parser says what is wrong
     return found if inspect.isclass(found) and issubclass(found, Strategy) else Strategy
+
+
+def _check_init_args(words: Sequence[str]) -> None:
+    """Refuse settings given as ``init_args`` in ``init_args``, which the parser drops where they are empty."""
+    for word, following in itertools.pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        value = value if equals else following
+        if option in ("-c", "--config") and value:
+            _check_nested(_settings_in(value), ())
+        elif option.startswith("--") and "init_args" in value:
+            _check_nested(_read(value), tuple(option[2:].split(".")))
+
+
+def _check_nested(settings: Any, place: tuple[str, ...]) -> None:
+    if isinstance(settings, list):
+        settings = dict(enumerate(settings))
+    for key, value in settings.items() if isinstance(settings, dict) else ():
+        if key == "init_args" and place[-1:] == ("init_args",):
+            fail(f"{'.'.join(place)} holds init_args once more: give the settings right in {'.'.join(place)}")
+        _check_nested(value, (*place, str(key)))
+
+
+def _read(word: str) -> Any:
+    """A word of the command line as YAML; None where it is none."""
+    try:
+        return yaml.safe_load(word)
+    except yaml.YAMLError:
+        return None
 
 
 def _settings_in(config: str) -> dict[str, Any]:
@@ -250,6 +279,7 @@ class FederatedCLI(LightningCLI):
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
+            _check_init_args(words)
             model = _default_model(_chosen_strategy(words))
             for subparser in self._subcommand_parsers.values():
                 subparser.set_defaults({"model": model})
@@ -277,8 +307,8 @@ class FederatedCLI(LightningCLI):
         """Take nothing of a checkpoint here; its settings are compared when it is read."""
 
     def _set_seed(self) -> None:
-        seed = int(self._get(self.config, "seed_everything"))
-        if not 0 <= seed <= LARGEST_SEED:
+        seed = self._get(self.config, "seed_everything")
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
             fail(f"seed_everything must be in [0, {LARGEST_SEED}], got {seed}")
         super()._set_seed()
 

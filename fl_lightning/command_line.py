@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 #: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
-VERBS: dict[str, str] = {}
+VERBS: dict[str, str] = {"study": "fl_lightning.study.command"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -334,6 +334,7 @@ class FederatedTrainer:
         """
         effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
         quorum = 1 if phase == "admission" else self.participation.min_clients
+        began: Payload | None = None  # the models that clients were sent last, maybe in an earlier stage
         for stage in stages:
             if len(effort) < quorum:
                 return False
@@ -341,12 +342,13 @@ class FederatedTrainer:
                 payload = self.run.strategy.configure(stage, tuple(effort))
                 check_models(payload, self.run.roster.names)
             self._call("on_send", stage, payload)
+            began = payload if payload is not None and payload.parameters else began
             address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
             work = Work(stage=stage, address=address, effort=effort, payload=payload)
             with self.run.clock.part("clients"):
                 outcome = self.run.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
             with self.run.clock.part("payloads"):
-                upload, failures = self._take_in(stage, outcome, payload)
+                upload, failures = self._take_in(stage, outcome, began)
             self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
             effort = {client: share for client, share in effort.items() if client not in failures}
             if phase != "admission" and len(effort) < quorum:
@@ -365,8 +367,21 @@ class FederatedTrainer:
             upload = callback.on_upload(self, stage, upload)
         failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
         limit = self.participation.max_update_norm
-        upload, rejected = inspect_upload(upload, stage, self.run.architectures, sent=began, max_update_norm=limit)
+        nets = self.run.architectures
+        upload, rejected, unusual = inspect_upload(upload, stage, nets, sent=began, max_update_norm=limit)
+        self._warn_once(unusual)
         return upload, failures | rejected
+
+    def _warn_once(self, unusual: Mapping[int, str]) -> None:
+        """Name clients whose updates are taken in though they outweigh all others; each once in a run."""
+        for client in sorted(unusual.keys() - self.run.unusual):
+            self.run.unusual.add(client)
+            if self.fabric.is_global_zero:
+                warnings.warn(
+                    f"{self.run.roster.names[client]} in round {self.run.round_idx}: {unusual[client]}; it is taken in "
+                    "(participation.max_update_norm would leave it out, robust aggregation bounds what it does)",
+                    stacklevel=2,
+                )
 
     def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
         """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""
@@ -454,7 +469,8 @@ class FederatedTrainer:
         clients: tuple[Any, ...] = tuple(datamodule.clients)
         for callback in self.callbacks:
             clients = callback.on_clients(self, clients)
-        start_clients(self._run, clients, dtype=self.dtype)
+        limit = self.participation.time_limit_seconds
+        start_clients(self._run, clients, dtype=self.dtype, time_limit=limit)
         if self.fabric.is_global_zero:
             self._run.folder = folder or new_run_folder(self.root)
         self._run.folder = self.fabric.broadcast(self._run.folder)

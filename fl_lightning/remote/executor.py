@@ -81,6 +81,7 @@ class RemoteExecutor(Executor):
         *,
         seed: int,
         memory: Mapping[str, Slot] | None = None,
+        time_limit: float | None = None,
     ) -> None:
         """Have every site become a client.
 
@@ -88,11 +89,17 @@ class RemoteExecutor(Executor):
             ValueError: A site refuses, does not answer, or starts from other parameters than the server.
         """
         check_hooks(client)
+        if time_limit is not None:
+            raise ValueError(
+                "participation.time_limit_seconds is for clients of this machine: leave it null, and bound the time in "
+                "which a site must answer (fl-train submit --timeout_seconds)"
+            )
         if fabric.world_size > 1:
             raise ValueError(
                 "trainer.devices and num_nodes must be 1: the clients of a remote federation are elsewhere"
             )
         self.fabric, self.client, self.clients, self.seed = fabric, client.eval(), tuple(clients), seed
+        self.time_limit = None
         self.num_flat, self.slots, self.rewritten, self.original_size = client.num_parameters, {}, {}, {}
         self.collator = collator
         self.digests, self.pinned, self.unneeded = {}, set(), {}

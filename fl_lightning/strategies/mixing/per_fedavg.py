@@ -98,6 +98,7 @@ class PerFedAvg(Mixing):
     batches: Literal["split", "same"] = "split"
     num_adaptation_steps: int = 1
     personal: Sequence[str] = field(default=(), init=False)
+    blend: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -32,6 +32,7 @@ class Twins(Mixing):
 
     weighting: Literal["examples", "equal"] = "examples"
     personal: Sequence[str] = field(default=("personal.*",), init=False)
+    blend: bool = field(default=False, init=False)
 
     def build_net(self, net: nn.Module) -> nn.Module:
         """The net twice."""
