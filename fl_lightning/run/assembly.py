@@ -241,7 +241,7 @@ def is_plain_sgd(model: ClientModule, optimizer: Optimizer) -> bool:
 def executor_for(model: ClientModule, executor: Executor) -> Executor:
     """The executor, or the one that the client's own hooks need; one for each architecture where there are several."""
     executor, architectures = executor.suited(model), model.nets
-    several = len(architectures) > 1 and not isinstance(executor, ByArchitecture)
+    several = len(architectures) > 1 and not executor.takes_architectures
     return ByArchitecture(executor) if several else executor
 
 
