@@ -1,16 +1,20 @@
 # make quickstart   install, then train FedSheafHN on a generated graph
 # make test         install, then run every check and test
+# make docs         install, then write the documentation to docs/_build/html
 # make campaign     install, then run the slow tests of reliability (FL_CAMPAIGN_SEED draws others) and write their figures
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test campaign lint clean
+.PHONY: quickstart test docs campaign lint clean
 
 quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
 
-test: lint
+test: lint docs
 	$(BIN)/pytest --numprocesses auto
+
+docs: .venv/installed
+	$(BIN)/sphinx-build --quiet --fail-on-warning --builder html docs docs/_build/html
 
 campaign: .venv/installed
 	rm -f campaign.jsonl
