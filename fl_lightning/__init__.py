@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fl_lightning.callback import Callback
     from fl_lightning.data import FederatedDataModule
     from fl_lightning.executors import SequentialExecutor, StackedExecutor
+    from fl_lightning.report import compare
     from fl_lightning.round.client import ClientModule, RegressionClient
     from fl_lightning.round.participation import Participation
     from fl_lightning.round.payload import Payload
@@ -35,6 +36,7 @@ __all__ = [
     "Stage",
     "Strategy",
     "callbacks",
+    "compare",
     "data",
     "models",
     "relations",
@@ -55,6 +57,7 @@ _HOMES = {
     "StackedExecutor": "executors",
     "Stage": "round.stage",
     "Strategy": "strategies",
+    "compare": "report",
 }
 
 

@@ -20,7 +20,11 @@ import fl_lightning
 
 #: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
 #: The first line of a module's docstring is what ``--help`` says of its verb.
-VERBS: dict[str, str] = {"study": "fl_lightning.study.command"}
+VERBS: dict[str, str] = {
+    "compare": "fl_lightning.report.compare_command",
+    "report": "fl_lightning.report.report_command",
+    "study": "fl_lightning.study.command",
+}
 
 #: The verbs of :mod:`fl_lightning.cli`, which are methods of the trainer.
 TRAINER_VERBS = {

@@ -164,8 +164,21 @@ class RoundLoop:
             upload = callback.on_upload(self, stage, upload)
         failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
         limit = self.participation.max_update_norm
-        upload, rejected = inspect_upload(upload, stage, self.run.architectures, sent=began, max_update_norm=limit)
+        nets = self.run.architectures
+        upload, rejected, unusual = inspect_upload(upload, stage, nets, sent=began, max_update_norm=limit)
+        self._warn_once(unusual)
         return upload, failures | rejected
+
+    def _warn_once(self, unusual: Mapping[int, str]) -> None:
+        """Name clients whose updates are taken in though they outweigh all others; each once in a run."""
+        for client in sorted(unusual.keys() - self.run.unusual):
+            self.run.unusual.add(client)
+            if self.fabric.is_global_zero:
+                warnings.warn(
+                    f"{self.run.roster.names[client]} in round {self.run.round_idx}: {unusual[client]}; it is taken in "
+                    "(participation.max_update_norm would leave it out, robust aggregation bounds what it does)",
+                    stacklevel=2,
+                )
 
     def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
         """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""

@@ -320,8 +320,12 @@ class FederatedDataModule(LightningDataModule):
         attribute: Tensor = data[name]
         return attribute
 
-    def statistics(self) -> PartitionTable:
-        """Describe the clients: sizes, classes, of graphs also lost edges and clustering, and how unlike they are."""
+    def statistics(self, *, non_iidness: bool = True) -> PartitionTable:
+        """Describe the clients: sizes, classes, of graphs also lost edges and clustering, and how unlike they are.
+
+        Args:
+            non_iidness: Whether to measure that too, which takes seconds on graphs with wide features.
+        """
         if graphs := [client for client in self.clients if isinstance(client, ClientGraph)]:
             return PartitionTable.from_graphs(
                 graphs,
@@ -329,6 +333,7 @@ class FederatedDataModule(LightningDataModule):
                 num_classes=self.num_outputs,
                 seed=self.seed,
                 dropped=self._dropped,
+                non_iidness=non_iidness,
             )
         examples = [client for client in self.clients if isinstance(client, ClientExamples)]
         return PartitionTable.from_examples(examples, num_classes=self.num_outputs)

@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.fabric import Fabric
@@ -60,6 +60,9 @@ class Executor(ABC):
         allocate: Makes tensors as large as the state of all clients, where that lies.
         rewritten: What clients hold whose graphs a stage has changed.
     """
+
+    #: Whether it runs clients of different architectures itself, without an executor for each.
+    takes_architectures: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.allocate: Allocate = in_memory

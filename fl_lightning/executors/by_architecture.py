@@ -25,6 +25,8 @@ class ByArchitecture(Executor):
         executor: How the clients of one architecture are run.
     """
 
+    takes_architectures = True
+
     def __init__(self, executor: Executor) -> None:
         super().__init__()
         self.executor = executor

@@ -71,7 +71,7 @@ class SequentialExecutor(Executor):
             contexts[client] = start, module.context
             if report is not None:
                 report(1)
-        failures |= _misfits(answers, work.stage.per_example)
+        failures |= misfits(answers, work.stage.per_example)
         for client in failures:
             _load(self.modules[client], contexts[client][0].anchor)
             self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
@@ -295,7 +295,7 @@ class SequentialExecutor(Executor):
         return self._batches[client]
 
 
-def _misfits(answers: Mapping[int, Payload], per_example: Sequence[str]) -> dict[int, str]:
+def misfits(answers: Mapping[int, Payload], per_example: Sequence[str]) -> dict[int, str]:
     """Clients whose tensors are not named, shaped and typed as those of most; rows of examples may be any number."""
     kinds = {
         client: frozenset(

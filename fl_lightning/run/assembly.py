@@ -55,6 +55,7 @@ class Run:
         scores: Each client's scores, by the prefix of what was last evaluated.
         failures: Why clients are missing from the present round, by name.
         num_failures: How often each client has failed, by name; dropping out, which is drawn, is no failure.
+        unusual: Clients that were named for an update far longer than the others'.
         should_stop: Whether the present round is the last.
         interruption: The signal that ends the run.
         loggers: Where figures go.
@@ -84,6 +85,7 @@ class Run:
     scores: dict[str, Payload] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     num_failures: dict[str, int] = field(default_factory=dict)
+    unusual: set[int] = field(default_factory=set)
     should_stop: bool = False
     interruption: Interruption = field(default_factory=Interruption)
     loggers: list[Logger] = field(default_factory=list)
@@ -239,7 +241,7 @@ def is_plain_sgd(model: ClientModule, optimizer: Optimizer) -> bool:
 def executor_for(model: ClientModule, executor: Executor) -> Executor:
     """The executor, or the one that the client's own hooks need; one for each architecture where there are several."""
     executor, architectures = executor.suited(model), model.nets
-    several = len(architectures) > 1 and not isinstance(executor, ByArchitecture)
+    several = len(architectures) > 1 and not executor.takes_architectures
     return ByArchitecture(executor) if several else executor
 
 

@@ -82,7 +82,7 @@ class PartitionTable:
             in a regression.
         dropped: What the source's graph has beside the clients, since only its largest component was kept.
         non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighbourhoods (FedAux); nan
-            without graphs.
+            without graphs, or where it was not measured.
     """
 
     rows: tuple[ClientStatistics, ...] | tuple[ExampleStatistics, ...]
@@ -100,6 +100,7 @@ class PartitionTable:
         num_classes: int,
         seed: int = 0,
         dropped: Dropped | None = None,
+        non_iidness: bool = True,
     ) -> "PartitionTable":
         """Measure clients that hold subgraphs.
 
@@ -109,6 +110,7 @@ class PartitionTable:
             num_classes: Classes of the global graph.
             seed: Of the nodes that large graphs are represented by (see ``neighbourhood_discrepancy``).
             dropped: What the preparation of the graph left out; None for nothing.
+            non_iidness: Whether to measure it, which takes seconds on wide features.
         """
         histogram_CK = label_histograms(clients, num_classes)
         rows = tuple(
@@ -125,11 +127,14 @@ class PartitionTable:
             )
             for client, lost, histogram_K in zip(clients, edges_lost, histogram_CK, strict=True)
         )
+        unlikeness = float("nan")
+        if non_iidness:
+            unlikeness = label_divergence(histogram_CK) + neighbourhood_discrepancy(clients, seed=seed)
         return cls(
             rows=rows,
             label_counts=tuple(map(tuple, histogram_CK.tolist())),
             heterogeneity=label_heterogeneity(histogram_CK),
-            non_iidness=label_divergence(histogram_CK) + neighbourhood_discrepancy(clients, seed=seed),
+            non_iidness=unlikeness,
             dropped=dropped or Dropped(),
         )
 
