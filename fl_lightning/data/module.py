@@ -133,6 +133,7 @@ class FederatedDataModule(LightningDataModule):
         self._node_names: tuple[str, ...] | None = None
         self._dropped = Dropped()
         self._num_outputs = 0
+        self._groups: tuple[int, ...] = ()
         self._relation_CC: Tensor | None = None
         self._partition_hash = ""
 
@@ -161,6 +162,7 @@ class FederatedDataModule(LightningDataModule):
         self._prepared = None
         self._clients, self._edges_lost = _extract(data, record)
         self._source_idx = tuple(data.source_idx[node_idx_N] for node_idx_N in record.node_idx)
+        self._groups = record.groups()
         self._num_outputs = int(data.y.max()) + 1
         self._partition_hash = record.content_hash(self._identity)
 
@@ -217,6 +219,7 @@ class FederatedDataModule(LightningDataModule):
             self.clients,
             num_outputs=self.num_outputs,
             relation_CC=self.relation_CC,
+            groups=self.groups,
             partition_hash=self.partition_hash,
         )
 
@@ -239,6 +242,11 @@ class FederatedDataModule(LightningDataModule):
     def relation_CC(self) -> Tensor | None:
         """The client relation graph, non-negative, symmetric, zero diagonal, (C, C); None if there is none."""
         return self._relation_CC if self.clients else None
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Each client's group, where clients of one group were drawn from one part of the graph; empty for none."""
+        return self._groups if self.clients else ()
 
     @property
     def has_validation(self) -> bool:

@@ -23,6 +23,7 @@ from fl_lightning.executors.hooks import SEQUENTIAL, overridden
 from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
+from fl_lightning.executors.time_limit import within
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate, finite_rows, pad_examples
 from fl_lightning.round.stage import Evaluation, Slot
@@ -195,7 +196,9 @@ class StackedExecutor(Executor):
             for name, tensor in stack.parameters.items()
         }
         knowledge = self._knowledge(clients, rows, work.payload, start, batch)
-        training = GroupTraining(self.client, stage, batch, knowledge, takes_stacks=self.takes_stacks)
+        training = GroupTraining(
+            self.client, stage, batch, knowledge, takes_stacks=self.takes_stacks, time_limit=self.time_limit
+        )
         keys = self.keys(work.address.round_idx, stage.name, clients, max(steps.values(), default=0))
         num_steps = [steps[client] for client in clients]
         with self._client_in_training():
@@ -272,7 +275,8 @@ class StackedExecutor(Executor):
             }
             with torch.no_grad():
                 try:
-                    held[client] = rewrite(self.client, own, self.collator.held(client), context_of(known))
+                    with within(self.time_limit):
+                        held[client] = rewrite(self.client, own, self.collator.held(client), context_of(known))
                 except Exception as error:  # as in training
                     training.failures.setdefault(row, f"{type(error).__name__}: {error}")
         return held
@@ -308,11 +312,13 @@ class StackedExecutor(Executor):
         parts, failures = [], {}
         for members in self._split(clients):
             try:
-                parts.append(self._score_group(evaluation, members, round_idx, collator))
+                with within(None if self.time_limit is None else len(members) * self.time_limit):
+                    parts.append(self._score_group(evaluation, members, round_idx, collator))
             except Exception:  # a client runs its user's code: find out whose it was
                 for client in members:
                     try:
-                        parts.append(self._score_group(evaluation, (client,), round_idx, collator))
+                        with within(self.time_limit):
+                            parts.append(self._score_group(evaluation, (client,), round_idx, collator))
                     except Exception as error:
                         failures[client] = f"{type(error).__name__}: {error}"
         return Outcome(upload=concatenate(parts), failures=failures)

@@ -10,6 +10,7 @@ from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN, Local
 #: Six features, two convolutions of width 8, three classes; 4 bytes each.
 BACKBONE = 4 * (6 * 8 + 8 + 8 * 8 + 8)
 HEAD = 4 * (8 * 3 + 3)
+EMBEDDING = "embedding: mean of the node embeddings of one graph, (D,)"
 
 
 class Gossip(Local):
@@ -58,9 +59,9 @@ def test_stages_before_round_0_count_into_it(
     assert {row["comm/bytes_down"] for row in trainer.history} == {5 * BACKBONE}
     lines = (tmp_path / "federation/version_0/communication.csv").read_text().splitlines()
     assert lines[:3] == [
-        "round,stage,up,down,peer",
-        f"0,initial,{5 * (BACKBONE + embedding)},0,0",
-        f"0,train,{5 * BACKBONE},{5 * BACKBONE},0",
+        "round,stage,up,down,peer,leaves",
+        f'0,initial,{5 * (BACKBONE + embedding)},0,0,"all parameters but head.*; {EMBEDDING}"',
+        f"0,train,{5 * BACKBONE},{5 * BACKBONE},0,the change of all parameters but head.*",
     ]
 
 

@@ -206,7 +206,7 @@ def back_to_anchor(parameters: Any, context: Context) -> Any:
         {"optimizer": functools.partial(Adam, lr=0.1), "num_steps": 4},
         {"trained": ("head.*",)},
     ],
-    ids=str,
+    ids=" and ".join,
 )
 def test_steps_of_a_stage(more, fit, assert_same) -> None:
     busy = Participation(num_clients=4, straggler_probability=0.5)

@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
@@ -217,6 +215,8 @@ class PartitionTable:
         Raises:
             ValueError: The clients' task is a regression.
         """
+        from matplotlib.figure import Figure
+
         if not self.label_counts:
             raise ValueError("there are no labels to draw: the clients' task is a regression (leave --picture out)")
         count_CK = np.array(self.label_counts)
@@ -261,6 +261,8 @@ def _short(value: float) -> str:
 
 def _class_colors(num_classes: int) -> list[tuple[float, float, float, float]]:
     """Return distinct colours: qualitative maps while they suffice, else steps through a continuous one."""
+    from matplotlib import colormaps
+
     if num_classes <= 10:
         return [colormaps["tab10"](k) for k in range(num_classes)]
     qualitative = [colormaps[name](k) for name in ("tab20", "tab20b", "tab20c") for k in range(20)]

@@ -7,8 +7,9 @@ from both_executors import both_executors
 from quadratics import CURVATURES, MINIMA, fit_quadratics, parameters
 from torch.optim import SGD, Adam
 
-from fl_lightning import Participation, SequentialExecutor
+from fl_lightning import Participation, Payload, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.executors import Work
 from fl_lightning.strategies import FedAvg, Local, PFedMe
 
 both_starts = pytest.mark.parametrize("inner_start", ["previous", "anchor"])
@@ -135,6 +136,27 @@ def test_who_is_away_keeps_its_model_and_who_never_came_has_a_round_of_the_prese
         anchored = [known[client][1] if client in known else w for client in range(3)]
         assert losses(trainer, "anchored/") == pytest.approx([loss(c, x) for c, x in enumerate(anchored)], rel=1e-6)
     assert len(known) < 3
+
+
+class FailsLater(SequentialExecutor):
+    """The last client fails in all rounds but the first."""
+
+    def _run_client(self, client: int, work: Work) -> Payload:
+        if client == 2 and work.address.round_idx:
+            raise RuntimeError("the disk is full")
+        return super()._run_client(client, work)
+
+
+@both_starts
+def test_who_fails_has_a_round_of_the_present_one(inner_start, tmp_path) -> None:
+    strategy = PFedMe(inner_start=inner_start, **SETTINGS)
+    with pytest.warns(UserWarning, match="client-2 failed"):
+        trainer = fit_quadratics(
+            strategy, FailsLater(), num_rounds=2, learning_rate=RATE, default_root_dir=str(tmp_path)
+        )
+    x, w_i = local_round(2, float(strategy.models["x"]), inner_start)[0], float(strategy.models["x"])
+    assert losses(trainer, "")[2] == pytest.approx(loss(2, x), rel=1e-6)
+    assert losses(trainer, "anchored/")[2] == pytest.approx(loss(2, w_i), rel=1e-6)
 
 
 @both_executors

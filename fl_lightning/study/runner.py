@@ -1,0 +1,259 @@
+"""Runs a study: which cell is next, what is written of each, what is said meanwhile."""
+
+import dataclasses
+import hashlib
+import json
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fl_lightning.study.cells import Cell
+from fl_lightning.study.definition import Study
+from fl_lightning.study.pool import Pool
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.store import Record, Store
+from fl_lightning.study.version import sources
+
+#: Figures of the chosen round that say nothing about accuracy.
+_LEFT_OUT = ("comm/", "num_", "seconds", "void")
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What a run of a study came to.
+
+    Attributes:
+        trained: Cells that were trained.
+        failed: Cells that failed, with the reason.
+        waiting: Method and case without a chosen setting: another study has not tuned it, or every setting failed.
+        missing: Cells that are still to do.
+    """
+
+    trained: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+    missing: int = 0
+
+
+class Runner:
+    """Trains what is missing.
+
+    Args:
+        study: The study.
+        store: Where its records go.
+        methods: Those to run; all if empty.
+        cases: Likewise.
+        retry: Whether cells that failed are tried again.
+        minutes: No cell begins after so many; None for no limit.
+        say: Takes a line for the user.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        store: Store,
+        *,
+        methods: Collection[str] = (),
+        cases: Collection[str] = (),
+        retry: bool = False,
+        minutes: float | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.study, self.store, self.say = study, store, say
+        self.retry, self.minutes = retry, minutes
+        self.progress = Progress(study, store)
+        self.groups = list(self.progress.groups(methods or study.methods, cases or study.cases))
+        self.tally = Tally()
+        self._under_way: set[str] = set()
+        self._lost: set[str] = set()
+        self._tried: set[str] = set()
+
+    def run(self, processes: int) -> Tally:
+        """Train, with so many processes, until nothing is left that can be done."""
+        self._start = time.monotonic()
+        self._sources = _digest(sources())
+        self.store.keep_sources(self._sources, sources())
+        with Pool(processes) as pool:
+            self._look_at_data(pool)
+            self._total = sum(1 for _ in self.todo())
+            while True:
+                while pool.num_idle and not self._time_is_up() and (cell := self._next()) is not None:
+                    self._under_way.add(cell.key)
+                    pool.submit(cell, "train", task_arguments(self.study, cell), self.study.history, pool.scratch)
+                if not pool.num_busy:
+                    break
+                for cell, found in pool.finished():
+                    self._take(cell, found)
+        self.tally.missing = sum(1 for _ in self.todo())
+        self.tally.waiting = [f"{method} on {case}" for method, case in self.groups if self._waits(method, case)]
+        return self.tally
+
+    # ------------------------------------------------------------------ what is next
+
+    def _next(self) -> Cell | None:
+        return next((cell for cell in self.todo(ready=True) if cell.key not in self._under_way), None)
+
+    def todo(self, *, ready: bool = False) -> Iterator[Cell]:
+        """What is left to do; also what a choice that is open stands for, unless only what is ready is asked for."""
+        seen: set[str] = set()
+        for method, case in self.groups:
+            tuning = [cell for cell in self.progress.tuning(method, case) if self._is_open(cell)]
+            cells = tuning
+            if not tuning:
+                cells = [cell for cell in self.progress.report(method, case) if self._is_open(cell)]
+            for cell in cells:
+                if cell.key not in seen:
+                    seen.add(cell.key)
+                    yield cell
+            if tuning and not ready:
+                yield from (_any_of(tuning[0], method, case, seed) for seed in self.study.seeds)
+
+    def _is_open(self, cell: Cell) -> bool:
+        if cell.key in self._tried:
+            return False
+        state = self.progress.state(cell)
+        again = self.retry or self.progress.records.get(cell.key, {}).get("killed", False)
+        return state in ("missing", "stale") or (state == "failed" and again)
+
+    def _waits(self, method: str, case: str) -> bool:
+        return not any(map(self._is_open, self.progress.tuning(method, case))) and not self.progress.report(
+            method, case
+        )
+
+    def _time_is_up(self) -> bool:
+        return self.minutes is not None and time.monotonic() - self._start > 60 * self.minutes
+
+    # ------------------------------------------------------------------ what is done
+
+    def _look_at_data(self, pool: Pool) -> None:
+        """Find the hash of every partition that cells were computed on, as it is made now."""
+        cells: dict[str, Cell] = {}
+        for method, case in self.groups:
+            for cell in [*self.progress.tuning(method, case), *self.progress.report(method, case)]:
+                if self.progress.state(cell) == "done":
+                    cells.setdefault(cell.data, cell)
+        todo = list(cells.values())
+        while todo or pool.num_busy:
+            while todo and pool.num_idle:
+                cell = todo.pop()
+                pool.submit(cell, "partition", cell.arguments)
+            for cell, found in pool.finished():
+                if found is not None and not found["error"]:
+                    self.progress.partitions[cell.data] = found["partition"]
+                else:
+                    why = "its worker died" if found is None else found["error"]
+                    self.say(f"the data of {cell.case}, seed {cell.seed}, cannot be compared with the cells': {why}")
+
+    def _take(self, cell: Cell, found: Record | None) -> None:
+        self._under_way.discard(cell.key)
+        if found is None and cell.key not in self._lost:
+            self._lost.add(cell.key)
+            self.say(f"the worker of {cell.title} was killed: once more")
+            return
+        self._tried.add(cell.key)
+        if found is None:
+            found = {"error": "its worker was killed, twice (out of memory?)", "killed": True, "seconds": 0.0}
+        if found.get("interrupted"):
+            return
+        record = make_record(cell, found, self._sources)
+        self.store.add(record, found.get("rounds") if cell.purpose == "report" and self.study.history else None)
+        self.progress.records[cell.key] = record
+        self.tally.trained += 1
+        if record["error"]:
+            self.tally.failed[cell.title] = record["error"]
+        self.say(self._line(cell, record))
+
+    def _line(self, cell: Cell, record: Record) -> str:
+        left = list(self.todo())
+        done = f"[{self.tally.trained}/{self.tally.trained + len(left)}] {cell.title}: "
+        done += f"failed: {record['error']}" if record["error"] else f"{record['monitor']} {record['val']:.4g}"
+        return f"{done}, {record['seconds']:.1f} s{self._left(left)}"
+
+    def _left(self, left: Sequence[Cell]) -> str:
+        seconds = self.estimate(left) / self.study.processes
+        return f"; about {duration(seconds)} left" if left else ""
+
+    def estimate(self, cells: Sequence[Cell]) -> float:
+        """Seconds that one process would need for these cells, by what like ones took."""
+        known: dict[tuple[str, ...], list[float]] = {}
+        for record in self.progress.records.values():
+            if not record["error"]:
+                for like in ((record["method"], record["case"]), (record["method"],), ()):
+                    known.setdefault(like, []).append(record["seconds"])
+        mean = {like: statistics.fmean(found) for like, found in known.items()}
+        total = 0.0
+        for cell in cells:
+            likes = ((cell.method, cell.case), (cell.method,), ())
+            total += next((mean[like] for like in likes if like in mean), 0.0)
+        return total
+
+
+def task_arguments(study: Study, cell: Cell) -> tuple[str, ...]:
+    """A cell's arguments and where it logs to, which is no part of its key."""
+    if study.wandb is None:
+        return (*cell.arguments, "--trainer.logger=false")
+    logger = {
+        "class_path": "fl_lightning.run.loggers.WandbLogger",
+        "init_args": {
+            **study.wandb.model_dump(),
+            "name": f"{cell.method} {cell.case} {cell.setting} {cell.seed}",
+            "group": f"{cell.method} {cell.case} {cell.setting}",
+            "tags": [study.name, cell.purpose, cell.method, cell.case],
+        },
+    }
+    return (*cell.arguments, f"--trainer.logger={json.dumps(logger)}")
+
+
+def make_record(cell: Cell, found: Record, sources_digest: str) -> Record:
+    """What is kept of a cell; of tuning nothing that knows the test examples."""
+    record: Record = {
+        "key": cell.key,
+        "purpose": cell.purpose,
+        "method": cell.method,
+        "case": cell.case,
+        "seed": cell.seed,
+        "setting": cell.setting,
+        "error": found["error"],
+        "val": None,
+        "monitor": found.get("monitor", ""),
+        "seconds": found["seconds"],
+        "partition": found.get("partition", ""),
+        "version": cell.version,
+        "sources": sources_digest,
+        "command": shlex.join(["fl-train", *cell.arguments]),
+    }
+    if found.get("killed"):
+        record["killed"] = True
+    if found.get("warnings"):
+        record["warnings"] = found["warnings"]
+    if record["error"]:
+        return record
+    record["val"] = found["result"][found["monitor"]]
+    if cell.purpose == "report":
+        figures = {name: value for name, value in found["result"].items() if not name.startswith(_LEFT_OUT)}
+        kept = ("mode", "kinds", "clients", "malicious", "num_rounds", "bytes", "training_seconds", "failures")
+        record |= {"result": figures, **{name: found[name] for name in kept}}
+    return record
+
+
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    Example:
+        >>> duration(42), duration(4000), duration(100000)
+        ('42 s', '67 min', '27.8 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _any_of(cell: Cell, method: str, case: str, seed: int) -> Cell:
+    """Stands for a reported cell whose setting is not chosen yet."""
+    return dataclasses.replace(cell, method=method, case=case, seed=seed, purpose="report", key="")
+
+
+def _digest(files: object) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]
