@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -150,9 +150,8 @@ def test_folders_and_patterns(runs: Path) -> None:
 
 
 class FakeRun:
-    name, state = "calm-sea-1", "finished"
+    state = "finished"
     config = settings("FedProx", seed=0)
-    summary: dict[str, Any] = {}
 
     def scan_history(self) -> list[dict[str, Any]]:
         return [
@@ -168,7 +167,7 @@ class FakeRun:
 
 
 class FakeApi:
-    asked: list[str] = []
+    asked: ClassVar[list[str]] = []
 
     def run(self, path: str) -> FakeRun:
         self.asked.append(path)
