@@ -40,7 +40,9 @@ def test_tutorials_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatc
                 assert main(shlex.split(line.removeprefix("$ fl-train "))) == 0, line
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in TUTORIALS and commands(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in TUTORIALS and commands(page)], ids=lambda page: page.stem
+)
 def test_commands_are_accepted(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     for line in commands(page):
