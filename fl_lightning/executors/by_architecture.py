@@ -52,7 +52,8 @@ class ByArchitecture(Executor):
                 continue
             part = copy.deepcopy(self.executor)
             part.setup(fabric, variant, collator, own, seed=seed, memory=memory)
-            part.num_flat = max(other.num_parameters for other in variants)
+            nets = [other.travelling(other.net).values() for other in variants]
+            part.num_flat = max(sum(parameter.numel() for parameter in net) for net in nets)
             self.parts[f"net{kind}/"] = part
 
     def stored_bytes(self) -> int:

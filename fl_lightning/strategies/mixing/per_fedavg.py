@@ -98,6 +98,8 @@ class PerFedAvg(Mixing):
     num_adaptation_steps: int = 1
     personal: Sequence[str] = field(default=(), init=False)
 
+    takes_statistics = False
+
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()

@@ -53,6 +53,8 @@ class PFedMe(FedAvg):
     relaxation: float = 1.0
     personal: Sequence[str] = field(default=(), init=False)
 
+    shares_statistics = False
+
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
