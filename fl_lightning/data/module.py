@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ from fl_lightning.relations.topology import Topology
 _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    AnySource = Source | Data | Sequence[GraphSource | Data | str | Path]
+    AnySource: TypeAlias = Source | Data | Sequence[GraphSource | Data | str | Path]
 else:
     AnySource = Source  # what a configuration can hold
 
