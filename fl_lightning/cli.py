@@ -19,8 +19,6 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
-import fl_lightning.callbacks
-import fl_lightning.run.loggers
 from fl_lightning.callback import Callback, Trainer, WrongSetting
 from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
@@ -287,9 +285,6 @@ class FederatedCLI(LightningCLI):
             fail(f"trainer is {own!r}: leave it out for its defaults, or give its settings")
         given = own["callbacks"] or []
         callbacks = list(given) if isinstance(given, list) else [given]
-        for default in fl_lightning.callbacks.default_callbacks():
-            if not any(isinstance(callback, type(default)) for callback in callbacks):
-                callbacks.append(default)
         seed = self._get(self.config, "seed_everything")
         config = self.config.get(str(self.subcommand), self.config)
         callbacks.append(_SaveConfig())

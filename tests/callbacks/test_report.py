@@ -217,7 +217,7 @@ def test_nothing_of_the_training_depends_on_it(federation, make_model, make_trai
     for callbacks in ([], [RunReport()]):
         trainer = make_trainer(callbacks=callbacks)
         trainer.fit(make_model(), federation, FedSheafHN(init_epochs=1, num_neighbors=2))
-        histories.append((trainer.history, trainer.state_dict()["clients"]))
+        histories.append((trainer.run.history, trainer.state_dict()["clients"]))
     assert_same(histories[0], histories[1])
 
 

@@ -309,9 +309,9 @@ def test_second_run_takes_the_next_version_and_last_continues_the_newest() -> No
     assert second.run.folder == Path("runs/quickstart/version_1")
     longer = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3", "--ckpt_path=last"]).trainer
     assert longer.run.folder == second.run.folder
-    assert [row["round"] for row in longer.history] == [0, 1, 2]
+    assert [row["round"] for row in longer.run.history] == [0, 1, 2]
     at_once = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3"]).trainer
-    assert longer.history[-1]["val/loss"] == at_once.history[-1]["val/loss"]
+    assert longer.run.history[-1]["val/loss"] == at_once.run.history[-1]["val/loss"]
 
 
 def test_data_prints_and_saves_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ def test_a_client_that_hangs_is_left_out(strategy, federation, make_model, make_
             UserWarning, match=r"client-02 failed in stage 'train' round 0: TimeoutError: it took longer"
         ):
             trainer.fit(make_model(Hangs, dropout=0.5), federation, strategy())
-        assert trainer.history[-1]["num_failures"] == 1
+        assert trainer.run.history[-1]["num_failures"] == 1
         assert set(trainer.run.num_failures) == {"client-02"}
         states.append(dict(trainer.run.executor.state().parameters))
     assert_same(states[1], states[0], tolerance=1e-9)
