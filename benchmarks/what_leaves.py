@@ -49,9 +49,8 @@ def find_strategies() -> list[type[Strategy]]:
 def set_up(kind: type[Strategy], data: FederatedDataModule) -> Strategy:
     """A strategy as it is when a run begins."""
     net = {} if kind.default_net is None else {"net": kind.default_net}
-    model = kind.client_class(
-        **nets, optimizer=functools.partial(SGD, lr=0.01, momentum=0.9)
-    )  # which any of them takes
+    optimizer = functools.partial(SGD, lr=0.01, momentum=0.9)  # which all of them take
+    model = kind.client_class(**net, optimizer=optimizer)
     strategy, fabric = kind(**SETTINGS.get(kind.__name__, {})), Fabric(accelerator="cpu", devices=1)
     nets = build_nets(fabric, model, strategy, data.roster, 0)
     strategy.setup(describe_federation(fabric, model, data.roster, tuple(range(data.num_clients)), nets, 0))
