@@ -100,7 +100,8 @@ def _purpose(place: str) -> str:
     path = Path(fl_lightning.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
     tree = ast.parse(path.read_text())
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function != "main"]
-    return (ast.get_docstring(found[0] if found else tree) or "").partition("\n")[0]
+    purpose = (ast.get_docstring(found[0] if found else tree) or "").partition("\n")[0]
+    return purpose.partition(": ``")[0].rstrip(".") + "."
 
 
 def check_files(words: Sequence[str]) -> None:
