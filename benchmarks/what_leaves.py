@@ -7,8 +7,10 @@ import functools
 import inspect
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from lightning.fabric import Fabric
+from torch.optim import SGD
 
 from fl_lightning import FederatedDataModule, strategies
 from fl_lightning.data import GivenPartitioner, PlantedCommunities
@@ -21,6 +23,8 @@ from fl_lightning.strategies import Strategy
 PAGE = Path(__file__).parents[1] / "docs" / "what-leaves-the-client.md"
 #: Rounds that are looked at, for a strategy may ask for something now and then.
 NUM_ROUNDS = 6
+#: What some cannot do without.
+SETTINGS: dict[str, dict[str, Any]] = {"Oracle": {"groups": [0, 0, 0, 0, 1, 1, 1, 1]}}
 
 _HEAD = f"""# What leaves the client
 
@@ -44,9 +48,10 @@ def find_strategies() -> list[type[Strategy]]:
 
 def set_up(kind: type[Strategy], data: FederatedDataModule) -> Strategy:
     """A strategy as it is when a run begins."""
-    net = kind.default_net
-    model = kind.client_class() if net is None else kind.client_class(functools.partial(net))
-    strategy, fabric = kind(), Fabric(accelerator="cpu", devices=1)
+    net = {} if kind.default_net is None else {"net": kind.default_net}
+    optimizer = functools.partial(SGD, lr=0.01, momentum=0.9)  # which all of them take
+    model = kind.client_class(**net, optimizer=optimizer)
+    strategy, fabric = kind(**SETTINGS.get(kind.__name__, {})), Fabric(accelerator="cpu", devices=1)
     nets = build_nets(fabric, model, strategy, data.roster, 0)
     strategy.setup(describe_federation(fabric, model, data.roster, tuple(range(data.num_clients)), nets, 0))
     return strategy

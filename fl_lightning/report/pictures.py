@@ -454,13 +454,14 @@ class Album:
 
 
 def class_colours(number_of: int) -> list[str]:
-    """A colour for each class: the page's own while they last, then steps around the circle of hues."""
+    """A colour for each class: the page's own while they last, then those of Matplotlib's maps."""
     if number_of <= NUM_SERIES:
         return [series(place) for place in range(number_of)]
-    hues = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, number_of))
-    return [
-        matplotlib.colors.to_hex(hues[place * 7 % number_of if number_of % 7 else place]) for place in range(number_of)
-    ]
+    if number_of <= 20:  # the darker ones of its pairs first
+        pairs = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+        return [matplotlib.colors.to_hex(colour) for colour in (*pairs[::2], *pairs[1::2])[:number_of]]
+    steps = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, number_of))
+    return [matplotlib.colors.to_hex(colour) for colour in steps]
 
 
 def _new(
@@ -478,6 +479,11 @@ def _scales(axes: Axes, x_label: str, *, y_label: str = "", grid: str = "y", who
     """Few numbers, faint lines, no frame: drawn by hand, for Matplotlib's ticks take half of a picture's time."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     axes.set(xlim=(left, right), ylim=(bottom, top))
+    levels = _ticks(bottom, top, whole=False) if grid == "y" else []
+    if levels:  # their numbers need room
+        place = axes.get_position()
+        margin = 0.035 + 0.0195 * max(len(_tick(tick)) for tick in levels) + (0.04 if y_label else 0)
+        axes.set_position((margin, place.y0, place.x1 - margin, place.height))
     axes.set_axis_off()
     below, beside = axes.get_xaxis_transform(), axes.get_yaxis_transform()
     faint: dict[str, Any] = {"color": stand_in("faint")}
@@ -487,11 +493,9 @@ def _scales(axes: Axes, x_label: str, *, y_label: str = "", grid: str = "y", who
         axes.text(tick, -0.07 / inches, _tick(tick), ha="center", va="top", transform=below, **faint)
     lines = [((tick, 0), (tick, 1)) for tick in upright] if grid == "x" or y_label else []
     axes.add_artist(_lines(lines, below))
-    if grid == "y":
-        level = _ticks(bottom, top, whole=False)
-        for tick in level:
-            axes.text(-0.012, tick, _tick(tick), ha="right", va="center", transform=beside, **faint)
-        axes.add_artist(_lines([((0, tick), (1, tick)) for tick in level], beside))
+    for tick in levels:
+        axes.text(-0.012, tick, _tick(tick), ha="right", va="center", transform=beside, **faint)
+    axes.add_artist(_lines([((0, tick), (1, tick)) for tick in levels], beside))
     axes.text(0.5, -0.44 / inches, x_label, ha="center", va="bottom", transform=axes.transAxes, **faint)
     if y_label:
         axes.figure.text(0.012, 0.55, y_label, ha="left", va="center", rotation=90, **faint)

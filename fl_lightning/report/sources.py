@@ -15,10 +15,8 @@ _STATES = {"finished": "finished", "killed": "interrupted", "preempted": "interr
 class WandbRun(Protocol):
     """What is used of ``wandb.apis.public.Run``."""
 
-    name: str
     state: str
     config: Mapping[str, Any]
-    summary: Mapping[str, Any]
 
     def scan_history(self) -> Any:
         """The logged rows."""

@@ -6,7 +6,7 @@ after another and the stacked executor maps them over all clients at once.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.optim import Adam, Optimizer
 
 from fl_lightning.batches.base import Batch
+from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import fitted
@@ -52,6 +53,8 @@ class ClientModule(LightningModule):
             Several nets are given to the clients in turn: client c has the net c modulo their number.
         optimizer: Builds the client's optimiser from its parameters.
         gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
+        running_statistics: Whether those of normalisation layers (BatchNorm) are ``personal``, and never leave their
+            client, or ``shared``, and travel with the parameters.
 
     Raises:
         ValueError: A value is out of its range.
@@ -65,6 +68,7 @@ class ClientModule(LightningModule):
         net: list[NetFactory] | NetFactory = GCN,
         optimizer: OptimizerFactory = default_optimizer,
         gradient_clip_val: float | None = None,
+        running_statistics: Literal["personal", "shared"] = "personal",
     ) -> None:
         super().__init__()
         self.net_factories = net if isinstance(net, list) else [net]
@@ -74,7 +78,10 @@ class ClientModule(LightningModule):
             raise ValueError(f"model.net is {net!r}: give the class of a net, or a list of them")
         if gradient_clip_val is not None and gradient_clip_val <= 0:
             raise ValueError(f"model.gradient_clip_val must be positive, or null for none, got {gradient_clip_val}")
+        if running_statistics not in ("personal", "shared"):
+            raise ValueError(f"model.running_statistics must be 'personal' or 'shared', got {running_statistics!r}")
         self.optimizer_factory = optimizer
+        self.running_statistics = running_statistics
         self.gradient_clip_val = gradient_clip_val
         self.net: nn.Module
         self.stage_objective: Objective | None = None
@@ -100,6 +107,8 @@ class ClientModule(LightningModule):
         """
         try:
             nets = [fitted(factory, num_features, num_outputs) for factory in self.net_factories]
+            for net in nets:
+                adopt_statistics(net)
         except Exception as error:  # a net is its user's code, or a class that is none
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise ValueError(f"model.net, for inputs of {num_features} and {num_outputs} outputs: {why}") from error
@@ -120,6 +129,16 @@ class ClientModule(LightningModule):
     def num_parameters(self) -> int:
         """Numbers in the parameters of the (first) net."""
         return sum(parameter.numel() for parameter in self.net.parameters())
+
+    def travelling(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters of a net that a server may know: all but running statistics that are personal."""
+        stay = statistics_of(net) if self.running_statistics == "personal" else frozenset()
+        return {name: parameter for name, parameter in net.named_parameters() if name not in stay}
+
+    @property
+    def num_travelling(self) -> int:
+        """How many of the parameters' numbers a server may know."""
+        return sum(parameter.numel() for parameter in self.travelling(self.net).values())
 
     def parameter_dict(self) -> dict[str, Tensor]:
         """The net's parameters by name."""
