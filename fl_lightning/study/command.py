@@ -1,4 +1,4 @@
-"""``fl-train study run | status | table | report | check | sweep | cell FILE``."""
+"""Studies of methods × cases × seeds: ``fl-train study run | status | table | report | check | sweep | cell FILE``."""
 
 import argparse
 import importlib.util
@@ -15,7 +15,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from fl_lightning.cli import fail
+from fl_lightning.command_line import fail
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
