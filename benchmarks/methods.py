@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> dict[str, float]:
         trainer: Any = cli.trainer
         if trainer.run.interruption.received is not None:
             raise SystemExit("interrupted: the last run is not counted")
-        history, result = trainer.history, trainer.run.selection.result
+        history, result = trainer.run.history, trainer.run.selection.result
         return {
             "val": result["val/acc"],
             "test": result["test/acc"],

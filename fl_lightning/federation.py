@@ -26,6 +26,7 @@ class Roster:
         num_outputs: Classes of the whole federation, or numbers of a target.
         relation_CC: Client relation graph: float32, non-negative, symmetric, zero diagonal, (C, C); None if the data
             have none.
+        groups: Each client's group, where the partition draws several clients from one part of a graph; else empty.
         partition_hash: SHA-256 (hex) of data, partition and split.
         layout: What a collator decides over all clients (``sparse_features`` of graphs), so that batches made where
             only some of them are at hand are the same.
@@ -38,6 +39,7 @@ class Roster:
     num_features: int | tuple[int, ...]
     num_outputs: int
     relation_CC: Tensor | None = None
+    groups: tuple[int, ...] = ()
     partition_hash: str = ""
     layout: Mapping[str, Any] = field(default_factory=dict)
 
@@ -47,6 +49,7 @@ class Roster:
         *,
         num_outputs: int,
         relation_CC: Tensor | None = None,
+        groups: tuple[int, ...] = (),
         partition_hash: str = "",
     ) -> "Roster":
         """The roster of clients whose data are at hand; the other arguments are those of the class."""
@@ -59,6 +62,7 @@ class Roster:
             num_features=_width(clients[0]),
             num_outputs=num_outputs,
             relation_CC=relation_CC,
+            groups=groups,
             partition_hash=partition_hash,
             layout=GraphCollator.layout_of(graphs) if graphs else {},
         )
@@ -95,6 +99,7 @@ class Federation:
         device: Where the server computes.
         relation_CC: Client relation graph over all clients: float32, non-negative, symmetric, zero diagonal, (C, C);
             None if the data have none.
+        groups: Each client's true group, for controls that no real server could be; empty where none are known.
         client_names: Each client's own name. Server draws that belong to a client are keyed by it, for indices depend
             on the order of the clients; empty stands for the indices.
         client: The client module with its net built, for what the server computes with clients' nets itself.
@@ -108,6 +113,7 @@ class Federation:
     device: torch.device
     num_outputs: int = 0
     relation_CC: Tensor | None = None
+    groups: tuple[int, ...] = ()
     learning_rate: float = 0.01
     plain_sgd: bool = False
     architectures: tuple[Mapping[str, Tensor], ...] = ()

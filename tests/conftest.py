@@ -23,6 +23,7 @@ from fl_lightning.strategies import Strategy
 torch.set_num_threads(1)
 
 SIZES = (30, 24, 18, 12, 8)
+GROUPS = (0, 1, 1, 0, 1)
 
 
 class Slices(Partitioner):
@@ -45,7 +46,13 @@ class GivenClients(LightningDataModule):
         place_C = torch.tensor([int(client.name[-1]) for client in clients])
         apart_CC = (place_C[:, None] - place_C).abs()
         ring_CC = ((apart_CC == 1) | (apart_CC == len(clients) - 1)).float()  # whatever their order
-        self.roster = Roster.of(clients, num_outputs=num_classes, relation_CC=ring_CC, partition_hash="given")
+        self.roster = Roster.of(
+            clients,
+            num_outputs=num_classes,
+            relation_CC=ring_CC,
+            groups=tuple(GROUPS[int(client.name[-1])] for client in clients),
+            partition_hash="given",
+        )
         self.has_validation = True
 
     def setup(self, stage: str | None = None) -> None:
@@ -62,6 +69,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> FederatedDataModule:
     cache = str(tmp_path_factory.mktemp("cache"))
     data = FederatedDataModule(source, Slices(SIZES), GlobalSplit(), relation_graph=Ring(), cache_dir=cache, root=cache)
     data.setup()
+    data._groups = GROUPS  # such as overlapping clients have
     return data
 
 
@@ -104,7 +112,13 @@ def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
     """Builds a trainer of three rounds without loggers, in the test's own folder."""
 
     def build(**settings: Any) -> FederatedTrainer:
-        defaults = {"num_rounds": 3, "accelerator": "cpu", "logger": False, "default_root_dir": str(tmp_path)}
+        defaults = {
+            "num_rounds": 3,
+            "accelerator": "cpu",
+            "logger": False,
+            "default_callbacks": False,
+            "default_root_dir": str(tmp_path),
+        }
         return FederatedTrainer(**{**defaults, **settings})
 
     return build

@@ -91,5 +91,7 @@ def learnt(
 ) -> float:
     """Mean test accuracy of the round that validation chose."""
     model = ClientModule(net, lambda parameters: SGD(parameters, lr=lr, momentum=momentum))
-    trainer = FederatedTrainer(num_rounds=num_rounds, accelerator="cpu", logger=False, run_name="learning")
+    trainer = FederatedTrainer(
+        num_rounds=num_rounds, accelerator="cpu", logger=False, default_callbacks=False, run_name="learning"
+    )
     return trainer.fit(model, Tables(clients, relation_CC), strategy)["test/acc"]

@@ -15,11 +15,15 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 
 from fl_lightning.executors.base import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
+from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
 from fl_lightning.round.client import ClientModule, OptimizerFactory
 from fl_lightning.round.payload import Payload
 
 #: Optimisers that treat every number of a tensor on its own.
-ELEMENTWISE = (ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop)
+ELEMENTWISE = (
+    *(ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop),
+    *(TouchedAdam, TouchedAdamW, TouchedSGD),
+)
 
 #: Slots that hold one number for a whole parameter; equal for all clients that have taken as many steps.
 COUNTS = frozenset({"step", "mu_product", "eta", "mu"})

@@ -7,6 +7,7 @@ from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.models.mlp import MLP, LinearModel
 from fl_lightning.models.output import NetOutput
+from fl_lightning.models.plain import PlainNet, PyGNet
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.twin import Twin
 
@@ -20,6 +21,8 @@ __all__ = [
     "MaskedGCN",
     "NetOutput",
     "NormalisedGCN",
+    "PlainNet",
     "ProjectionGCN",
+    "PyGNet",
     "Twin",
 ]

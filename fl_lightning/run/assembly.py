@@ -56,6 +56,7 @@ class Run:
         scores: Each client's scores, by the prefix of what was last evaluated.
         failures: Why clients are missing from the present round, by name.
         num_failures: How often each client has failed, by name; dropping out, which is drawn, is no failure.
+        unusual: Clients that were named for an update far longer than the others'.
         should_stop: Whether the present round is the last.
         interruption: The signal that ends the run.
         loggers: Where figures go.
@@ -85,6 +86,7 @@ class Run:
     scores: dict[str, Payload] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     num_failures: dict[str, int] = field(default_factory=dict)
+    unusual: set[int] = field(default_factory=set)
     should_stop: bool = False
     interruption: Interruption = field(default_factory=Interruption)
     loggers: list[Logger] = field(default_factory=list)
@@ -139,21 +141,23 @@ def assemble(
     )
 
 
-def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype) -> None:
+def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, time_limit: float | None = None) -> None:
     """Give this process its share of the clients.
 
     Args:
         run: The run.
         clients: What each client of the federation holds.
         dtype: Floating point type of batches.
+        time_limit: Seconds that a client may take for a stage or an evaluation; None for no bound.
 
     Raises:
-        ValueError: There are too few clients, nets that clients cannot be run with, or a metric that does not fit.
+        ValueError: There are too few clients, nets that clients cannot be run with, a metric that does not fit, or a
+            time limit that nothing could keep.
     """
     shares = shard(run.roster.work, run.fabric.world_size)
     collator = run.datamodule.collator(clients, device=run.fabric.device, dtype=dtype)
     mine, memory = shares[run.fabric.global_rank], run.strategy.memory()
-    run.executor.setup(run.fabric, run.model, collator, mine, seed=run.seed, memory=memory)
+    run.executor.setup(run.fabric, run.model, collator, mine, seed=run.seed, memory=memory, time_limit=time_limit)
     check_monitor(run)
 
 
@@ -244,6 +248,7 @@ def describe_federation(
         seed=seed,
         device=fabric.device,
         client_names=roster.names,
+        groups=roster.groups,
         client=model,
         relation_CC=None if roster.relation_CC is None else roster.relation_CC.to(fabric.device),
     )
@@ -261,7 +266,7 @@ def is_plain_sgd(model: ClientModule, optimizer: Optimizer) -> bool:
 def executor_for(model: ClientModule, executor: Executor) -> Executor:
     """The executor, or the one that the client's own hooks need; one for each architecture where there are several."""
     executor, architectures = executor.suited(model), model.nets
-    several = len(architectures) > 1 and not isinstance(executor, ByArchitecture)
+    several = len(architectures) > 1 and not executor.takes_architectures
     return ByArchitecture(executor) if several else executor
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import scipy.sparse as sp
 import torch
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -33,6 +36,19 @@ class PartitionRecord:
     node_idx: tuple[Tensor, ...]
     roles: tuple[Tensor, ...]
     graph_hash: str
+
+    def groups(self) -> tuple[int, ...]:
+        """Which clients were drawn from one part: those that share nodes with each other, directly or by others.
+
+        Returns:
+            Each client's group, numbered from 0 in the order of the clients; empty where no two share a node.
+        """
+        count = len(self.node_idx)
+        client_M = np.repeat(np.arange(count), [len(nodes) for nodes in self.node_idx])
+        node_M = np.concatenate([nodes.numpy() for nodes in self.node_idx])
+        holds = sp.csr_matrix((np.ones(len(node_M), dtype=np.int64), (client_M, node_M)))
+        num_groups, group_C = connected_components(holds @ holds.T, directed=False)
+        return () if num_groups == count else tuple(int(group) for group in group_C)
 
     def content_hash(self, identity: dict[str, Any]) -> str:
         """Return the SHA-256 (hex) of the partition, the split, the graph and of what they were made by."""

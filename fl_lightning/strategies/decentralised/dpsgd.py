@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.kernels.moved_mixing import mix_only_moved
 from fl_lightning.strategies.decentralised.base import Decentralised
 
 
@@ -23,8 +24,17 @@ def metropolis_hastings(adjacency_CC: Tensor) -> Tensor:
 
 @dataclass(kw_only=True, eq=False)
 class DPSGD(Decentralised):
-    """Average with the neighbours after local training."""
+    """Average with the neighbours after local training.
+
+    Args:
+        mix_only_moved: Average each number over those that moved it in local training (``kernels/moved_mixing.py``).
+    """
+
+    mix_only_moved: bool = False
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """θ_i <- Σ_j W_ij θ_j."""
-        return metropolis_hastings(self.neighbours(clients)).to(trained_CP) @ trained_CP
+        weights_CC = metropolis_hastings(self.neighbours(clients)).to(trained_CP)
+        if self.mix_only_moved:
+            return mix_only_moved(weights_CC, trained_CP, self.models_CP[clients].to(trained_CP))
+        return weights_CC @ trained_CP

@@ -30,6 +30,7 @@ from fl_lightning.round.client import ClientModule, parameters_of
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Change, Evaluation, Stage
+from fl_lightning.strategies.base import SumWeighting
 from fl_lightning.strategies.mixing.twins import Twins
 
 
@@ -114,6 +115,10 @@ class APFL(Twins):
         """Average, and note who has answered."""
         super().aggregate(stage, upload)
         self.answered = list(upload.clients)
+
+    def sum_weighting(self) -> SumWeighting:
+        """That of the average: who has answered is known beside."""
+        return super().sum_weighting()
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The mixtures are the result: with the w_i of those that have just been trained, and with w for all."""

@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.moved_mixing import mix_only_moved
+from fl_lightning.models.output import NetOutput
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.base import Strategy, select_names, server_dtype
@@ -27,13 +32,27 @@ class Mixing(Strategy):
     Args:
         personal: Shell-style patterns of parameters that never leave their client, for example ``["head.*"]``.
         aggregation: A robust rule instead of θ <- W θ, from ``strategies.mixing``; None for W θ itself.
+        mix_only_moved: Mix each number over the clients that moved it (``kernels/moved_mixing.py``). The clients'
+            weight decay has to leave untouched numbers alone: 0, or an optimiser of ``fl_lightning.optimizers``.
+        blend: Also evaluate the mean of each client's mixed and its trained model, as ``blend/...``.
     """
 
     personal: Sequence[str] = ()
     aggregation: Aggregation | None = None
+    mix_only_moved: bool = False
+    blend: bool = False
 
     #: Whether W has a row for every client of the round, not one common row. (Without a type it is no setting.)
     personalised = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if self.mix_only_moved and self.aggregation is not None:
+            raise ValueError(
+                "strategy.mix_only_moved chooses the clients of each number and strategy.aggregation ranks whole "
+                "clients: set one of them"
+            )
 
     @abstractmethod
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
@@ -82,6 +101,14 @@ class Mixing(Strategy):
         }
         return Payload(clients=tuple(clients), parameters=parameters)
 
+    def with_newcomers(self, payload: Payload, newcomers: Sequence[int], mixing_NT: Tensor) -> Payload:
+        """Mixed models in which those of newcomers are mixed from the training clients', by rows of W over these."""
+        rows = [payload.clients.index(client) for client in newcomers]
+        for name, tensor in payload.parameters.items():
+            models_TP = self.models[name][list(self.federation.training_clients)].flatten(1)
+            tensor[rows] = (mixing_NT.to(tensor) @ models_TP).view(len(rows), *tensor.shape[1:])
+        return payload
+
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """Each client's mixed model."""
         return self.mixed_models(clients)
@@ -99,7 +126,13 @@ class Mixing(Strategy):
             return
         for name, tensor in upload.parameters.items():
             own = mixing if isinstance(mixing, Tensor) else first_match(mixing, name)
-            mixed = (own.to(tensor) @ tensor.reshape(len(tensor), -1)).view(len(own), *tensor.shape[1:])
+            sent_CP = tensor.reshape(len(tensor), -1)
+            if self.mix_only_moved:
+                received_CP = self.models[name][rows].flatten(1)
+                mixed_RP = mix_only_moved(own, sent_CP, received_CP)
+            else:
+                mixed_RP = own.to(sent_CP) @ sent_CP
+            mixed = mixed_RP.view(len(own), *tensor.shape[1:])
             if self.personalised:
                 self.models[name][rows] = self.update(name, self.models[name][rows], mixed)
             else:
@@ -122,7 +155,14 @@ class Mixing(Strategy):
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The mixed models are the result; ``trained/...`` is before mixing."""
-        return {**super().evaluations(clients), "trained/": Evaluation()}
+        return {**super().evaluations(clients), "trained/": Evaluation(), **self.blended(clients)}
+
+    def blended(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The mean of each client's mixed and trained model, if asked for; the client computes it."""
+        if not self.blend:
+            return {}
+        mixed = Payload(clients=tuple(clients), signals=self.mixed_models(clients).parameters)
+        return {"blend/": Evaluation(payload=mixed, output=blended_output)}
 
     def state_dict(self) -> dict[str, Any]:
         """The mixed models."""
@@ -131,6 +171,15 @@ class Mixing(Strategy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the mixed models."""
         self.models = {name: tensor.to(self.federation.device) for name, tensor in state["models"].items()}
+
+
+def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
+    """What the mean of a client's own parameters and those in its inbox predicts."""
+    mean = {name: (own + context.inbox[name]) / 2 if name in context.inbox else own for name, own in parameters.items()}
+    return client.output(mean, batch)
+
+
+blended_output.takes_stacks = True  # type: ignore[attr-defined]
 
 
 def first_match(mixing: Mapping[str, Tensor], name: str) -> Tensor:
@@ -153,6 +202,11 @@ def equal_weights(upload: Payload) -> Tensor:
 def example_weights(upload: Payload) -> Tensor:
     """Each client's share w of the labelled training examples, (C,); equal shares if no client has any."""
     assert upload.num_examples is not None
-    examples = upload.num_examples.double()
-    total = examples.sum()
-    return examples / total if total > 0 else torch.full_like(examples, 1 / len(examples))
+    return shares(upload.num_examples)
+
+
+def shares(examples_C: Tensor) -> Tensor:
+    """Each client's share of the examples, float64 (C,); equal shares if no client has any."""
+    examples_C = examples_C.double()
+    total = examples_C.sum()
+    return examples_C / total if total > 0 else torch.full_like(examples_C, 1 / len(examples_C))

@@ -17,6 +17,7 @@ class FedAvgFinetune(FedAvg):
 
     num_finetune_epochs: int = 5
     personal: Sequence[str] = field(default=(), init=False)  # no setting of this strategy
+    blend: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -47,7 +47,7 @@ def add_up(parameters: Parameters, gradients: Parameters, context: Context) -> C
 
 
 def sum_of_gradients(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
-    """Σ_k g_i(y_k)."""
+    """The sum of the gradients of all steps, Σ_k g_i(y_k)."""
     return context.memory
 
 
@@ -136,7 +136,7 @@ class SCAFFOLD(Mixing):
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The global model is the result; ``trained/...`` are the clients' before they are averaged."""
         shared = super().configure(self.stages(0)[0], clients)
-        return {"": Evaluation(payload=shared), "trained/": Evaluation()}
+        return {"": Evaluation(payload=shared), "trained/": Evaluation(), **self.blended(clients)}
 
     def state_dict(self) -> dict[str, Any]:
         """The model and the controls."""

@@ -17,7 +17,7 @@ from fl_lightning.relations.similarity import cosine_similarity, mixing_breadth,
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.base import server_dtype
-from fl_lightning.strategies.mixing.base import Mixing
+from fl_lightning.strategies.mixing.base import Mixing, shares
 
 #: Mixing counts as uniform where a client's model is mixed from this share of all clients or more (see mixing_breadth).
 UNIFORM_BREADTH = 0.99
@@ -35,10 +35,13 @@ class SimilarityMixing(Mixing):
 
     Args:
         similarity_temperature: τ, at least 0; 0 is plain averaging.
+        common_share: s in [0, 1] of W = (1 - s) softmax(τ S) + s w, with w the shares of the training examples: what
+            all clients have in common, however unlike they are.
     """
 
     num_epochs: int = 1
     similarity_temperature: float = 10.0
+    common_share: float = 0.0
 
     personalised = True
     #: Name of the signal that is the signature.
@@ -48,6 +51,8 @@ class SimilarityMixing(Mixing):
         """Check the settings."""
         super().__post_init__()
         self.require_at_least(0, "similarity_temperature")
+        if not 0 <= self.common_share <= 1:
+            raise ValueError(f"strategy.common_share must be in [0, 1], got {self.common_share}")
 
     @abstractmethod
     def signature_signal(self) -> Signal:
@@ -63,6 +68,7 @@ class SimilarityMixing(Mixing):
         self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
         self.signatures_CD = torch.zeros(federation.num_clients, 0, dtype=self.dtype, device=federation.device)
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
+        self.examples_C = torch.ones(federation.num_clients, dtype=torch.float64, device=federation.device)
         self.num_uniform_rounds = 0
 
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
@@ -70,12 +76,19 @@ class SimilarityMixing(Mixing):
         return cosine_similarity(signature_CD, other_KD)
 
     def weights(self, similarity_CK: Tensor) -> Tensor:
-        """What share each client has of the others' models, (C, K): softmax(τ S); rows sum to one."""
+        """What share each client has of the models of those like it, (C, K): softmax(τ S); rows sum to one."""
         return softmax_mixing(similarity_CK, self.similarity_temperature)
+
+    def mixing_of(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
+        """What share each client has of the others' models, (C, K): (1 - s) weights(S) + s w; rows sum to one."""
+        mixing_CK = self.weights(similarity_CK)
+        if not self.common_share:
+            return mixing_CK
+        return (1 - self.common_share) * mixing_CK + self.common_share * shares(examples_K).to(mixing_CK)
 
     def mixing_matrix(self, upload: Payload) -> Tensor:
         """W over the clients of the upload, (C, C)."""
-        return self.weights(self._similarity_of(upload))
+        return self.mixing_of(self._similarity_of(upload), self.examples_C[list(upload.clients)])
 
     def _similarity_of(self, upload: Payload) -> Tensor:
         signature_CD = upload.signals[self.signature].to(self.dtype)
@@ -98,6 +111,8 @@ class SimilarityMixing(Mixing):
         rows = torch.tensor(upload.clients, device=self.known_C.device)
         self.signatures_CD[rows] = signature_CD
         self.known_C[rows] = True
+        if upload.num_examples is not None:
+            self.examples_C[rows] = upload.num_examples.to(self.examples_C)
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
         """Each client's mixed model; newcomers' are mixed from those of the training clients."""
@@ -106,12 +121,7 @@ class SimilarityMixing(Mixing):
         newcomers = [client for client in clients if client not in training]
         if not newcomers or not self.personalised:
             return payload
-        mixing = self._newcomers_mixing(newcomers)
-        rows = torch.tensor([clients.index(client) for client in newcomers], device=mixing.device)
-        for name, tensor in payload.parameters.items():
-            models_TP = self.models[name][list(self.federation.training_clients)].flatten(1)
-            tensor[rows] = (mixing.to(tensor) @ models_TP).view(len(rows), *tensor.shape[1:])
-        return payload
+        return self.with_newcomers(payload, newcomers, self._newcomers_mixing(newcomers))
 
     def _newcomers_mixing(self, newcomers: Sequence[int]) -> Tensor:
         """Rows of W over the training clients; uniform for a client whose signature nobody has seen."""
@@ -120,7 +130,8 @@ class SimilarityMixing(Mixing):
         mixing_NT = torch.full_like(new_N[:, None] & known_T, 1 / len(training), dtype=self.dtype)
         if known_T.any():
             similarity_NT = self.similarity(self.signatures_CD[new][new_N], self.signatures_CD[training][known_T])
-            mixing_NT[new_N] = torch.zeros_like(mixing_NT[new_N]).masked_scatter(known_T, self.weights(similarity_NT))
+            weights_NT = self.mixing_of(similarity_NT, self.examples_C[training][known_T])
+            mixing_NT[new_N] = torch.zeros_like(mixing_NT[new_N]).masked_scatter(known_T, weights_NT)
         return mixing_NT
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
@@ -132,12 +143,17 @@ class SimilarityMixing(Mixing):
         return {
             "": Evaluation(payload=self.model_for(clients)),
             "mixed/": Evaluation(payload=self.mixed_models(clients)),
+            **self.blended(clients),
         }
+
+    def _known_clients(self) -> Tensor:
+        """Indices of the training clients that have a signature, (C,)."""
+        training = torch.tensor(self.federation.training_clients, device=self.known_C.device)
+        return training[self.known_C[training]]
 
     def _known_similarity(self) -> Tensor:
         """Of the last known signatures of the training clients that have one, (C, C)."""
-        training = torch.tensor(self.federation.training_clients, device=self.known_C.device)
-        known_CD = self.signatures_CD[training[self.known_C[training]]]
+        known_CD = self.signatures_CD[self._known_clients()]
         return self.similarity(known_CD, known_CD)
 
     def metrics(self) -> Mapping[str, float]:
@@ -148,7 +164,7 @@ class SimilarityMixing(Mixing):
             return {}
         others = similarity_CC[~torch.eye(count, dtype=torch.bool, device=similarity_CC.device)]
         figures = {"min": others.min(), "mean": others.mean(), "max": others.max()}
-        breadth = mixing_breadth(self.weights(similarity_CC))
+        breadth = mixing_breadth(self.mixing_of(similarity_CC, self.examples_C[self._known_clients()]))
         return {f"server/similarity_{name}": float(value) for name, value in figures.items()} | {
             "server/mixing_breadth": breadth
         }
@@ -164,7 +180,7 @@ class SimilarityMixing(Mixing):
         similarity_CC = self._known_similarity()
         found = {self.signature.replace("_", " "): whole(similarity_CC)}
         if self.personalised:
-            found["mixing"] = whole(self.weights(similarity_CC))
+            found["mixing"] = whole(self.mixing_of(similarity_CC, self.examples_C[self._known_clients()]))
         return found
 
     def _warn_of_uniform_mixing(self, upload: Payload) -> None:
@@ -187,6 +203,7 @@ class SimilarityMixing(Mixing):
         return super().state_dict() | {
             "signatures": self.signatures_CD,
             "known": self.known_C,
+            "examples": self.examples_C,
             "num_uniform_rounds": self.num_uniform_rounds,
         }
 
@@ -195,4 +212,5 @@ class SimilarityMixing(Mixing):
         super().load_state_dict(state)
         self.signatures_CD = state["signatures"].to(self.federation.device)
         self.known_C = state["known"].to(self.federation.device)
+        self.examples_C = state["examples"].to(self.federation.device)
         self.num_uniform_rounds = state["num_uniform_rounds"]

@@ -15,6 +15,7 @@ from fl_lightning.data import (
     PlantedCommunities,
     RandomPartitioner,
 )
+from fl_lightning.data.partition.record import PartitionRecord
 
 DISJOINT = [MetisPartitioner(6), LouvainPartitioner(4), RandomPartitioner(7), GivenPartitioner()]
 ALL = [*DISJOINT, OverlappingMetisPartitioner(10)]
@@ -147,3 +148,13 @@ def test_given_file_must_exist(path_graph: Data):
     for call in (GivenPartitioner("nowhere.npy").identity, lambda: GivenPartitioner("nowhere.npy")(path_graph)):
         with pytest.raises(FileNotFoundError, match=r"attribute='nowhere.npy': .* is not a file"):
             call()
+
+
+def test_clients_drawn_from_one_part_are_a_group(planted: Data):
+    def groups(partitioner: Partitioner) -> tuple[int, ...]:
+        parts = tuple(partitioner(planted))
+        return PartitionRecord(node_idx=parts, roles=parts, graph_hash="").groups()
+
+    assert groups(OverlappingMetisPartitioner(10)) == (0,) * 5 + (1,) * 5
+    assert groups(OverlappingMetisPartitioner(9, draws_per_part=3)) == (0, 0, 0, 1, 1, 1, 2, 2, 2)
+    assert groups(MetisPartitioner(6)) == ()

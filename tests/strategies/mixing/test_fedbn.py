@@ -29,7 +29,7 @@ def test_without_normalisation_layers_being_personal_it_is_fedavg(federation, ma
     for strategy in (Shared(), FedAvg()):
         trainer = make_trainer()
         trainer.fit(ClientModule(functools.partial(NormalisedGCN, hidden_channels=8)), federation, strategy)
-        runs.append((dict(strategy.models), trainer.history))
+        runs.append((dict(strategy.models), trainer.run.history))
     assert_same(runs[0], runs[1])
 
 

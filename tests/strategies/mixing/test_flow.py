@@ -167,11 +167,11 @@ def test_those_who_did_not_answer_are_evaluated_afresh(executor, fit) -> None:
     assert len(answered) == 2
     for client in range(5):
         assert torch.equal(own[client], fresh[client]) == (client not in answered)
-    assert 0 <= trainer.history[-1]["server/shared_routes"] <= 1
+    assert 0 <= trainer.run.history[-1]["server/shared_routes"] <= 1
 
 
 def test_bytes(fit) -> None:
-    row = fit(Flow(policy_channels=4), callbacks=CommunicationLedger()).history[-1]
+    row = fit(Flow(policy_channels=4), callbacks=CommunicationLedger()).run.history[-1]
     numbers = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3
     policy = 6 * 4 + 4 + 4 * 3 + 3
     assert row["comm/bytes_up"] == 5 * 4 * (numbers + policy + 1)  # and the share of routes

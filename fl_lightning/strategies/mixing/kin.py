@@ -1,0 +1,101 @@
+"""Kin: each client's model is mixed half from clients of the same kind and half from all.
+
+A method of this project. Before round 0 every client sends one graph-level embedding, computed with the initial
+parameters that all clients have in common: embeddings of models that were trained apart live in different bases and
+hide what such a common frame shows. (Of an untrained net it is a random projection of the mean of Â²X, which tells the
+server something of a client's features.) Centred over the clients, their cosines S give
+
+    W = (1 - s) softmax_j(τ S_ij + log n_j) + s w,
+
+with n_j the training examples and w their shares. A federation without kinship has S near zero, and W is then
+(1 - s') times nearly uniform weights: what FedAvg does, and no worse.
+
+Shape legend: C, K clients, D width of the embedding.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.relations.similarity import cosine_similarity
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.strategies.mixing.base import Mixing, shares
+from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
+from fl_lightning.strategies.signals import graph_embedding
+
+
+@dataclass(kw_only=True, eq=False)
+class Kin(SimilarityMixing):
+    """Mixing by embeddings in the common initial frame.
+
+    Args:
+        common_share: s in [0, 1], the share that goes to all clients; 1 is FedAvg.
+    """
+
+    num_epochs: int = 3
+    common_share: float = 0.5
+
+    needs_graphs = True
+    signature = "embedding"
+
+    def signature_signal(self) -> Signal:
+        """The graph-level embedding."""
+        return graph_embedding
+
+    def initial_stages(self) -> Sequence[Stage]:
+        """Nobody has trained yet: everyone embeds with the common initial parameters."""
+        return [Stage(name="embed", signals={self.signature: self.signature_signal()})]
+
+    def signals(self) -> Mapping[str, Signal]:
+        """Nothing: the embeddings are known."""
+        return {}
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """The common initial parameters to embed with, mixed models afterwards."""
+        if stage.name != "embed":
+            return super().configure(stage, clients)
+        start = self.federation.parameters
+        parameters = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in start.items()}
+        return Payload(clients=tuple(clients), parameters=parameters)
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Remember the embeddings, later mix."""
+        self.admit(stage, upload)
+        if stage.name != "embed" and upload.clients:
+            Mixing.aggregate(self, stage, upload)
+
+    def admit(self, stage: Stage, upload: Payload) -> None:
+        """Remember embeddings, and training examples."""
+        if self.signature in upload.signals:
+            super().admit(stage, upload)
+
+    def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
+        """Cosines of the embeddings as they lie about their mean over the training clients, (C, K)."""
+        mean_D = self.signatures_CD[self._known_clients()].mean(dim=0)
+        return cosine_similarity(signature_CD - mean_D, other_KD - mean_D)
+
+    def mixing_of(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
+        """W, (C, K): the kin weigh by their training examples, too."""
+        share_K = shares(examples_K).to(similarity_CK)
+        kin_CK = (self.similarity_temperature * similarity_CK + share_K.clamp(min=1e-12).log()).softmax(dim=1)
+        return (1 - self.common_share) * kin_CK + self.common_share * share_K
+
+    def mixing_matrix(self, upload: Payload) -> Tensor:
+        """W over the clients of the upload, (C, C); one whose embedding never arrived is like nobody."""
+        rows = list(upload.clients)
+        similarity_CC = self.similarity(self.signatures_CD[rows], self.signatures_CD[rows])
+        known_C = self.known_C[rows]
+        similarity_CC = torch.where(known_C[:, None] & known_C, similarity_CC, 0.0)
+        assert upload.num_examples is not None
+        return self.mixing_of(similarity_CC, upload.num_examples)
+
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
+        """The mixed models."""
+        return self.mixed_models(clients)
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The mixed models are the result; ``trained/...`` is before mixing."""
+        return Mixing.evaluations(self, clients)

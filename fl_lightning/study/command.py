@@ -1,0 +1,255 @@
+"""Studies of methods × cases × seeds: ``fl-train study run | status | table | report | check | sweep | cell FILE``."""
+
+import argparse
+import importlib.util
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from fl_lightning.command_line import fail
+from fl_lightning.study.definition import Study, WrongStudy
+from fl_lightning.study.pool import Pool
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.runner import Runner, duration
+from fl_lightning.study.single import check, sweep, train_cell
+from fl_lightning.study.store import Store
+from fl_lightning.study.table import leaderboard, markdown, tidy, write_csv
+from fl_lightning.study.version import sources
+
+_DESCRIPTION = """Methods × cases × seeds, tuned alike, in parallel; what is done is not done again.
+
+  fl-train study run    studies/leaderboard_a.yaml          train what is missing
+  fl-train study status studies/leaderboard_a.yaml          what is done, failed, stale, missing
+  fl-train study table  studies/leaderboard_a.yaml          the leaderboard, in the terminal or as Markdown
+  fl-train study report studies/leaderboard_a.yaml          tables, tests and pictures, as report.md beside the results
+  fl-train study check  studies/leaderboard_a.yaml          whether the code still comes to the same figures
+  fl-train study sweep  studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml     let W&B agents take cells
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers a mistake with one line."""
+
+    def error(self, message: str) -> NoReturn:
+        fail(f"study: {message}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a verb of ``fl-train study``; returns the exit code."""
+    options = _parser().parse_args(list(arguments))
+    try:
+        study = Study(Path(options.file))
+        if options.results:
+            study.results = Path(options.results)
+        for name, known in {"methods": list(study.methods), "cases": list(study.cases)}.items():
+            for given in getattr(options, name, None) or ():
+                if given not in known:
+                    fail(f"--{name} {given!r} is not in {study.path}: there are {', '.join(known)}")
+        return int(options.verb(study, options))
+    except (WrongStudy, OSError) as error:
+        fail(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="fl-train study", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    common = _Parser(add_help=False)
+    common.add_argument("file", metavar="FILE", help="the study's YAML file")
+    common.add_argument("--results", help="folder of the results, instead of the study's own")
+
+    run = verbs.add_parser("run", parents=[common], help="train what is missing")
+    run.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
+    run.add_argument("--methods", nargs="+", help="these alone")
+    run.add_argument("--cases", nargs="+", help="these alone")
+    run.add_argument("--minutes", type=float, help="begin no cell after so many minutes")
+    run.add_argument("--retry", action="store_true", help="try cells again that failed")
+    run.set_defaults(verb=_run)
+
+    status = verbs.add_parser("status", parents=[common], help="what is done, failed, stale, missing")
+    status.set_defaults(verb=_status)
+
+    table = verbs.add_parser("table", parents=[common], help="the leaderboard")
+    table.add_argument("--figure", default="test", help="column of results.csv to show (test)")
+    table.add_argument("--markdown", action="store_true", help="as Markdown")
+    table.set_defaults(verb=_table)
+
+    checked = verbs.add_parser("check", parents=[common], help="train a cell of every method again and compare")
+    checked.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
+    checked.set_defaults(verb=_check)
+
+    swept = verbs.add_parser("sweep", parents=[common], help="print a W&B sweep over the cells that can be trained now")
+    swept.set_defaults(verb=_sweep)
+
+    cell = verbs.add_parser("cell", parents=[common], help="train one cell and send it to W&B, as a W&B agent does")
+    cell.add_argument("--cell", required=True, help="its key, as the sweep has it")
+    cell.set_defaults(verb=_cell)
+
+    report = verbs.add_parser("report", parents=[common], help="write report.md and its pictures beside the results")
+    report.set_defaults(verb=_report)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes: give at least 1")
+    return int(text)
+
+
+# ---------------------------------------------------------------- the verbs
+
+
+def _run(study: Study, options: argparse.Namespace) -> int:
+    store = Store(study.results)
+    with store.running() as alone:
+        if not alone:
+            fail(f"another process runs {study.path}: wait for it, or give another folder with --results")
+        study.processes = options.processes or study.processes
+        runner = Runner(
+            study,
+            store,
+            methods=options.methods or (),
+            cases=options.cases or (),
+            retry=options.retry,
+            minutes=options.minutes,
+            say=_say,
+        )
+        signal.signal(signal.SIGTERM, _stop)
+        try:
+            with Pool(study.processes) as pool:
+                tally = runner.run(pool)
+        except KeyboardInterrupt:
+            _write(study)
+            fail("stopped; the same command goes on where it was", code=130)
+    _write(study)
+    for title, error in tally.failed.items():
+        _say(f"failed: {title}: {error}")
+    for name in tally.waiting:
+        _say(f"no setting could be chosen for {name}")
+    _say(f"{tally.trained} cells trained, {len(tally.failed)} failed, {tally.missing} missing: {study.results}")
+    return 1 if tally.failed else 0
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _write(study: Study) -> pd.DataFrame:
+    table = tidy(Progress(study, Store(study.results)))
+    if len(table):
+        write_csv(table, study.results / "results.csv")
+    return table
+
+
+def _status(study: Study, options: argparse.Namespace) -> int:
+    store = Store(study.results)
+    progress = Progress(study, store)
+    shown = Table("method", "done", "failed", "stale", "missing", "of", title=f"{study.title} ({study.results})")
+    runner = Runner(study, store, say=_say)
+    for method in study.methods:
+        counts: Counter[str] = Counter()
+        total = 0
+        seen: set[str] = set()
+        for case in study.cases_of(method):
+            tuning, report = progress.tuning(method, case), progress.report(method, case)
+            cells = [cell for cell in (*tuning, *report) if cell.key not in seen]
+            seen |= {cell.key for cell in cells}
+            counts.update(progress.state(cell) for cell in cells)
+            counts["missing"] += 0 if report else len(study.seeds)
+            total += len(cells) + (0 if report else len(study.seeds))
+        shown.add_row(
+            method, *(str(counts[state] or "") for state in ("done", "failed", "stale", "missing")), str(total)
+        )
+    Console().print(shown)
+    left = list(runner.todo())
+    seconds = runner.estimate(left) / study.processes
+    _say(
+        f"{len(left)} cells to do"
+        + (f", about {duration(seconds)} with {study.processes} processes" if seconds else "")
+    )
+    _tell_changed_sources(progress)
+    for record in progress.records.values():
+        if record["error"]:
+            _say(f"failed: {record['method']} on {record['case']}, seed {record['seed']}: {record['error']}")
+    return 0
+
+
+def _tell_changed_sources(progress: Progress) -> None:
+    known, now = progress.store.known_sources(), sources()
+    numbers = Counter(record["sources"] for record in progress.records.values())
+    for digest, number in numbers.items():
+        then = known.get(digest, {})
+        changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+        if changed:
+            shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+            _say(f"{number} cells were computed before these files changed: {shown}")
+
+
+def _check(study: Study, options: argparse.Namespace) -> int:
+    with Pool(options.processes or study.processes) as pool:
+        changed = check(study, Store(study.results), pool, _say)
+    if changed:
+        _say(f"{changed} methods come to other figures: raise MATHEMATICS in fl_lightning/study/version.py")
+    return 1 if changed else 0
+
+
+def _sweep(study: Study, options: argparse.Namespace) -> int:
+    sys.stdout.write(sweep(study, Store(study.results)))
+    return 0
+
+
+def _cell(study: Study, options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="fl-study-") as scratch:
+        record = train_cell(study, Store(study.results), options.cell, Path(scratch))
+    if record is None:
+        fail(f"--cell {options.cell} is not to do in {study.path}: take one of fl-train study sweep {study.path}")
+    if record["error"]:
+        fail(record["error"], code=1)
+    _say(f"{record['method']} on {record['case']}, seed {record['seed']}: {record['monitor']} {record['val']:.4g}")
+    return 0
+
+
+def _report(study: Study, options: argparse.Namespace) -> int:
+    missing = [name for name in ("scikit_posthocs", "statsmodels") if importlib.util.find_spec(name) is None]
+    if missing:
+        fail(f"study report needs {' and '.join(missing)}: pip install 'fl-lightning[study]'")
+    from fl_lightning.study.report import write_report
+
+    table = _write(study)
+    if not len(table):
+        fail(f"{study.results} has no reported cells yet: fl-train study run {study.path}")
+    _say(str(write_report(Progress(study, Store(study.results)), table)))
+    return 0
+
+
+def _table(study: Study, options: argparse.Namespace) -> int:
+    progress = Progress(study, Store(study.results))
+    table = tidy(progress)
+    if not len(table):
+        fail(f"{study.results} has no reported cells yet: fl-train study run {study.path}")
+    if options.figure not in table:
+        fail(f"--figure {options.figure!r} is no column of the results: there are {', '.join(table.columns)}")
+    shown = leaderboard(progress, table, options.figure)
+    if options.markdown:
+        _say(markdown(shown, "method"))
+        return 0
+    console_table = Table("method", *shown.columns, title=study.title)
+    for name, row in zip(shown.index, shown.to_numpy(), strict=True):
+        console_table.add_row(str(name), *map(str, row))
+    Console().print(console_table)
+    return 0

@@ -1,0 +1,380 @@
+"""What a study is: one YAML file of methods, cases, seeds and a tuning grid."""
+
+import difflib
+import itertools
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+#: Overrides: the value of each setting by its dotted name, in the order in which they are given to ``fl-train fit``.
+Settings = dict[str, Any]
+#: An axis of a grid: values of the setting that it is named for, or settings by a label.
+Axis = list[Any] | dict[str, Settings]
+#: A point of a grid: the label of its value on each axis, and the settings of all.
+Point = tuple[str, Settings]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Method(_Part):
+    """A row of the leaderboard: configuration files and what is changed in them.
+
+    Attributes:
+        config: One file or several laid over each other, relative to the study's file.
+        settings: Overrides, before those of the case.
+        final: Overrides that win over the case's.
+        tune: At most two axes of the method's own, beside those of all methods.
+        tuned_as: The method whose chosen setting it takes, instead of tuning by itself.
+        cases: Shell-style patterns of the cases it is for.
+        tier: Methods of tier 1 run before those of tier 2, so that a part is already a table.
+    """
+
+    config: list[str] | str
+    settings: Settings = {}
+    final: Settings = {}
+    tune: dict[str, Axis] = {}
+    tuned_as: str | None = None
+    cases: list[str] = ["*"]
+    tier: int = Field(default=1, ge=1)
+
+
+class Case(_Part):
+    """A column of the leaderboard: data set × partition × clients × protocol.
+
+    Attributes:
+        settings: Overrides of every method.
+        tuned_on: The case whose chosen settings it takes (of the study in ``tuning.study``, if there is one); itself if
+            None.
+        paper: Published figures by method, in the unit that is shown.
+        panel: The panel of pictures that it is in.
+        x: Its place in them.
+    """
+
+    settings: Settings = {}
+    tuned_on: str | None = None
+    paper: dict[str, float | str] = {}
+    panel: str = ""
+    x: float | None = None
+
+
+class Tuning(_Part):
+    """How settings are chosen: on validation alone, as many for every method.
+
+    Attributes:
+        seeds: Of the tuning; none of them may be reported.
+        budget: How many settings of the grid every method tries.
+        grid: The axes that all methods share.
+        study: Another study's file, whose choices are taken instead.
+    """
+
+    seeds: list[int] = []
+    budget: int = Field(default=0, ge=0)
+    grid: dict[str, Axis] = {}
+    study: str | None = None
+
+
+class Picture(_Part):
+    """A picture of the report.
+
+    Attributes:
+        kind: ``lines``: the figure against the cases' ``x``, a panel for each ``panel``; ``curves``: against the rounds
+            or another figure of every round (of ``history``), a panel for each case; ``ranks``: average ranks over the
+            cases with Nemenyi's critical difference.
+        figure: A column of ``results.csv``; of curves a figure of every round.
+        x: Of curves, what they are drawn against.
+        x_scale: Its factor.
+        x_label: Label of the axis.
+        y_label: Likewise; the unit is added.
+        log: Whether the horizontal axis is logarithmic.
+    """
+
+    kind: Literal["lines", "curves", "ranks"]
+    figure: str = "test"
+    x: str = "round"
+    x_scale: float = 1.0
+    x_label: str = ""
+    y_label: str = ""
+    log: bool = False
+
+
+class Wandb(_Part):
+    """Where a study sends its cells to.
+
+    Attributes:
+        project: Project.
+        entity: User or team; None for the account's default.
+        offline: Write to disk only.
+        save_dir: Folder that gets W&B's own folder ``wandb``.
+    """
+
+    project: str = "fl_lightning"
+    entity: str | None = None
+    offline: bool = False
+    save_dir: str = "runs"
+
+
+class WrongStudy(ValueError):
+    """A study's file that cannot be used as it is."""
+
+
+class _File(_Part):
+    title: str = ""
+    processes: int = Field(default=1, ge=1)
+    seeds: list[int] = Field(min_length=1)
+    settings: Settings = {}
+    methods: dict[str, Method] = {}
+    configs: list[str] = []
+    configs_except: list[str] = []
+    cases: dict[str, Case] = Field(min_length=1)
+    tuning: Tuning = Tuning()
+    baselines: list[str] = []
+    history: list[str] = []
+    keep: list[str] = []
+    pictures: dict[str, Picture] = {}
+    results: str | None = None
+    wandb: Wandb | None = None
+
+
+class Study:
+    """A study that was read and checked.
+
+    Args:
+        path: Its YAML file. Beside what :class:`Method`, :class:`Case` and :class:`Tuning` hold it has a ``title``,
+            the number of ``processes``, the reported ``seeds``, ``settings`` of all cells, ``configs`` (shell-style
+            patterns of configuration files: each strategy of theirs that no method has becomes one, but those that
+            ``configs_except`` names), ``baselines`` (the simple methods that others are compared with), ``history``
+            (figures of every round that are kept), ``keep`` (patterns of files in the runs' folders that are kept),
+            ``pictures``, ``results`` (folder; ``results/<name>`` if None) and ``wandb``.
+
+    Raises:
+        WrongStudy: It cannot be read, or something in it does not fit; the setting, the value and the remedy in a line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        content = _read(path)
+        self.name = path.stem
+        self.title = content.title or path.stem
+        self.processes = content.processes
+        self.seeds = tuple(content.seeds)
+        self.settings = content.settings
+        self.cases = content.cases
+        self.tuning = content.tuning
+        self.history = tuple(content.history)
+        self.keep = tuple(content.keep)
+        self.pictures = content.pictures
+        self.wandb = content.wandb
+        self.results = path.parent / (content.results or f"results/{path.stem}")
+        self.methods = {**content.methods, **self._found(content)}
+        self.baselines = tuple(content.baselines)
+        self._check()
+
+    # ------------------------------------------------------------------ what there is to do
+
+    def cases_of(self, method: str) -> list[str]:
+        """The cases that a method is for."""
+        return [case for case in self.cases if any(fnmatch(case, each) for each in self.methods[method].cases)]
+
+    def configs_of(self, method: str) -> tuple[Path, ...]:
+        """The configuration files of a method."""
+        return tuple(self.path.parent / name for name in _listed(self.methods[method].config))
+
+    def tuned_on(self, method: str, case: str) -> tuple[str, str]:
+        """The method and the case whose choice a method takes on a case."""
+        return self.methods[method].tuned_as or method, self.cases[case].tuned_on or case
+
+    def grid_of(self, method: str) -> list[Point]:
+        """The settings that a method tries: as many for every method, none without tuning.
+
+        The axes that all share are gone through in order. A setting of the method's own takes each of its values
+        equally often, in an order drawn once for each method; the first point has the first values.
+        """
+        if not self.tuning.budget:
+            return []
+        common = list(itertools.product(*(_values(name, axis) for name, axis in self.tuning.grid.items())))
+        own = list(itertools.product(*(_values(name, axis) for name, axis in self.methods[method].tune.items())))
+        budget = self.tuning.budget
+        draw = random.Random(f"{method}")
+        chosen = common if budget == len(common) else [common[0], *draw.sample(common[1:], budget - 1)]
+        rounds = [draw.sample(own, len(own)) for _ in range(-(-budget // len(own)))]
+        rest = [point for turn in rounds for point in turn]
+        rest.remove(own[0])
+        return [_joined([*shared, *mine]) for shared, mine in zip(chosen, [own[0], *rest], strict=False)]
+
+    @cached_property
+    def other(self) -> "Study | None":
+        """The study whose choices are taken, if any."""
+        return Study(self.path.parent / self.tuning.study) if self.tuning.study else None
+
+    # ------------------------------------------------------------------ checks
+
+    def _found(self, content: _File) -> dict[str, Method]:
+        """A method for each strategy of the configurations that match and that is not among the methods yet."""
+        taken = {strategy_of(self.path.parent / name) for m in content.methods.values() for name in _listed(m.config)}
+        taken |= set(content.methods) | set(content.configs_except)
+        found: dict[str, Method] = {}
+        for pattern in content.configs:
+            matches = sorted(self.path.parent.glob(pattern))
+            if not matches:
+                self._refuse("configs", repr(pattern), "nothing matches; patterns are relative to the study")
+            for path in matches:
+                name = strategy_of(path)
+                if name and name not in taken:
+                    found.setdefault(name, Method(config=os.path.relpath(path, self.path.parent), tier=99))
+        return found
+
+    def _check(self) -> None:
+        if not self.methods:
+            self._refuse("methods", "none", "name at least one, or give patterns in configs")
+        for method in self.methods:
+            for config in self.configs_of(method):
+                if not config.is_file():
+                    self._refuse(f"methods.{method}.config", config, "it is no file; paths are relative to the study")
+            if not self.cases_of(method):
+                cases = self.methods[method].cases
+                self._refuse(f"methods.{method}.cases", cases, f"no case matches; there are {', '.join(self.cases)}")
+        for name in self.baselines:
+            self._known("baselines", name, self.methods)
+        if len(set(self.seeds)) < len(self.seeds):
+            self._refuse("seeds", list(self.seeds), "give each once")
+        for name, picture in self.pictures.items():
+            needed = [figure for figure in (picture.x, picture.figure) if figure != "round"]
+            if picture.kind == "curves" and (lacking := sorted(set(needed) - set(self.history))):
+                self._refuse(f"pictures.{name}", picture.figure, f"its curves need {', '.join(lacking)} in history")
+            if picture.kind == "lines" and all(case.x is None for case in self.cases.values()):
+                self._refuse(f"pictures.{name}", "lines", "no case has an x")
+        for seed in (*self.seeds, *self.tuning.seeds):
+            if not 0 <= seed < 2**32:
+                self._refuse("seeds", seed, "give numbers in [0, 4294967295]")
+        self._check_tuning()
+
+    def _check_tuning(self) -> None:
+        tuning, other = self.tuning, self.other
+        if other is not None:
+            if tuning.grid or tuning.seeds or tuning.budget:
+                self._refuse("tuning.study", tuning.study, "give it alone, or a grid, seeds and budget of this study's")
+            if shared := sorted(set(other.tuning.seeds) & set(self.seeds)):
+                self._refuse("seeds", shared, f"{tuning.study} tuned on them: report others")
+        if shared := sorted(set(tuning.seeds) & set(self.seeds)):
+            self._refuse("tuning.seeds", shared, "they are reported too: tune on others")
+        points = 1
+        for name, axis in tuning.grid.items():
+            self._check_axis(f"tuning.grid.{name}", name, axis)
+            points *= len(axis)
+        if bool(tuning.budget) != bool(tuning.grid) or bool(tuning.budget) != bool(tuning.seeds):
+            self._refuse("tuning", "incomplete", "give grid, budget and seeds, or none of them")
+        if tuning.budget > points:
+            self._refuse(
+                "tuning.budget",
+                tuning.budget,
+                f"the axes that all methods share have {points} settings, and every method gets as many: give at most "
+                "that, or more values",
+            )
+        for name, method in self.methods.items():
+            if len(method.tune) > 2:
+                self._refuse(f"methods.{name}.tune", list(method.tune), "give at most two settings of its own")
+            for setting, axis in method.tune.items():
+                self._check_axis(f"methods.{name}.tune.{setting}", setting, axis)
+                if setting in tuning.grid:
+                    self._refuse(f"methods.{name}.tune", setting, "all methods tune it: leave it out")
+            for case in self.cases_of(name):
+                tuned_as, tuned_on = self.tuned_on(name, case)
+                source = other or self
+                self._known(f"methods.{name}.tuned_as", tuned_as, source.methods, always=other is not None)
+                self._known(f"cases.{case}.tuned_on", tuned_on, source.cases, always=other is not None)
+
+    def _check_axis(self, where: str, name: str, axis: Axis) -> None:
+        if not axis:
+            self._refuse(where, axis, "give values")
+        if isinstance(axis, list) and "." not in name:
+            self._refuse(where, axis, "a list of values is for a setting (its dotted name), labels need settings each")
+
+    def _known(self, where: str, name: str, known: Mapping[str, Any], *, always: bool = True) -> None:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            self._refuse(where, name, f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
+
+    def _refuse(self, where: str, value: object, remedy: str) -> NoReturn:
+        raise WrongStudy(f"{self.path}: {where} is {value}: {remedy}")
+
+
+# ---------------------------------------------------------------- files
+
+
+def _read(path: Path) -> _File:
+    content = read_yaml(path)
+    try:
+        return _File.model_validate(content)
+    except ValidationError as error:
+        raise WrongStudy(f"{path}: {_told(error)}") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file.
+
+    Raises:
+        WrongStudy: It cannot be read, or holds no settings.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise WrongStudy(f"{path} cannot be read ({error.strerror}): give the YAML file of a study") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise WrongStudy(f"{path} is no YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise WrongStudy(f"{path} holds no settings (name: value): give the YAML file of a study")
+    return content
+
+
+def strategy_of(config: Path) -> str:
+    """The bare name of the strategy of a configuration file; empty where it has none."""
+    strategy = read_yaml(config).get("strategy") if config.is_file() else None
+    name = strategy.get("class_path") if isinstance(strategy, dict) else strategy
+    return str(name or "").rpartition(".")[2]
+
+
+def _told(error: ValidationError) -> str:
+    """The first thing that is wrong: the setting, the value, the remedy."""
+    found = error.errors()[0]
+    place = [str(part) for part in found["loc"]]
+    if found["type"] == "extra_forbidden":
+        parts: dict[tuple[str, int], type[_Part]] = {
+            ("methods", 3): Method,
+            ("cases", 3): Case,
+            ("tuning", 2): Tuning,
+            ("wandb", 2): Wandb,
+            ("pictures", 3): Picture,
+        }
+        known = list(parts.get((place[0], len(place)), _File).model_fields)
+        near = difflib.get_close_matches(place[-1], known, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        return f"{'.'.join(place)} is no setting of a study: {advice}"
+    given = "" if found["type"] == "missing" else f" (given: {str(found['input'])[:60]})"
+    return f"{'.'.join(place)}: {found['msg']}{given}"
+
+
+def _listed(value: Sequence[str] | str) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _values(name: str, axis: Axis) -> Iterator[Point]:
+    if isinstance(axis, dict):
+        for label, settings in axis.items():
+            yield f"{name}={label}", settings
+    else:
+        for value in axis:
+            yield f"{name.rpartition('.')[2]}={value}", {name: value}
+
+
+def _joined(points: Sequence[Point]) -> Point:
+    settings = {name: value for _, part in points for name, value in part.items()}
+    return ", ".join(label for label, _ in points), settings

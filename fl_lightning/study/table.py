@@ -1,0 +1,131 @@
+"""The results as one tidy table, and as a leaderboard."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fl_lightning.round.metrics import less_is_better
+from fl_lightning.run.folder import whole_file
+from fl_lightning.study.definition import Study
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.store import Record
+
+
+def tidy(progress: Progress) -> pd.DataFrame:
+    """A row for each reported cell that is there: what was chosen, what it came to, what it took.
+
+    ``val`` and ``test`` are those of the round that validation chose (``round``), mean over clients; ``test_std`` and
+    ``test_worst`` are over clients. ``trained_val``, ``trained_test`` and the like are of other models of the run, at
+    the round of their own best validation; ``new_...`` of clients that were held out; ``benign_...`` beside attacks.
+    ``always_benign_test`` is the mean over the clients that are malicious in no cell of the seed: the same ones
+    whatever the ratio of the attack.
+    """
+    rows, records = [], []
+    study = progress.study
+    for method, case in progress.groups(study.methods, study.cases):
+        for cell in progress.report(method, case):
+            record = progress.records.get(cell.key)
+            if record is not None:
+                names = {"method": method, "case": case, "seed": cell.seed}
+                rows.append({**_row(record), **names, "stale": progress.state(cell) == "stale"})
+                records.append(record)
+    _add_always_benign(rows, records)
+    table = pd.DataFrame(rows)
+    leading = [name for name in _LEADING if name in table.columns]
+    trailing = [name for name in _TRAILING if name in table.columns]
+    inner = sorted(name for name in table.columns if name not in (*leading, *trailing))
+    return table[[*leading, *inner, *trailing]]
+
+
+_LEADING = ("method", "case", "seed", "setting", "metric", "round", "val", "test", "test_std", "test_worst")
+_SPENT = ("seconds", "cpu_seconds", "training_seconds", "rounds", "bytes_up", "bytes_down", "bytes_peer", "failures")
+_TRAILING = (*_SPENT, "stale", "error", "partition", "version", "command")
+
+
+def _add_always_benign(rows: list[dict[str, Any]], records: Sequence[Record]) -> None:
+    """Add the column, in place, to what has figures of clients; nothing where no cell was attacked."""
+    malicious: dict[tuple[int, int], set[float]] = {}
+    for record in records:
+        if not record["error"]:
+            clients = record["clients"]["client"]
+            malicious.setdefault((record["seed"], len(clients)), set()).update(record["malicious"])
+    for row, record in zip(rows, records, strict=True):
+        if record["error"] or not any(malicious.values()):
+            continue
+        clients = record["clients"]
+        attacked = malicious[record["seed"], len(clients["client"])]
+        pairs = zip(clients["client"], clients["test"], strict=True)
+        values = [test for client, test in pairs if client not in attacked and test is not None]
+        row["always_benign_test"] = statistics.fmean(values) if values else None
+
+
+def _row(record: Record) -> dict[str, Any]:
+    names = ("setting", "error", "partition", "version", "command", "seconds", "cpu_seconds")
+    row: dict[str, Any] = {name: record[name] for name in names}
+    if record["error"]:
+        return row
+    monitor, figures = record["monitor"], record["result"]
+    metric = monitor.rpartition("/")[2]
+    row |= {"metric": metric, "round": figures["best_round"], "val": record["val"]}
+    row |= {"rounds": record["num_rounds"], "training_seconds": record["training_seconds"]}
+    row |= {"failures": record["failures"], **{f"bytes_{way}": size for way, size in record["bytes"].items()}}
+    for kind, (val, test) in record["kinds"].items():
+        row |= {f"{kind.replace('/', '_')}_val": val, f"{kind.replace('/', '_')}_test": test}
+    for name, value in figures.items():
+        kind, _, last = name.rpartition("/test/")
+        kind = kind if last else ""
+        if name.startswith("test/"):
+            last = name.removeprefix("test/")
+        if last in (metric, f"{metric}_std", f"{metric}_worst", f"{metric}_weighted"):
+            column = f"{kind.replace('/', '_')}_test" if kind else "test"
+            row.setdefault(column + last.removeprefix(metric), value)
+        elif name in ("test/asr", "benign/val/acc"):
+            row[name.replace("/", "_")] = value
+    return row
+
+
+def write_csv(table: pd.DataFrame, path: Path) -> None:
+    """Write the tidy table; numbers as they were kept."""
+    with whole_file(path) as temporary:
+        table.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def scale_of(metric: str) -> float:
+    """Factor to the unit that is shown: per cent, or thousandths of an error."""
+    return 1000.0 if less_is_better(metric) else 100.0
+
+
+def leaderboard(progress: Progress, table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
+    """Methods × cases: mean ± standard deviation over seeds as text, empty where nothing was run."""
+    study = progress.study
+    shown = pd.DataFrame("", index=list(study.methods), columns=list(study.cases))
+    if not len(table) or figure not in table:
+        return shown
+    for (method, case), found in table.groupby(["method", "case"], sort=False):
+        shown.loc[method, case] = cell_text(found, figure, study)
+    return shown
+
+
+def cell_text(found: pd.DataFrame, figure: str, study: Study) -> str:
+    """Mean ± standard deviation over the seeds, and how many failed or are missing."""
+    values = found[figure].dropna()
+    if not len(values):
+        return "failed"
+    scale = scale_of(str(found["metric"].dropna().iloc[0]))
+    spread = f" ± {scale * values.std():.1f}" if len(values) > 1 else ""
+    number = "" if len(values) == len(study.seeds) else f" ({len(values)} of {len(study.seeds)})"
+    return f"{scale * values.mean():.1f}{spread}{number}"
+
+
+def markdown(table: pd.DataFrame, first: str) -> str:
+    """A table of text as Markdown."""
+    lines = [f"| {first} | " + " | ".join(map(str, table.columns)) + " |", "|" + "---|" * (len(table.columns) + 1)]
+    lines += [f"| {name} | " + " | ".join(map(str, row)) + " |" for name, row in _rows(table)]
+    return "\n".join(lines)
+
+
+def _rows(table: pd.DataFrame) -> Sequence[tuple[object, Sequence[object]]]:
+    return [(name, list(row)) for name, row in zip(table.index, table.to_numpy(), strict=True)]

@@ -1,0 +1,62 @@
+"""What the figures of a cell depend on beside its settings and its data: the version of the code's mathematics.
+
+Two things make a cell stale. ``MATHEMATICS`` is raised by hand with every change after which a run comes to other
+figures: under the empty name where it concerns all strategies, else under the strategy's. (A digest of the sources
+would make thousands of cells stale with every change of speed or of a message.) And the versions of the packages that
+compute. Beside them each cell keeps a digest of the sources, so that ``fl-train study status`` tells which files have
+changed since, and ``fl-train study check`` computes a cell of every method again and compares.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+from pathlib import Path
+
+#: Raised by hand, see above.
+MATHEMATICS: dict[str, int] = {"": 1}
+
+_PACKAGES = ("torch", "torch-geometric")
+_ROOT = Path(__file__).parents[1]
+#: Rooms whose code computes, or decides what is computed.
+_COMPUTING = ("batches", "data", "executors", "kernels", "models", "relations", "round", "strategies")
+
+
+def version_of(strategy: str) -> str:
+    """The version of what a strategy computes, for example ``1; torch 2.13.0; torch-geometric 2.8.1``."""
+    numbers = [str(MATHEMATICS[name]) for name in ("", strategy) if name in MATHEMATICS]
+    return "; ".join([".".join(numbers), *(f"{name} {_installed(name)}" for name in _PACKAGES)])
+
+
+@functools.cache
+def sources() -> dict[str, str]:
+    """A digest of each source file that computes: of its syntax, without comments and docstrings."""
+    files = sorted(path for room in _COMPUTING for path in (_ROOT / room).rglob("*.py"))
+    return {
+        str(path.relative_to(_ROOT)): hashlib.sha256(_syntax(path).encode()).hexdigest()[:12]
+        for path in (*files, _ROOT / "trainer.py", _ROOT / "federation.py")
+    }
+
+
+@functools.cache
+def digest_of_sources() -> str:
+    """A digest of all of them."""
+    return hashlib.sha256(repr(sorted(sources().items())).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _installed(package: str) -> str:
+    return importlib.metadata.version(package).partition("+")[0]
+
+
+def _syntax(path: Path) -> str:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and _is_text(body[0].value):
+            node.body = body[1:]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -1,0 +1,252 @@
+"""A process that trains one cell after another: what it keeps of each, and how it is talked to."""
+
+import contextlib
+import io
+import logging
+import math
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_lightning.callback import Callback, Trainer
+from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.callbacks.attacks.forgery import malicious_clients
+from fl_lightning.cli import FederatedCLI
+from fl_lightning.round.metrics import client_values
+from fl_lightning.run.result import summary
+from fl_lightning.trainer import FederatedTrainer
+
+#: Figures are kept to so many significant digits.
+_DIGITS = 6
+_MOST_WARNINGS = 5
+
+
+class _ChosenClients(Callback):
+    """Keeps each client's validation and test value at the chosen round."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[Any]] = {}
+
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Keep them if the round is the best so far."""
+        selection = trainer.run.selection
+        if selection.best_round == trainer.run.round_idx:
+            scores = trainer.run.scores[""]
+            figures = {
+                part: name
+                for part, wanted in {"val": selection.monitor, "test": selection.test}.items()
+                for name in scores.signals
+                if wanted.endswith(name)  # of the benign clients, for example
+            }
+            self.values = {"client": list(scores.clients)}
+            for part, name in figures.items():
+                self.values[part] = [_rounded(value) for value in client_values(scores, name).tolist()]
+
+
+class CellCLI(FederatedCLI):
+    """The command line of a cell: ``fit`` alone, without checkpoints, progress bar and files.
+
+    Args:
+        arguments: Of ``fl-train``.
+        run: Whether to train; otherwise the objects are built and no more.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, run: bool = True) -> None:
+        self.trains = run
+        self.clients = _ChosenClients()
+        super().__init__(list(arguments))
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The one verb."""
+        return {"fit": {"model", "datamodule", "algorithm"}}
+
+    def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
+        """Build the trainer; of the callbacks that it adds by itself, the ledger stays."""
+        trainer = super().instantiate_trainer(**kwargs)
+        given = self._get(self.config_init, "trainer")["callbacks"] or []
+        named = list(given) if isinstance(given, list) else [given]
+        kept = [each for each in trainer.callbacks if each in named or isinstance(each, CommunicationLedger)]
+        trainer.callbacks = [*kept, self.clients]
+        return trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if self.trains:
+            super()._run_subcommand(subcommand)
+
+
+def train(
+    arguments: Sequence[str],
+    scratch: Path,
+    history: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Train a cell and say what it came to.
+
+    Args:
+        arguments: Of ``fl-train``.
+        scratch: Folder for the run's files, which are removed again.
+        history: Figures of every round to keep.
+        keep: Shell-style patterns of files in the run's folder to keep.
+        folder: Where they are kept.
+
+    Returns:
+        ``error`` (empty if there was none), and where it finished the chosen round's figures (``result``), those of
+        other models at the round of their own choice (``kinds``: validation and test), each client's (``clients``),
+        ``rounds``, bytes, seconds and what was warned about.
+    """
+    start, cpu = time.perf_counter(), time.process_time()
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as root, _quiet() as heard:
+        try:
+            cli = CellCLI([*arguments, f"--trainer.default_root_dir={root}"])
+            found = _found(cli, history)
+            if folder is not None:
+                _keep(keep, cli.trainer.run.folder, folder)  # type: ignore[attr-defined]
+        except SystemExit:
+            found = {"error": heard.refusal}
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    told = list(dict.fromkeys(heard.warnings))[:_MOST_WARNINGS]
+    spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+    return {**found, "warnings": told, **{name: round(value, 3) for name, value in spent.items()}}
+
+
+def _keep(patterns: Sequence[str], run: Path, folder: Path) -> None:
+    for path in (path for pattern in patterns for path in sorted(run.glob(pattern))):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / path.name)
+
+
+def build(arguments: Sequence[str]) -> dict[str, Any]:
+    """Build what a cell is made of, without its data; ``error`` says what is wrong with its settings."""
+    with _quiet() as heard:
+        try:
+            CellCLI(arguments, run=False)
+        except SystemExit:
+            return {"error": heard.refusal}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": ""}
+
+
+def partition_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """The hash of the partition that a cell would be computed on now."""
+    with _quiet() as heard:
+        try:
+            data = CellCLI(arguments, run=False).datamodule
+            data.prepare_data()
+            data.setup()
+        except SystemExit:
+            return {"error": heard.refusal}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": "", "partition": data.roster.partition_hash}
+
+
+def _found(cli: CellCLI, history: Sequence[str]) -> dict[str, Any]:
+    trainer: FederatedTrainer = cli.trainer  # type: ignore[assignment]
+    run, selection = trainer.run, trainer.run.selection
+    if run.interruption.received is not None:
+        return {"error": f"stopped by {signal.Signals(run.interruption.received).name}", "interrupted": True}
+    whole = summary(run)
+    wanted = [name for name in history if any(name in row for row in run.history)]
+    rows = [row for row in run.history if selection.monitor in row]
+    return {
+        "error": "",
+        "monitor": selection.monitor,
+        "mode": selection.mode,
+        "result": {name: _rounded(value) for name, value in selection.result.items()},
+        "kinds": {
+            kind.rstrip("/"): [_rounded(value) for value in best] for kind, best in selection.best_of_others.items()
+        },
+        "clients": cli.clients.values,
+        "malicious": list(malicious_clients(trainer)),
+        "rounds": {name: [_rounded(row.get(name, math.nan)) for row in rows] for name in ("round", *wanted)},
+        "num_rounds": whole["num_rounds"],
+        "bytes": whole["bytes"],
+        "training_seconds": round(whole["seconds"], 3),
+        "failures": sum(whole["failures"].values()),
+        "partition": whole["partition_hash"],
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+
+
+class _Heard(io.StringIO):
+    """What was written to standard error, and what was warned about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+
+    @property
+    def refusal(self) -> str:
+        """The line with which a run was refused."""
+        return self.getvalue().rpartition("fl-train: error: ")[2].strip() or "it ended without a word"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[_Heard]:
+    """Keep what a run says to itself."""
+    heard = _Heard()
+    for name in ("lightning", "lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(heard),
+    ):
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield heard
+        finally:
+            heard.warnings = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+
+
+# ---------------------------------------------------------------- the process
+
+
+def serve(connection: Connection, scratch: Path) -> None:
+    """Answer tasks until the other end is closed: a task is a name in :data:`TASKS` and its arguments.
+
+    The process is of a group of its own, so that Ctrl-C reaches the one that gives the tasks alone, and ends with it.
+
+    Args:
+        connection: Where tasks come from and answers go.
+        scratch: Folder of all workers, removed if the other process is killed.
+    """
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True).start()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            name, arguments = connection.recv()
+            connection.send(TASKS[name](*arguments))
+
+
+def _end_with_parent(scratch: Path) -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(1)
+
+
+#: What a worker can be asked to do.
+TASKS: Mapping[str, Any] = {"train": train, "build": build, "partition": partition_of}

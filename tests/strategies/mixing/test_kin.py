@@ -1,0 +1,177 @@
+"""Kin, the oracle, mixing of moved numbers alone, and the blend of mixed and trained models."""
+
+import pytest
+import torch
+from both_executors import both_executors
+from torch import Tensor
+
+from fl_lightning import Callback, Participation
+from fl_lightning.batches.base import single
+from fl_lightning.kernels.moved_mixing import mix_only_moved
+from fl_lightning.round.context import Context
+from fl_lightning.strategies import DPSGD, FedAvg, FedOpt, FedPer, Kin, Oracle
+from fl_lightning.strategies.mixing import NormClipping
+from fl_lightning.strategies.signals import graph_embedding
+
+
+class Watch(Callback):
+    """Keeps what was sent and what came back."""
+
+    def __init__(self) -> None:
+        self.sent, self.upload = [], []
+
+    def on_send(self, trainer, stage, payload) -> None:
+        self.sent.append(payload)
+
+    def on_upload(self, trainer, stage, payload):
+        self.upload.append(payload.copy())
+        return payload
+
+
+def shares(federation) -> Tensor:
+    examples_C = torch.tensor([float(client.num_examples) for client in federation.clients], dtype=torch.float64)
+    return examples_C / examples_C.sum()
+
+
+# ---------------------------------------------------------------- the oracle
+
+
+def test_the_oracle_mixes_half_inside_the_group(federation, make_model, make_trainer) -> None:
+    watch = Watch()
+    trainer = make_trainer(num_rounds=1, callbacks=watch, precision="64-true")
+    trainer.fit(make_model(), federation, strategy := Oracle(group_share=0.25))
+
+    w = shares(federation)
+    inside = torch.tensor([[1, 0, 0, 1, 0], [0, 1, 1, 0, 1], [0, 1, 1, 0, 1], [1, 0, 0, 1, 0], [0, 1, 1, 0, 1]]) * w
+    mixing = 0.25 * inside / inside.sum(dim=1, keepdim=True) + 0.75 * w
+    for name, sent in watch.upload[0].parameters.items():
+        expected = (mixing @ sent.flatten(1)).view_as(sent)
+        torch.testing.assert_close(strategy.models[name], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_an_oracle_of_no_groups_is_fedavg(federation, make_model, make_trainer, assert_same) -> None:
+    results = [make_trainer().fit(make_model(), federation, each) for each in (Oracle(group_share=0.0), FedAvg())]
+
+    assert_same(results[0], results[1], tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"groups": [0, 1]}, "strategy.groups has 2 entries for 5 clients"), ({"group_share": 1.5}, "in \\[0, 1\\]")],
+)
+def test_an_oracle_that_cannot_know_is_refused(settings, message, federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer().fit(make_model(), federation, Oracle(**settings))
+
+
+# ---------------------------------------------------------------- Kin
+
+
+@both_executors
+def test_kin_embeds_in_the_common_initial_frame(executor, federation, make_model, make_trainer) -> None:
+    watch = Watch()
+    trainer = make_trainer(executor=executor(), num_rounds=2, callbacks=watch, precision="64-true")
+    trainer.fit(make_model(), federation, strategy := Kin(common_share=0.4, similarity_temperature=3.0))
+
+    start, run = trainer.run.architectures[0], trainer.run
+    embeddings = torch.stack(
+        [graph_embedding(run.model, start, single(run.executor.collator([c])), Context()) for c in range(5)]
+    )
+    torch.testing.assert_close(watch.upload[0].signals["embedding"], embeddings, rtol=1e-10, atol=1e-12)
+    assert not any(payload.signals for payload in watch.upload[1:])
+    centred = embeddings - embeddings.mean(dim=0)
+    unit = centred / centred.norm(dim=1, keepdim=True)
+    w = shares(federation)
+    kin = (3.0 * unit @ unit.T).exp() * w
+    mixing = 0.6 * kin / kin.sum(dim=1, keepdim=True) + 0.4 * w
+    for name, sent in watch.upload[-1].parameters.items():
+        expected = (mixing @ sent.flatten(1)).view_as(sent)
+        torch.testing.assert_close(strategy.models[name], expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(strategy.matrices()["mixing"], mixing.to(strategy.dtype), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{"common_share": 1.0}, {"similarity_temperature": 0.0}])
+def test_kin_without_kin_is_fedavg(settings, federation, make_model, make_trainer, assert_same) -> None:
+    found = make_trainer().fit(make_model(), federation, Kin(**settings))
+    expected = make_trainer().fit(make_model(), federation, FedAvg())
+
+    assert_same({name: found[name] for name in expected}, expected, tolerance=1e-6)
+
+
+def test_newcomers_find_their_kin(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(participation=Participation(held_out_fraction=0.4), seed=1, precision="64-true")
+    trainer.fit(make_model(), federation, strategy := Kin(similarity_temperature=4.0))
+
+    new, old = list(trainer.run.new_clients), list(trainer.run.training_clients)
+    embeddings = strategy.signatures_CD - strategy.signatures_CD[old].mean(dim=0)
+    unit = embeddings / embeddings.norm(dim=1, keepdim=True)
+    w = shares(federation)[old] / shares(federation)[old].sum()
+    kin = (4.0 * unit[new] @ unit[old].T).exp() * w
+    mixing = 0.5 * kin / kin.sum(dim=1, keepdim=True) + 0.5 * w
+    for name, model in strategy.mixed_models(new).parameters.items():
+        expected = (mixing @ strategy.models[name][old].flatten(1)).view_as(model)
+        torch.testing.assert_close(model, expected, rtol=1e-10, atol=1e-12)
+
+
+# ---------------------------------------------------------------- pieces of the family
+
+
+@both_executors
+@pytest.mark.parametrize("kind", [FedAvg, FedPer, Oracle, Kin])
+def test_only_moved_numbers_are_mixed(kind, executor, federation, make_model, make_trainer) -> None:
+    watch = Watch()
+    trainer = make_trainer(executor=executor(), num_rounds=2, callbacks=watch, precision="64-true")
+    strategy = kind(mix_only_moved=True)
+    trainer.fit(make_model(), federation, strategy)
+
+    sent, received = watch.upload[-1], watch.sent[-1]
+    mixing = strategy.mixing_matrix(sent)
+    for name, tensor in sent.parameters.items():
+        expected = mix_only_moved(mixing, tensor.flatten(1), received.parameters[name].flatten(1))
+        found = strategy.models[name].flatten(1)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_only_moved_numbers_are_mixed_without_a_server() -> None:
+    strategy = DPSGD(mix_only_moved=True)
+    strategy.adjacency_CC = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=torch.bool)
+    strategy.models_CP = torch.zeros(3, 2, dtype=torch.float64)
+    trained = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 6.0]], dtype=torch.float64)
+
+    found = strategy.combine(torch.arange(3), trained)
+
+    # client 1 hears both ends with 1/3 each, the ends hear it alone
+    torch.testing.assert_close(found, torch.tensor([[3.0, 0.0], [3.0, 6.0], [0.0, 6.0]], dtype=torch.float64))
+
+
+def test_moved_numbers_and_robust_rules_are_either_or() -> None:
+    with pytest.raises(ValueError, match=r"strategy\.mix_only_moved .* strategy\.aggregation .* set one of them"):
+        FedAvg(mix_only_moved=True, aggregation=NormClipping())
+
+
+def test_a_server_optimiser_steps_towards_what_was_moved(federation, make_model, make_trainer, assert_same) -> None:
+    settings = {"mix_only_moved": True}
+    expected = make_trainer().fit(make_model(), federation, FedAvg(**settings))
+
+    found = make_trainer().fit(
+        make_model(), federation, FedOpt(server_optimizer="avgm", momentum=0.0, server_lr=1.0, **settings)
+    )
+
+    assert_same({name: found[name] for name in expected}, expected, tolerance=1e-6)
+
+
+@both_executors
+@pytest.mark.parametrize("kind", [FedAvg, FedPer, Kin])
+def test_the_blend_is_the_mean_of_mixed_and_trained(kind, executor, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(executor=executor(), num_rounds=2, precision="64-true")
+    strategy = kind(blend=True)
+    trainer.fit(make_model(), federation, strategy)
+
+    own, mixed = trainer.run.executor.state().parameters, strategy.mixed_models(range(5)).parameters
+    client = trainer.run.model
+    for number in range(5):
+        batch = single(trainer.run.executor.collator([number]))
+        mean = {name: (p[number] + mixed.get(name, p)[number]) / 2 for name, p in own.items()}
+        expected = client.score_table(mean, batch, Context())["val/loss"]
+        found = trainer.run.scores["blend/"].signals["val/loss"][number]
+        torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-6)
