@@ -2,6 +2,7 @@
 
 from fl_lightning.models.cnn import CNN
 from fl_lightning.models.gcn import GCN
+from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.models.mlp import MLP, LinearModel
@@ -9,4 +10,15 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.twin import Twin
 
-__all__ = ["CNN", "GCN", "MLP", "GRUForecaster", "LinearModel", "MaskedGCN", "NetOutput", "ProjectionGCN", "Twin"]
+__all__ = [
+    "CNN",
+    "GCN",
+    "MLP",
+    "GRUForecaster",
+    "GraphSAGE",
+    "LinearModel",
+    "MaskedGCN",
+    "NetOutput",
+    "ProjectionGCN",
+    "Twin",
+]

@@ -33,6 +33,8 @@ STRATEGIES = sorted(
 TINY = {
     "num_epochs": 3,
     "init_epochs": 2,
+    "pretrain_epochs": 2,
+    "refine_epochs": 2,
     "num_finetune_epochs": 2,
     "num_neighbors": 2,
     "refresh_every": 2,
