@@ -1,5 +1,6 @@
 """Nets of clients; none of them knows of federated learning."""
 
+from fl_lightning.models.augmented_gcn import AugmentedGCN
 from fl_lightning.models.cnn import CNN
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.graph_sage import GraphSAGE
@@ -14,6 +15,7 @@ __all__ = [
     "CNN",
     "GCN",
     "MLP",
+    "AugmentedGCN",
     "GRUForecaster",
     "GraphSAGE",
     "LinearModel",

@@ -80,7 +80,8 @@ def test_rounds_run_and_learn(kind, executor, federation, make_model, make_train
     state = trainer.run.executor.state()
     assert len(trainer.history) == 6
     assert all(torch.tensor(list(row.values())).isfinite().all() for row in trainer.history)
-    assert trainer.history[-1]["train/loss"] < 0.95 * trainer.history[0]["train/loss"]
+    losses = [name for name in trainer.history[0] if name.endswith("train/loss")]  # a vote has none that must fall
+    assert any(trainer.history[-1][name] < 0.95 * trainer.history[0][name] for name in losses)
     assert all(tensor.isfinite().all() for tensor in state.tensors().values())
     assert all((state.parameters[name] != start).any() for name, start in trainer.run.architectures[0].items())
     assert result["val/acc"] == max(row["val/acc"] for row in trainer.history)

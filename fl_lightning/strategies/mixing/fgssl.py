@@ -12,7 +12,8 @@ softmax(l/τ) and r_u = cos(p_u, p_v) for u in the closed neighbourhood N[v]:
 Leaves the client: the model; the two losses after training, without augmentation.
 
 Departures: this is what the paper says. Released code contrasts two views of the client's own model and never adds the
-structural loss. Time and memory of L_sem are quadratic in a client's nodes.
+structural loss (weight 50, with which the loss f is not heard). The paper's weights are not known; the defaults are
+those that FedGB publishes. L_sem is quadratic in a client's nodes.
 """
 
 import dataclasses
@@ -42,7 +43,8 @@ class FGSSL(FedAvg):
     Args:
         semantic_weight: λ_s, at least 0.
         structural_weight: λ_t, at least 0; both 0 are FedAvg.
-        temperature: τ, positive.
+        temperature: τ of L_sem, positive.
+        structural_temperature: τ of L_str, positive.
         num_hubs: Nodes whose neighbourhoods are compared, at least 1.
         weak_edge_dropout: Probability that the weak view lacks an edge, in [0, 1].
         weak_feature_dropout: Likewise, a feature of all nodes.
@@ -51,8 +53,9 @@ class FGSSL(FedAvg):
     """
 
     semantic_weight: float = 3.0
-    structural_weight: float = 50.0
-    temperature: float = 0.1
+    structural_weight: float = 0.1
+    temperature: float = 0.2
+    structural_temperature: float = 0.5
     num_hubs: int = 10
     weak_edge_dropout: float = 0.3
     weak_feature_dropout: float = 0.3
@@ -66,8 +69,9 @@ class FGSSL(FedAvg):
         super().__post_init__()
         self.require_at_least(0, "semantic_weight", "structural_weight")
         self.require_at_least(1, "num_hubs")
-        if not self.temperature > 0:
-            raise ValueError(f"strategy.temperature must be positive, got {self.temperature}")
+        for name in ("temperature", "structural_temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"strategy.{name} must be positive, got {getattr(self, name)}")
         for name in (f"{view}_{what}_dropout" for view in ("weak", "strong") for what in ("edge", "feature")):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"strategy.{name} must be in [0, 1], got {getattr(self, name)}")
@@ -117,7 +121,7 @@ class FGSSL(FedAvg):
         near_NM = block_matmul(batch.adjacency, chosen_NM, owner=batch.real_mask) > 0
 
         def likeness(output: NetOutput) -> Tensor:
-            unit_NK = F.normalize((output.logits / self.temperature).softmax(dim=1), dim=1)
+            unit_NK = F.normalize((output.logits / self.structural_temperature).softmax(dim=1), dim=1)
             cosine_NM = unit_NK @ unit_NK[hub_M].T
             found_NM: Tensor = torch.where(near_NM, cosine_NM, -1e4).log_softmax(dim=0)
             return found_NM
