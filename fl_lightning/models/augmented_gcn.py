@@ -64,11 +64,21 @@ class AugmentedGCN(GCN):
         widths = ((in_channels, hidden_channels), (hidden_channels, hidden_channels))
         self.augmentor = nn.ParameterList(nn.Parameter(nn.init.xavier_uniform_(torch.empty(*pair))) for pair in widths)
 
-    def forward(self, batch: GraphBatch, proposed_NP: Tensor | None = None) -> NetOutput | SecondView:  # type: ignore[override]
-        """Logits and embeddings; with proposed neighbours (places, or -1 for none) those of a second view."""
-        return super().forward(batch) if proposed_NP is None else self.second_view(batch, proposed_NP)
+    def forward(  # type: ignore[override]
+        self, batch: GraphBatch, proposed_NP: Tensor | None = None, key: Tensor | None = None
+    ) -> NetOutput | SecondView:
+        """Logits and embeddings; with proposed neighbours (places, or -1 for none) those of a second view.
 
-    def second_view(self, batch: GraphBatch, proposed_NP: Tensor) -> SecondView:
+        Args:
+            batch: One client's graph.
+            proposed_NP: For a second view.
+            key: Of the second view's edges.
+        """
+        if proposed_NP is None or key is None:
+            return super().forward(batch)
+        return self.second_view(batch, proposed_NP, key)
+
+    def second_view(self, batch: GraphBatch, proposed_NP: Tensor, key: Tensor) -> SecondView:
         """Draw a view, and compute on it."""
         edge_NN = proposed_edges(batch, proposed_NP)
         operator_NN = normalised(edge_NN)
@@ -76,7 +86,7 @@ class AugmentedGCN(GCN):
         h_ND = h_ND.relu()
         score_NN = h_ND @ h_ND.T
         share_NN = 0.5 * score_NN / (score_NN.amax() + 1e-6) + 0.5 * edge_NN
-        drawn_NN = random_uniform(subkey(batch.key, "view"), *score_NN.shape).to(score_NN)
+        drawn_NN = random_uniform(subkey(key, "view"), *score_NN.shape).to(score_NN)
         share_NN, drawn_NN = share_NN.clamp(1e-6, 1 - 1e-6), drawn_NN.clamp(1e-6, 1 - 1e-6)
         soft_NN = (share_NN.logit() + drawn_NN.logit()).sigmoid()
         view_NN = ((soft_NN > 0.5).to(soft_NN) - soft_NN).detach() + soft_NN
@@ -100,7 +110,7 @@ def proposed_edges(batch: GraphBatch, proposed_NP: Tensor) -> Tensor:
     num_nodes = len(batch.y)
     eye_NN = torch.eye(num_nodes, dtype=batch.dtype, device=batch.y.device)
     place_N = torch.arange(num_nodes, device=batch.y.device)
-    proposed_NN = (proposed_NP[..., None] == place_N).any(dim=1)
+    proposed_NN = (proposed_NP[..., None] == place_N).any(dim=1) & batch.real_mask[:, None]
     edge_NN = block_matmul(batch.adjacency, eye_NN, owner=batch.real_mask) > 0
     return (edge_NN | proposed_NN | proposed_NN.T).to(batch.dtype)
 

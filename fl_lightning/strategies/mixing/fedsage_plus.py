@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fl_lightning.batches import Batch, GraphBatch
 from fl_lightning.federation import Federation
-from fl_lightning.kernels.randomness import derive_key, subkey
+from fl_lightning.kernels.randomness import subkey
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
@@ -172,13 +172,13 @@ class FedSagePlus(FedSage):
         kind, _, epoch = stage.name.partition("-")
         if kind == "train":
             return super().configure(stage, clients)
-        signals = {"key": self.keys(clients, kind, 0), "next_key": self.keys(clients, "refine", 0)}
+        signals = {"key": self.federation.keys(clients, kind), "next_key": self.federation.keys(clients, "refine", 0)}
         if kind in ("compare", "refine"):
             sent, rows, number = self.exchanged.rows(clients), len(clients), int(epoch)
             self.exchanged = sent
             signals = {
-                "key": self.keys(clients, "refine", number),
-                "next_key": self.keys(clients, "refine", number + 1),
+                "key": self.federation.keys(clients, "refine", number),
+                "next_key": self.federation.keys(clients, "refine", number + 1),
             }
             if kind == "refine":
                 signals |= dict(sent.signals) | {"share": torch.full((rows,), 1 / rows, device=self.federation.device)}
@@ -187,12 +187,6 @@ class FedSagePlus(FedSage):
                 signals["other"] = ~torch.eye(rows, dtype=torch.bool, device=self.federation.device)
                 signals |= {n.removeprefix("shown/"): t.expand(rows, *t.shape) for n, t in sent.signals.items()}
         return Payload(clients=tuple(clients), signals=signals)
-
-    def keys(self, clients: Sequence[int], *path: int | str) -> Tensor:
-        """A random key for each client, by its name, (C,)."""
-        names = self.federation.client_names or tuple(map(str, range(self.federation.num_clients)))
-        found = [derive_key(self.federation.seed, "fedsage+", *path, names[client]) for client in clients]
-        return torch.tensor(found, device=self.federation.device)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average the classifiers; before, pass on what was shown, sum the gradients for each client, note figures."""

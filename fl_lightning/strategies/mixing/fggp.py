@@ -30,6 +30,7 @@ from torch.func import functional_call
 
 from fl_lightning.batches import Batch
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.randomness import subkey
 from fl_lightning.models.augmented_gcn import AugmentedGCN, SecondView
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule
@@ -82,6 +83,7 @@ class FGGP(FedAvg):
         super().setup(federation)
         if "augmentor.0" not in federation.parameters:
             raise ValueError("FGGP needs a net with an augmentor: set model.net to fl_lightning.models.AugmentedGCN")
+        self.num_rounds = 0
         length = self.queue_length * federation.num_outputs
         width = federation.parameters["head.weight"].shape[1]
         like = federation.parameters["head.weight"].to(federation.device)
@@ -107,8 +109,9 @@ class FGGP(FedAvg):
         real_NN = batch.real_mask[:, None] & batch.real_mask
         itself_NN = torch.eye(len(batch.y), dtype=torch.bool, device=batch.y.device)
         cosine_NN = torch.where(real_NN & ~itself_NN, unit_ND @ unit_ND.T, -torch.inf)
-        best = cosine_NN.topk(min(self.num_proposed, len(batch.y)), dim=1)
-        place_NP = torch.where(best.values > -torch.inf, best.indices, -1)
+        rank_NN = (cosine_NN * 1e6).round()  # of equal ones the first, however they were rounded
+        best = rank_NN.sort(dim=1, descending=True, stable=True)
+        place_NP = torch.where(best.values > -torch.inf, best.indices, -1)[:, : self.num_proposed]
         return F.pad(place_NP, (0, self.num_proposed - place_NP.shape[1]), value=-1)
 
     def both_views(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
@@ -117,7 +120,7 @@ class FGGP(FedAvg):
         loss = client.loss(first, batch)
         if not self.view_weight + self.alignment_weight + self.edge_weight:
             return loss
-        arguments = (batch, context.memory["proposed"])
+        arguments = (batch, context.memory["proposed"], subkey(context.inbox["key"], "step", context.step))
         view: SecondView = functional_call(client.net, dict(parameters), arguments, tie_weights=False)
         aligned = alignment(prototypes(first, batch), prototypes(view.output, batch), self.temperature)
         loss = loss + self.view_weight * client.loss(view.output, batch) + self.alignment_weight * aligned
@@ -127,11 +130,17 @@ class FGGP(FedAvg):
         """The prototypes of the first view."""
         return {"class": lambda client, parameters, batch, _: prototypes(client.output(parameters, batch), batch)}
 
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """The model, and a key for the second views."""
+        keys = self.federation.keys(clients, "view", self.num_rounds)
+        return dataclasses.replace(super().configure(stage, clients), signals={"key": keys})
+
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average the models, cluster the prototypes of each class, and queue the clusters' means."""
         if stage.name == "propose" or not upload.clients:
             return
         super().aggregate(stage, upload)
+        self.num_rounds += 1
         sent_CKD, there_CK = upload.signals["class/prototypes"], upload.signals["class/present"]
         for number in range(sent_CKD.shape[1]):
             point_MD = sent_CKD[there_CK[:, number], number]
@@ -169,12 +178,13 @@ class FGGP(FedAvg):
 
     def state_dict(self) -> dict[str, Any]:
         """The model and the queue."""
-        return super().state_dict() | {"queue": dict(self.queue)}
+        return super().state_dict() | {"queue": dict(self.queue), "num_rounds": self.num_rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         super().load_state_dict(state)
         self.queue = {name: tensor.to(self.federation.device) for name, tensor in state["queue"].items()}
+        self.num_rounds = state["num_rounds"]
 
 
 def prototypes(output: NetOutput, batch: Batch) -> dict[str, Tensor]:
