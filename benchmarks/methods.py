@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> dict[str, float]:
         quiet = [f"--trainer.default_root_dir={folder}", "--trainer.logger=false"]
         cli = FederatedCLI([*arguments, *quiet, "--trainer.callbacks+=methods.CpuClock"])
         trainer: Any = cli.trainer
-        history, result = trainer.history, trainer.run.selection.result
+        history, result = trainer.run.history, trainer.run.selection.result
         return {
             "val": result["val/acc"],
             "test": result["test/acc"],

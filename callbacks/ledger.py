@@ -3,6 +3,7 @@
 from typing import Any, Protocol, runtime_checkable
 
 from fl_lightning.callback import Callback, Trainer
+from fl_lightning.round.disclosure import what_leaves
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.run.loggers import RoundTable
@@ -25,7 +26,8 @@ class CommunicationLedger(Callback):
     they were never sent.
 
     Args:
-        write_stages: Also write ``communication.csv`` (round, stage, up, down, peer; bytes) into the run's folder.
+        write_stages: Also write ``communication.csv`` into the run's folder: round, stage, bytes up, down and peer, and
+            what leaves a client.
     """
 
     def __init__(self, *, write_stages: bool = False) -> None:
@@ -45,7 +47,9 @@ class CommunicationLedger(Callback):
     def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """Count what goes down."""
         down = 0 if payload is None or isinstance(trainer.run.strategy, PeerToPeer) else payload.num_bytes
-        self.stages.append({"round": trainer.run.round_idx, "stage": stage.name, "up": 0, "down": down, "peer": 0})
+        row = {"round": trainer.run.round_idx, "stage": stage.name, "up": 0, "down": down, "peer": 0}
+        leaves = what_leaves(stage, list(trainer.run.architectures[0])) if self.write_stages else []
+        self.stages.append({**row, "leaves": "; ".join(leaves) or "nothing"})
 
     def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
         """Count what comes up, or goes to other clients."""

@@ -3,7 +3,6 @@
 import csv
 import difflib
 import inspect
-import itertools
 import pkgutil
 import re
 import sys
@@ -20,30 +19,17 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
-import fl_lightning.callbacks
-import fl_lightning.run.loggers
 from fl_lightning.callback import Callback, Trainer, WrongSetting
+from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
+from fl_lightning.round_loop import ClientFailure, TooFewAnswers
 from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
-from fl_lightning.trainer import LARGEST_SEED, ClientFailure, FederatedTrainer, TooFewAnswers
-
-_DESCRIPTION = """Personalised federated learning on graphs.
-
-  fl-train fit     --config configs/quickstart.yaml               train
-  fl-train fit     --config configs/quickstart.yaml --ckpt_path last    continue a run that was stopped
-  fl-train test    --config configs/quickstart.yaml               evaluate the newest run's best checkpoint
-  fl-train data    --config configs/quickstart.yaml               look at the clients before training
-  fl-train fit     --config ... --profile                         see where the time of a round goes
-  fl-train fit     --config ... --print_config                    every setting with its value
-  fl-train fit     --strategy.help FedSheafHN                     the settings of one strategy
-
-Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
-"""
+from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -55,12 +41,6 @@ class _Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         fail(_plain(message))
-
-
-def fail(message: str, code: int = 2) -> NoReturn:
-    """End the program with one line; exit code 2 is for a mistake of the user's."""
-    sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")
-    raise SystemExit(code)
 
 
 def _told(error: Exception) -> str:
@@ -136,13 +116,12 @@ def _known_classes() -> dict[str, type]:
 def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
     """The strategy that the arguments and their files name last; the base class where none can be made out."""
     name = ""
-    for word, following in itertools.pairwise([*words, ""]):
-        option, equals, value = word.partition("=")
-        value = value if equals else following
+    for option, value in options(words):
         if option in ("--strategy", "--strategy.class_path"):
-            name = value
+            inline = _read(value)
+            name = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
         elif option in ("-c", "--config") and value:
-            name = _strategy_of(_settings_in(value), words[0]) or name
+            name = _strategy_of(settings_in(value), words[0]) or name
     try:
         found = _known_classes().get(name) or pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError):
@@ -150,21 +129,30 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
     return found if inspect.isclass(found) and issubclass(found, Strategy) else Strategy
 
 
-def _settings_in(config: str) -> dict[str, Any]:
-    """The settings of a configuration file; what cannot be one is the user's mistake."""
+def _check_init_args(words: Sequence[str]) -> None:
+    """Refuse settings given as ``init_args`` in ``init_args``, which the parser drops where they are empty."""
+    for option, value in options(words):
+        if option in ("-c", "--config") and value:
+            _check_nested(settings_in(value), ())
+        elif option.startswith("--") and "init_args" in value:
+            _check_nested(_read(value), tuple(option[2:].split(".")))
+
+
+def _check_nested(settings: Any, place: tuple[str, ...]) -> None:
+    if isinstance(settings, list):
+        settings = dict(enumerate(settings))
+    for key, value in settings.items() if isinstance(settings, dict) else ():
+        if key == "init_args" and place[-1:] == ("init_args",):
+            fail(f"{'.'.join(place)} holds init_args once more: give the settings right in {'.'.join(place)}")
+        _check_nested(value, (*place, str(key)))
+
+
+def _read(word: str) -> Any:
+    """A word of the command line as YAML; None where it is none."""
     try:
-        settings = yaml.safe_load(Path(config).read_text())
-    except UnicodeDecodeError:
-        fail(f"--config {config} is no text: give a YAML file of settings")
-    except OSError as error:
-        fail(f"--config {config} cannot be read ({error.strerror}): give a YAML file of settings")
-    except yaml.YAMLError as error:
-        fail(f"--config {config} is no YAML: {error}")
-    if not isinstance(settings, dict):
-        fail(
-            f"--config {config} holds no settings (name: value), but {'nothing' if settings is None else 'other text'}"
-        )
-    return settings
+        return yaml.safe_load(word)
+    except yaml.YAMLError:
+        return None
 
 
 def _strategy_of(settings: dict[str, Any], verb: str) -> str | None:
@@ -229,7 +217,7 @@ class FederatedCLI(LightningCLI):
             subclass_mode_model=True,
             seed_everything_default=0,
             parser_class=_Parser,
-            parser_kwargs={"description": _DESCRIPTION, "prog": "fl-train", "formatter_class": _HelpFormatter},
+            parser_kwargs={"description": DESCRIPTION, "prog": "fl-train", "formatter_class": _HelpFormatter},
             save_config_callback=None,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -240,7 +228,7 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """The verbs, and the arguments that are not options."""
         objects = {"model", "datamodule", "algorithm"}
-        return dict.fromkeys(("fit", "validate", "test", "predict", "data"), objects)
+        return dict.fromkeys(TRAINER_VERBS, objects)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, the chosen strategy's client being the default model.
@@ -250,6 +238,7 @@ class FederatedCLI(LightningCLI):
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
+            _check_init_args(words)
             model = _default_model(_chosen_strategy(words))
             for subparser in self._subcommand_parsers.values():
                 subparser.set_defaults({"model": model})
@@ -277,8 +266,8 @@ class FederatedCLI(LightningCLI):
         """Take nothing of a checkpoint here; its settings are compared when it is read."""
 
     def _set_seed(self) -> None:
-        seed = int(self._get(self.config, "seed_everything"))
-        if not 0 <= seed <= LARGEST_SEED:
+        seed = self._get(self.config, "seed_everything")
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
             fail(f"seed_everything must be in [0, {LARGEST_SEED}], got {seed}")
         super()._set_seed()
 
@@ -296,9 +285,6 @@ class FederatedCLI(LightningCLI):
             fail(f"trainer is {own!r}: leave it out for its defaults, or give its settings")
         given = own["callbacks"] or []
         callbacks = list(given) if isinstance(given, list) else [given]
-        for default in fl_lightning.callbacks.default_callbacks():
-            if not any(isinstance(callback, type(default)) for callback in callbacks):
-                callbacks.append(default)
         seed = self._get(self.config, "seed_everything")
         config = self.config.get(str(self.subcommand), self.config)
         callbacks.append(_SaveConfig())

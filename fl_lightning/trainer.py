@@ -1,42 +1,44 @@
 """The federated trainer: a round loop on Lightning Fabric that owns evaluation, callbacks, loggers and checkpoints.
 
 Every process holds a share of the clients and all processes compute the same server step on the gathered payloads, so
-there is no server process to lose. Read :meth:`FederatedTrainer._run_round` for the life of a round.
+there is no server process to lose. Its rounds are in :mod:`fl_lightning.round_loop`.
 """
 
-import functools
-import time
+import importlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import yaml
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from rich import box
+from rich.table import Table
 from torch import Tensor
 
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.data import FederatedDataModule, PartitionTable
-from fl_lightning.executors import Executor, Outcome, StackedExecutor, Work
+from fl_lightning.executors import Executor, StackedExecutor
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.inspection import check_models, inspect_upload
-from fl_lightning.round.metrics import summarise
 from fl_lightning.round.participation import Participation
-from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
-from fl_lightning.round.stage import Phase, Stage, StageAddress
+from fl_lightning.round_loop import RoundLoop
 from fl_lightning.run import checkpoint, result, settings, state
 from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.assembly import Run, assemble, start_clients
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
 from fl_lightning.run.lock import RunLock
 from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
-from fl_lightning.run.processes import check_cores, gather, gather_objects, leave_at_exit
-from fl_lightning.run.profiling import RoundClock, RoundTrace
+from fl_lightning.run.processes import check_cores, gather_objects, leave_at_exit
+from fl_lightning.run.profiling import RoundTrace
 from fl_lightning.strategies import Strategy
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _DTYPES = {
     "32-true": torch.float32,
@@ -52,20 +54,7 @@ _DTYPES = {
 LARGEST_SEED = 2**32 - 1
 
 
-def gather_failures(fabric: Fabric, outcome: Outcome) -> dict[int, str]:
-    """Why clients of any process failed."""
-    return {client: why for part in gather_objects(fabric, dict(outcome.failures)) for client, why in part.items()}
-
-
-class ClientFailure(RuntimeError):
-    """A client failed and ``participation.on_failure`` is ``stop``."""
-
-
-class TooFewAnswers(RuntimeError):
-    """Round after round fewer clients answered than ``participation.min_clients``."""
-
-
-class FederatedTrainer:
+class FederatedTrainer(RoundLoop):
     """Trains a federation.
 
     Args:
@@ -81,7 +70,10 @@ class FederatedTrainer:
         precision: ``32-true``, ``bf16-mixed``, ``bf16-true`` or ``64-true``.
         strategy: Fabric's launch strategy, for example ``auto`` or ``ddp``. (The algorithm is another argument.)
         callbacks: Callbacks, in the order they are called.
-        logger: Loggers; true for CSV and TensorBoard in the run's folder, false or null for none.
+        default_callbacks: Add the usual ones (communication ledger, checkpoints, report, progress bar) where none of
+            the class is given.
+        logger: Loggers, with a CSV file in the run's folder beside them; true for CSV and TensorBoard, false or null
+            for none.
         default_root_dir: Folder of all runs.
         run_name: Folder of this run's versions in it.
         seed: Root of every random draw of the training (the data module has its own).
@@ -105,6 +97,7 @@ class FederatedTrainer:
         precision: str = "32-true",
         strategy: str = "auto",
         callbacks: list[Callback] | Callback | None = None,
+        default_callbacks: bool = True,
         logger: list[Logger] | Logger | bool | None = True,
         default_root_dir: str = "runs",
         run_name: str = "federation",
@@ -125,7 +118,9 @@ class FederatedTrainer:
         self.evaluate_every = evaluate_every
         self.precision = precision
         self.dtype = _DTYPES[precision]
-        self.callbacks = [] if callbacks is None else _listed(callbacks)
+        self.callbacks = [] if callbacks is None else [*_listed(callbacks)]
+        if default_callbacks:
+            self.callbacks += _defaults_beside(self.callbacks)
         self.logger = logger if isinstance(logger, bool) else _listed(logger or [])
         if not isinstance(self.logger, bool) and not all(hasattr(each, "log_metrics") for each in self.logger):
             raise ValueError(
@@ -157,25 +152,30 @@ class FederatedTrainer:
         self._run: Run | None = None
 
     @property
-    def run(self) -> Run:
-        """What belongs to the present fit, test or prediction, or to the last one.
+    def history(self) -> "DataFrame":
+        """The figures of each round that is over: a row a round, its number the index.
 
-        Raises:
-            RuntimeError: There was none yet.
+        ``trainer.run.history`` has them as dictionaries.
         """
-        if self._run is None:
-            raise RuntimeError("there is no run yet: call fit, validate, test or predict first")
-        return self._run
+        from pandas import DataFrame
 
-    @property
-    def has_run(self) -> bool:
-        """Whether there was a run yet."""
-        return self._run is not None
+        return DataFrame(self.run.history, columns=None if self.run.history else ["round"]).set_index("round")
 
-    @property
-    def history(self) -> list[dict[str, float]]:
-        """The figures of each round that is over, with its number under ``round``."""
-        return self.run.history
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        """What a notebook shows: the settings, or what the run came to."""
+        table = Table(
+            title="FederatedTrainer" if not self.has_run else type(self.run.strategy).__name__, box=box.SIMPLE
+        )
+        table.add_column("")
+        table.add_column("", justify="right")
+        rows: dict[str, Any] = {"num_rounds": self.num_rounds, "seed": self.seed, "device": str(self.fabric.device)}
+        if self.has_run:
+            result = self.run.selection.result
+            rows = {name: f"{value:.4g}" for name, value in result.items() if f"{name}_std" in result}
+            rows = {"rounds": self.run.round_idx, **rows, "folder": self.run.folder}
+        for row in rows.items():
+            table.add_row(*map(str, row))
+        return table._repr_mimebundle_((), ())
 
     # ------------------------------------------------------------------ the four verbs
 
@@ -231,27 +231,52 @@ class FederatedTrainer:
         return run.selection.result
 
     def validate(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
+        self,
+        model: ClientModule | None = None,
+        datamodule: FederatedDataModule | None = None,
+        algorithm: Strategy | None = None,
+        ckpt_path: str | None = None,
     ) -> dict[str, float]:
-        """Evaluate a checkpoint on validation."""
+        """Evaluate a checkpoint on validation.
+
+        Args:
+            model: The client module. Model, data and strategy are those of the last fit where all three are left out.
+            datamodule: The clients' data.
+            algorithm: The strategy.
+            ckpt_path: A path, ``last`` or ``best`` (of the newest run in ``run_name``). Left out it is ``best``; after
+                a fit without checkpoints the models as the last round left them.
+        """
         return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "val/")
 
     def test(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
+        self,
+        model: ClientModule | None = None,
+        datamodule: FederatedDataModule | None = None,
+        algorithm: Strategy | None = None,
+        ckpt_path: str | None = None,
     ) -> dict[str, float]:
-        """Evaluate a checkpoint on test; new clients join it first."""
+        """Evaluate a checkpoint on test; new clients join it first.
+
+        The arguments are those of :meth:`validate`.
+        """
         return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "test/")
 
     def predict(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
+        self,
+        model: ClientModule | None = None,
+        datamodule: FederatedDataModule | None = None,
+        algorithm: Strategy | None = None,
+        ckpt_path: str | None = None,
     ) -> dict[int, Tensor]:
         """Predict every node or example of every training client with a checkpoint.
+
+        The arguments are those of :meth:`validate`.
 
         Returns:
             Class probabilities, or predicted targets, by client, (N_i, num_outputs).
         """
         run = self._restore(model, datamodule, algorithm, ckpt_path)
-        evaluation = algorithm.evaluations(run.training_clients)[""]
+        evaluation = run.strategy.evaluations(run.training_clients)[""]
         predictions: dict[int, Tensor] = {}
         for part in gather_objects(self.fabric, run.executor.predict(evaluation, run.training_clients)):
             predictions.update(part)
@@ -274,150 +299,6 @@ class FederatedTrainer:
         if picture is not None:
             table.plot_labels(picture)
         return table
-
-    # ------------------------------------------------------------------ the life of a round
-
-    def _run_rounds(self, *, resumed: bool) -> None:
-        run = self.run
-        with run.interruption:
-            first = () if resumed else run.strategy.initial_stages()
-            if not self._run_stages(first, run.training_clients, "initial"):
-                raise TooFewAnswers(f"no round can begin, {self._shortage()}")
-            run.clock = RoundClock()  # of the rounds alone
-            while run.round_idx < self.num_rounds and not run.should_stop:
-                self._run_round()
-                self._check_void_rounds()
-            if run.interruption.received is None and run.new_clients:
-                run.selection.result.update(self._admit_new_clients())
-
-    def _run_round(self) -> None:
-        run, start = self.run, time.perf_counter()
-        if run.trace is not None:
-            run.trace.start_round()
-        self._call("on_round_start")
-        effort, dropped = self.participation.draw(run.training_clients, run.round_idx, self.seed)
-        run.failures = {run.roster.names[client]: "dropped out" for client in dropped}
-        is_void = not self._run_stages(run.strategy.stages(run.round_idx), effort, "round")
-        metrics: dict[str, float] = dict(run.strategy.metrics())
-        if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
-            with run.clock.part("evaluation"):
-                metrics |= self.evaluate(run.training_clients)
-            run.selection.update(run.round_idx, metrics, run.scores[""])
-        metrics["num_participants"] = len(effort)
-        metrics["num_failures"] = len(run.failures)
-        metrics["void"] = int(is_void)
-        with run.clock.part("logging"):
-            self._call("on_round_end", metrics)
-            metrics["seconds"] = time.perf_counter() - start
-            run.history.append({"round": run.round_idx, **metrics})
-            for logger in run.loggers:
-                logger.log_metrics(metrics, run.round_idx)
-        run.round_idx += 1
-        if any(gather_objects(self.fabric, run.interruption.received is not None)):
-            run.should_stop = True
-        with run.clock.part("checkpoint"):
-            self._call("on_checkpoint_point")
-        run.clock.end_round(time.perf_counter() - start)
-        if run.trace is not None:
-            run.trace.end_round()
-
-    def _run_stages(
-        self,
-        stages: Sequence[Stage],
-        clients: Sequence[int] | Mapping[int, float],
-        phase: Phase,
-    ) -> bool:
-        """Send, work, answer, take in: one exchange a stage. A client that fails is out of the stages that follow.
-
-        Returns:
-            False where too few clients are left; the server then takes nothing more in, and a round is void.
-        """
-        effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
-        quorum = 1 if phase == "admission" else self.participation.min_clients
-        for stage in stages:
-            if len(effort) < quorum:
-                return False
-            with self.run.clock.part("server"):
-                payload = self.run.strategy.configure(stage, tuple(effort))
-                check_models(payload, self.run.roster.names)
-            self._call("on_send", stage, payload)
-            address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
-            work = Work(stage=stage, address=address, effort=effort, payload=payload)
-            with self.run.clock.part("clients"):
-                outcome = self.run.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
-            with self.run.clock.part("payloads"):
-                upload, failures = self._take_in(stage, outcome, payload)
-            self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
-            effort = {client: share for client, share in effort.items() if client not in failures}
-            if phase != "admission" and len(effort) < quorum:
-                return False
-            with self.run.clock.part("server"):
-                (self.run.strategy.admit if phase == "admission" else self.run.strategy.aggregate)(stage, upload)
-            self._call("on_stage_end", stage, upload)
-        return True
-
-    def _take_in(self, stage: Stage, outcome: Outcome, began: Payload | None) -> tuple[Payload, dict[int, str]]:
-        """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
-        upload = gather(self.fabric, outcome.upload)
-        failures = gather_failures(self.fabric, outcome)
-        sent = upload.clients
-        for callback in self.callbacks:
-            upload = callback.on_upload(self, stage, upload)
-        failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
-        limit = self.participation.max_update_norm
-        upload, rejected = inspect_upload(upload, stage, self.run.architectures, sent=began, max_update_norm=limit)
-        return upload, failures | rejected
-
-    def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
-        """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""
-        metrics: dict[str, float] = {}
-        evaluations = self.run.strategy.evaluations(clients)
-        for evaluation in evaluations.values():
-            check_models(evaluation.payload, self.run.roster.names)
-        outcomes = self.run.executor.evaluate(evaluations, clients, self.run.round_idx)
-        for kind, outcome in outcomes.items():
-            scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)
-            metrics |= summarise(scores, prefix + kind)
-            self._report(gather_failures(self.fabric, outcome), f"in the evaluation {prefix + kind!r}")
-        for callback in self.callbacks:
-            callback.on_evaluate(self, metrics, prefix)
-        return metrics
-
-    def _admit_new_clients(self) -> dict[str, float]:
-        """Let the held-out clients join a trained server, and score them."""
-        self._run_stages(self.run.strategy.admission_stages(), self.run.new_clients, "admission")
-        return self.evaluate(self.run.new_clients, "new/")
-
-    def _when(self, phase: Phase) -> str:
-        """A phase in words."""
-        if phase == "round":
-            return f"round {self.run.round_idx}"
-        return "before round 0" if phase == "initial" else "while new clients joined"
-
-    def _report(self, failures: Mapping[int, str], where: str) -> None:
-        for client, why in failures.items():
-            name = self.run.roster.names[client]
-            message = f"{name} failed {where}: {why}"
-            if self.participation.on_failure == "stop":
-                raise ClientFailure(f"{message} (participation.on_failure is 'stop')")
-            self.run.failures[name] = why
-            self.run.num_failures[name] = self.run.num_failures.get(name, 0) + 1
-            if self.fabric.is_global_zero:
-                warnings.warn(f"{message}; it is left out", stacklevel=2)
-
-    def _check_void_rounds(self) -> None:
-        """End a run in which nothing is learnt any more."""
-        limit = self.participation.max_void_rounds
-        last = self.run.history[-limit:]
-        if len(last) == limit and all(row["void"] for row in last):
-            raise TooFewAnswers(
-                f"the last {limit} rounds were void (participation.max_void_rounds): {self._shortage()}"
-            )
-
-    def _shortage(self) -> str:
-        """What went wrong in a void round; of many clients the first three."""
-        failures = "; ".join(f"{name}: {why}" for name, why in list(self.run.failures.items())[:3])
-        return f"fewer than {self.participation.min_clients} clients answered (participation.min_clients); {failures}"
 
     # ------------------------------------------------------------------ setting up
 
@@ -454,7 +335,8 @@ class FederatedTrainer:
         clients: tuple[Any, ...] = tuple(datamodule.clients)
         for callback in self.callbacks:
             clients = callback.on_clients(self, clients)
-        start_clients(self._run, clients, dtype=self.dtype)
+        limit = self.participation.time_limit_seconds
+        start_clients(self._run, clients, dtype=self.dtype, time_limit=limit)
         if self.fabric.is_global_zero:
             self._run.folder = folder or new_run_folder(self.root)
         self._run.folder = self.fabric.broadcast(self._run.folder)
@@ -494,6 +376,8 @@ class FederatedTrainer:
         run = self.run
         with nullcontext() if error is None else suppress(OSError):  # which would hide what ended the run
             for logger in run.loggers:
+                if hasattr(logger, "log_result"):
+                    logger.log_result(run.selection.result, yaml.safe_load(run.config) or run.settings)
                 logger.finalize("success" if error is None else "failed")
             if self.started and self.fabric.is_global_zero:
                 result.write(run, error)
@@ -510,31 +394,34 @@ class FederatedTrainer:
         if self.logger is True:
             folder = str(run.folder)
             run.loggers = [RoundCSVLogger(folder), RoundTensorBoardLogger(folder, first_round=run.round_idx)]
+        elif run.loggers and not any(isinstance(logger, RoundCSVLogger) for logger in run.loggers):
+            run.loggers = [RoundCSVLogger(str(run.folder)), *run.loggers]
         for logger in run.loggers:
             if isinstance(logger, RoundCSVLogger):
                 logger.restart(run.history)
             getattr(logger, "experiment", None)  # made when it is first asked for, which takes longer than a round
 
-    def _call(self, hook: str, *args: Any) -> None:
-        for callback in self.callbacks:
-            getattr(callback, hook)(self, *args)
-
     # ------------------------------------------------------------------ checkpoints
 
-    def state_dict(self) -> dict[str, Any]:
-        """The complete state between two rounds; collective: every process must call it."""
-        return state.capture(self.run, self.callbacks)
-
-    def save_checkpoint(self, path: Path) -> None:
-        """Write the complete state; collective: every process must call it."""
-        state = self.state_dict()
-        if self.fabric.is_global_zero:
-            checkpoint.write(path, state)
-        self.fabric.barrier()
-
     def _restore(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str
+        self,
+        model: ClientModule | None,
+        datamodule: FederatedDataModule | None,
+        algorithm: Strategy | None,
+        ckpt_path: str | None,
     ) -> Run:
+        """The run of a checkpoint; that of the last fit as it is, where nothing was written."""
+        if model is None or datamodule is None or algorithm is None:
+            if (model, datamodule, algorithm) != (None, None, None):
+                raise ValueError("give model, datamodule and algorithm, or none of them for those of the last fit")
+            run = self.run
+            model, datamodule, algorithm = run.model, run.datamodule, run.strategy
+            best = run.folder / "checkpoints" / "best.ckpt"
+            if ckpt_path is None and not best.is_file():
+                warnings.warn("no checkpoint was written: these are the models of the last round", stacklevel=3)
+                return run
+            ckpt_path = str(best) if ckpt_path in (None, "best") else ckpt_path
+        ckpt_path = ckpt_path or "best"
         path = find_checkpoint(self.root, ckpt_path, required=True)
         assert path is not None
         run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(path))
@@ -542,7 +429,12 @@ class FederatedTrainer:
         return run
 
     def _evaluate_checkpoint(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str, split: str
+        self,
+        model: ClientModule | None,
+        datamodule: FederatedDataModule | None,
+        algorithm: Strategy | None,
+        ckpt_path: str | None,
+        split: str,
     ) -> dict[str, float]:
         run = self._restore(model, datamodule, algorithm, ckpt_path)
         self.started = True
@@ -552,6 +444,12 @@ class FederatedTrainer:
         metrics = {name: value for name, value in metrics.items() if split in name}
         self._call("on_evaluation_end", metrics)
         return metrics
+
+
+def _defaults_beside(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The default callbacks whose class is not among the given ones."""
+    defaults: list[Callback] = importlib.import_module("fl_lightning.callbacks").default_callbacks()
+    return [each for each in defaults if not any(isinstance(given, type(each)) for given in callbacks)]
 
 
 def _read(path: Path, ckpt_path: str | None) -> tuple[Path, dict[str, Any]]:

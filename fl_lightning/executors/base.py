@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.fabric import Fabric
@@ -16,6 +16,7 @@ from fl_lightning.batches.base import AnyBatch, Batch, Collator
 from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.keys import derive_keys
 from fl_lightning.executors.storage import Allocate, in_memory
+from fl_lightning.executors.time_limit import check_time_limit
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
 from fl_lightning.round.payload import Payload, concatenate, from_wire, pad_examples, to_wire
@@ -60,6 +61,9 @@ class Executor(ABC):
         rewritten: What clients hold whose graphs a stage has changed.
     """
 
+    #: Whether it runs clients of different architectures itself, without an executor for each.
+    takes_architectures: ClassVar[bool] = False
+
     def __init__(self) -> None:
         self.allocate: Allocate = in_memory
 
@@ -76,6 +80,7 @@ class Executor(ABC):
         *,
         seed: int,
         memory: Mapping[str, Slot] | None = None,
+        time_limit: float | None = None,
     ) -> None:
         """Take over the clients of this process; all start from the given client's parameters.
 
@@ -86,11 +91,14 @@ class Executor(ABC):
             clients: Indices of this process's clients, ascending.
             seed: Root of every random key.
             memory: What each client remembers, by name.
+            time_limit: Seconds that a client may take for a stage or an evaluation; None for no bound.
 
         Raises:
             ValueError: The net or its optimiser is of a kind that clients cannot be run with, the client overrides a
-                hook that is never called, or the clients do not fit into memory.
+                hook that is never called, the clients do not fit into memory, or nothing could keep the time limit.
         """
+        if time_limit is not None:
+            check_time_limit()
         check_hooks(client)
         names = dict(client.net.named_parameters()).keys()
         twins = dict(client.net.named_parameters(remove_duplicate=False)).keys() - names
@@ -110,7 +118,8 @@ class Executor(ABC):
         self.collator = collator
         self.clients = tuple(clients)
         self.seed = seed
-        self.num_flat = client.num_parameters
+        self.time_limit = time_limit
+        self.num_flat = client.num_travelling
         self.slots = dict(memory or {})
         self.rewritten: dict[int, Any] = {}
         self.original_size = {member: collator.size(member) for member in clients}
@@ -160,7 +169,7 @@ class Executor(ABC):
         """
         if payload is None:
             return {}
-        shapes = {name: parameter.shape for name, parameter in self.client.net.named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in self.client.travelling(self.client.net).items()}
         tensors = from_wire(payload.rows(clients).parameters, shapes)
         for name, tensor in tensors.items():
             if shapes.get(name) != tensor.shape[1:]:
@@ -183,7 +192,7 @@ class Executor(ABC):
 
     def sent(self, stage: Stage, trained: Parameters, start: Parameters, anchor: Parameters) -> dict[str, Tensor]:
         """What some clients answer: copies of parameters, of how far they moved, or of the anchor, (C, *shape)."""
-        names = tuple(trained) if stage.flat else stage.upload
+        names = tuple(self.client.travelling(self.client.net)) if stage.flat else stage.upload
         source = anchor if stage.send_anchor else trained
         answer = {name: source[name] - start[name] if stage.as_update else source[name].clone() for name in names}
         return to_wire(answer, self.num_flat) if stage.flat else answer
@@ -196,8 +205,8 @@ class Executor(ABC):
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run a stage for those of its clients that are of this process.
 
-        A client whose parameters or answer are not finite, or that raises, is restored to how it began the stage (what
-        it received included), with a fresh optimiser, and is reported in ``failures``.
+        A client whose parameters or answer are not finite, that raises, or that takes too long is restored to how it
+        began the stage (what it received included), with a fresh optimiser, and is reported in ``failures``.
 
         Args:
             work: The stage, who takes part in it, and what the server sends.

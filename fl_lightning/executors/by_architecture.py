@@ -25,6 +25,8 @@ class ByArchitecture(Executor):
         executor: How the clients of one architecture are run.
     """
 
+    takes_architectures = True
+
     def __init__(self, executor: Executor) -> None:
         super().__init__()
         self.executor = executor
@@ -39,6 +41,7 @@ class ByArchitecture(Executor):
         *,
         seed: int,
         memory: Mapping[str, Slot] | None = None,
+        time_limit: float | None = None,
     ) -> None:
         """Take over the clients of this process; the nets are given to the clients in turn."""
         self.clients = tuple(clients)
@@ -51,8 +54,8 @@ class ByArchitecture(Executor):
             if not own:
                 continue
             part = copy.deepcopy(self.executor)
-            part.setup(fabric, variant, collator, own, seed=seed, memory=memory)
-            part.num_flat = max(other.num_parameters for other in variants)
+            part.setup(fabric, variant, collator, own, seed=seed, memory=memory, time_limit=time_limit)
+            part.num_flat = max(other.num_travelling for other in variants)
             self.parts[f"net{kind}/"] = part
 
     def stored_bytes(self) -> int:

@@ -3,7 +3,9 @@
 Shape legend: C clients of the group. Everything that a client knows has a leading client dimension here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,6 +15,8 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.executors.base import draw_batches, spread_signals
 from fl_lightning.executors.stack import ClientStack, StackSlice, where_clients
+from fl_lightning.executors.time_limit import within
+from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import pad_examples
@@ -38,6 +42,7 @@ class GroupTraining:
         knowledge: What they know; a stage may move anchor and memory.
         takes_stacks: The client's own functions and its net compute on stacks.
         blame: Where the group cannot be computed, find out by which clients, and go on without these.
+        time_limit: Seconds that each client may take; the group may take their sum. None for no bound.
 
     Attributes:
         failures: Why clients failed, by their row.
@@ -52,6 +57,7 @@ class GroupTraining:
         *,
         takes_stacks: bool,
         blame: bool = True,
+        time_limit: float | None = None,
     ) -> None:
         self.client = client
         self.stage = stage
@@ -59,6 +65,7 @@ class GroupTraining:
         self.knowledge = knowledge
         self.blame = blame
         self.failures: dict[int, str] = {}
+        self.seconds_left = None if time_limit is None else [time_limit] * len(batch.key)
         self.on_stack = takes_stacks and (stage.objective is None or getattr(stage.objective, "takes_stacks", False))
 
     def run(self, part: StackSlice, keys: Tensor, autocast: Autocast) -> dict[str, Tensor]:
@@ -80,7 +87,10 @@ class GroupTraining:
             if stage.reset_every and step and step % stage.reset_every == 0:
                 part.restart(step)
             self._before(step)
-            raw = self._gradients(leaves, trained, drawn, step, autocast)
+            statistics = {name: part.parameters[name].clone() for name in statistics_of(self.client.net)}
+            raw = self._gradients({**leaves, **statistics}, trained, drawn, step, autocast)
+            if statistics:  # which a forward pass changes
+                part.put(statistics, part.steps(step))
             part.step(self.client.clip(self._ruled(raw, step)), step)
             self._after(raw, step)
         return part.parameters
@@ -123,44 +133,72 @@ class GroupTraining:
             found = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), allow_unused=True)
             return dict(zip(trained, found, strict=True))
 
-        try:
-            return gradients(leaves, batch, self.knowledge)
-        except Exception:  # a client runs its user's code: find out whose it was
-            if not self.blame:
-                raise
-
-        def alone(row: int) -> dict[str, Tensor | None]:
-            own = {name: tensor[row : row + 1].detach() for name, tensor in leaves.items()}
+        def some(rows: Sequence[int]) -> dict[str, Tensor | None]:
+            own = {name: tensor[rows].detach() for name, tensor in leaves.items()}
             for name in trained:
                 own[name].requires_grad_()
-            return gradients(own, self._one(batch, row), self._know(row))
+            return gradients(own, self._select(batch, rows), self._know(rows))
 
-        rows = self._one_by_one(alone)
-        joined: dict[str, Tensor | None] = {}
-        for name in trained:
-            found = {row: gradient for row, each in rows.items() if (gradient := each[name]) is not None}
-            zero = torch.zeros_like(leaves[name][:1])
-            joined[name] = torch.cat([found.get(row, zero) for row in range(len(leaves[name]))]) if found else None
+        if not self.blame:
+            return gradients(leaves, batch, self.knowledge)
+        joined: dict[str, Tensor | None] = dict.fromkeys(trained)
+        for rows, found in self._compute(lambda: gradients(leaves, batch, self.knowledge), some):
+            if len(rows) == len(batch.key):
+                return found
+            for name, gradient in found.items():
+                if gradient is not None:
+                    whole = joined[name]
+                    joined[name] = whole = torch.zeros_like(leaves[name]) if whole is None else whole
+                    whole[rows] = gradient
         return joined
 
-    def _one_by_one(self, compute: Callable[[int], dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """What can be computed for each row, noting why it cannot for others."""
-        rows: dict[int, dict[str, Any]] = {}
-        for row in range(len(self.batch.key)):
-            if row in self.failures:
-                continue
+    def _compute(
+        self, together: Callable[[], dict[str, Any]], some: Callable[[Sequence[int]], dict[str, Any]]
+    ) -> Iterator[tuple[Sequence[int], dict[str, Any]]]:
+        """What is computed for all clients that have not failed, at once or else one by one, noting who fails.
+
+        Args:
+            together: Computes it for all rows.
+            some: Computes it for the given rows.
+        """
+        kept = [row for row in range(len(self.batch.key)) if row not in self.failures]
+        if not kept:
+            return
+        try:
+            with self._timed(kept):
+                found = some(kept) if self.failures else together()
+        except Exception:  # a client runs its user's code: find out whose it was
+            pass
+        else:
+            yield kept, found
+            return
+        for row in kept:
             try:
-                rows[row] = compute(row)
-            except Exception as error:  # its user's code may raise anything
+                with self._timed([row]):
+                    found = some([row])
+            except Exception as error:  # it may raise anything
                 self.failures[row] = f"{type(error).__name__}: {error}"
-        return rows
+            else:
+                yield [row], found
+
+    @contextlib.contextmanager
+    def _timed(self, rows: Sequence[int]) -> Iterator[None]:
+        """Bound the time of some clients by the sum of what they have left, of which they then have as much less."""
+        if self.seconds_left is None:
+            yield
+            return
+        start = time.monotonic()
+        with within(sum(self.seconds_left[row] for row in rows)):
+            yield
+        for row in rows:
+            self.seconds_left[row] -= (time.monotonic() - start) / len(rows)
 
     @staticmethod
-    def _one(batch: Batch, row: int) -> Batch:
-        return batch.select(torch.tensor([row], device=batch.key.device))
+    def _select(batch: Batch, rows: Sequence[int]) -> Batch:
+        return batch.select(torch.tensor(rows, device=batch.key.device))
 
-    def _know(self, row: int) -> Knowledge:
-        return {kind: {name: t[row : row + 1] for name, t in own.items()} for kind, own in self.knowledge.items()}
+    def _know(self, rows: Sequence[int]) -> Knowledge:
+        return {kind: {name: t[rows] for name, t in own.items()} for kind, own in self.knowledge.items()}
 
     @torch.no_grad()
     def _before(self, step: int) -> None:
@@ -237,30 +275,22 @@ class GroupTraining:
                 found: dict[str, Tensor] = torch.vmap(one)(dict(parameters), batch.tensors(), knowledge)
             return found
 
-        try:
-            found = compute(parameters, self.batch, self.knowledge)
-        except Exception:  # as for gradients
-            found = self._ask_one_by_one(compute, parameters, per_example)
-        for name in per_example:
-            if name in found:
-                found[name] = without_padding(found[name], sizes_C)
-        return found
+        def some(rows: Sequence[int]) -> dict[str, Tensor]:
+            own = {name: tensor[rows] for name, tensor in parameters.items()}
+            return compute(own, self._select(self.batch, rows), self._know(rows))
 
-    def _ask_one_by_one(
-        self, compute: Callable[..., dict[str, Tensor]], parameters: Mapping[str, Tensor], per_example: Sequence[str]
-    ) -> dict[str, Tensor]:
-        def alone(row: int) -> dict[str, Tensor]:
-            own = {name: tensor[row : row + 1] for name, tensor in parameters.items()}
-            return compute(own, self._one(self.batch, row), self._know(row))
-
-        rows, num_clients = self._one_by_one(alone), len(self.batch.key)
         joined: dict[str, Tensor] = {}
-        for name in next(iter(rows.values()), {}):
-            found = {row: each[name] for row, each in rows.items()}
-            if name in per_example:
-                found = {row: pad_examples(tensor, self.batch.real_mask.shape[1]) for row, tensor in found.items()}
-            zero = torch.zeros_like(next(iter(found.values())))
-            joined[name] = torch.cat([found.get(row, zero) for row in range(num_clients)])
+        num_clients, num_examples = self.batch.real_mask.shape[:2]
+        for rows, found in self._compute(lambda: compute(parameters, self.batch, self.knowledge), some):
+            if len(rows) == num_clients:
+                joined = found
+                break
+            for name, tensor in found.items():
+                part = pad_examples(tensor, num_examples) if name in per_example else tensor
+                joined.setdefault(name, part.new_zeros(num_clients, *part.shape[1:]))[rows] = part
+        for name in per_example:
+            if name in joined:
+                joined[name] = without_padding(joined[name], sizes_C)
         return joined
 
 

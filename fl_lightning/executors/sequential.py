@@ -23,6 +23,7 @@ from fl_lightning.executors.base import (
     spread_signals,
     unpack_optimizer_state,
 )
+from fl_lightning.executors.time_limit import within
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
@@ -63,13 +64,14 @@ class SequentialExecutor(Executor):
             _load(module, {name: tensor[0] for name, tensor in self.received(work.payload, [client]).items()})
             start = module.context = self._context(client, work.payload)
             try:
-                answers[client] = self._run_client(client, work)
+                with within(self.time_limit):
+                    answers[client] = self._run_client(client, work)
             except Exception as error:  # a client runs its user's code: whatever it raises is this client's failure
                 failures[client] = f"{type(error).__name__}: {error}"
             contexts[client] = start, module.context
             if report is not None:
                 report(1)
-        failures |= _misfits(answers, work.stage.per_example)
+        failures |= misfits(answers, work.stage.per_example)
         for client in failures:
             _load(self.modules[client], contexts[client][0].anchor)
             self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
@@ -199,9 +201,10 @@ class SequentialExecutor(Executor):
         failures: dict[int, str] = {}
         for client in (client for client in self.clients if client in set(clients)):
             try:
-                module = self._evaluated(evaluation, client, round_idx)
-                batch = self._batch(client) if collator is None else single(collator([client]))
-                scores = self.sum_scores(batch, functools.partial(self._table, module, evaluation))
+                with within(self.time_limit):
+                    module = self._evaluated(evaluation, client, round_idx)
+                    batch = self._batch(client) if collator is None else single(collator([client]))
+                    scores = self.sum_scores(batch, functools.partial(self._table, module, evaluation))
                 found[client] = Payload(clients=(client,), signals={name: pair[None] for name, pair in scores.items()})
             except Exception as error:  # as in training
                 failures[client] = f"{type(error).__name__}: {error}"
@@ -292,7 +295,7 @@ class SequentialExecutor(Executor):
         return self._batches[client]
 
 
-def _misfits(answers: Mapping[int, Payload], per_example: Sequence[str]) -> dict[int, str]:
+def misfits(answers: Mapping[int, Payload], per_example: Sequence[str]) -> dict[int, str]:
     """Clients whose tensors are not named, shaped and typed as those of most; rows of examples may be any number."""
     kinds = {
         client: frozenset(

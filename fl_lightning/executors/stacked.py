@@ -19,10 +19,12 @@ from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.base import Executor, Outcome, Work, lasting
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, without_padding
-from fl_lightning.executors.hooks import SEQUENTIAL, overridden
+from fl_lightning.executors.hooks import SEQUENTIAL, needs_plain_graph, overridden
 from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
+from fl_lightning.executors.time_limit import within
+from fl_lightning.models.batch_norm import has_torch_norms
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate, finite_rows, pad_examples
 from fl_lightning.round.stage import Evaluation, Slot
@@ -79,14 +81,22 @@ class StackedExecutor(Executor):
 
     def suited(self, client: ClientModule) -> Executor:
         """This executor, or the sequential one for a client with hooks of its own or a net of plain PyG layers."""
-        own = overridden(client, SEQUENTIAL)
-        if not own:
+        if any(map(has_torch_norms, client.nets)):
+            warnings.warn(
+                "model.net has torch.nn's BatchNorm or InstanceNorm, which would count the padding of a stack: clients "
+                "are run one after another; fl_lightning.models.BatchNorm leaves padding out",
+                stacklevel=2,
+            )
+            return SequentialExecutor()
+        own, plain = overridden(client, SEQUENTIAL), [net for net in client.nets if needs_plain_graph(net)]
+        if not own and not plain:
             return self
-        warnings.warn(
-            f"{type(client).__name__} overrides {', '.join(own)}, which the stacked executor does not call: clients "
-            "are run one after another (trainer.executor: SequentialExecutor)",
-            stacklevel=2,
+        why = (
+            f"{type(client).__name__} overrides {', '.join(own)}, which the stacked executor does not call"
+            if own
+            else f"{type(getattr(plain[0], 'net', plain[0])).__name__} is a net of plain PyG layers"
         )
+        warnings.warn(f"{why}: clients are run one after another (trainer.executor: SequentialExecutor)", stacklevel=2)
         return SequentialExecutor()
 
     def _allocate(self) -> None:
@@ -94,6 +104,11 @@ class StackedExecutor(Executor):
             raise ValueError(
                 f"{type(self.client).__name__} overrides {', '.join(own)}, which the stacked executor does not call: "
                 "set trainer.executor to SequentialExecutor"
+            )
+        if has_torch_norms(self.client.net):
+            raise ValueError(
+                "model.net has torch.nn's BatchNorm or InstanceNorm, which would count the padding of a stack: use "
+                "fl_lightning.models.BatchNorm, or set trainer.executor to SequentialExecutor"
             )
         if self.storage == "disk" and self.fabric.device.type != "cpu":
             raise ValueError(
@@ -195,7 +210,9 @@ class StackedExecutor(Executor):
             for name, tensor in stack.parameters.items()
         }
         knowledge = self._knowledge(clients, rows, work.payload, start, batch)
-        training = GroupTraining(self.client, stage, batch, knowledge, takes_stacks=self.takes_stacks)
+        training = GroupTraining(
+            self.client, stage, batch, knowledge, takes_stacks=self.takes_stacks, time_limit=self.time_limit
+        )
         keys = self.keys(work.address.round_idx, stage.name, clients, max(steps.values(), default=0))
         num_steps = [steps[client] for client in clients]
         with self._client_in_training():
@@ -272,7 +289,8 @@ class StackedExecutor(Executor):
             }
             with torch.no_grad():
                 try:
-                    held[client] = rewrite(self.client, own, self.collator.held(client), context_of(known))
+                    with within(self.time_limit):
+                        held[client] = rewrite(self.client, own, self.collator.held(client), context_of(known))
                 except Exception as error:  # as in training
                     training.failures.setdefault(row, f"{type(error).__name__}: {error}")
         return held
@@ -308,11 +326,13 @@ class StackedExecutor(Executor):
         parts, failures = [], {}
         for members in self._split(clients):
             try:
-                parts.append(self._score_group(evaluation, members, round_idx, collator))
+                with within(None if self.time_limit is None else len(members) * self.time_limit):
+                    parts.append(self._score_group(evaluation, members, round_idx, collator))
             except Exception:  # a client runs its user's code: find out whose it was
                 for client in members:
                     try:
-                        parts.append(self._score_group(evaluation, (client,), round_idx, collator))
+                        with within(self.time_limit):
+                            parts.append(self._score_group(evaluation, (client,), round_idx, collator))
                     except Exception as error:
                         failures[client] = f"{type(error).__name__}: {error}"
         return Outcome(upload=concatenate(parts), failures=failures)

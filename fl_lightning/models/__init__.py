@@ -1,13 +1,15 @@
 """Nets of clients; none of them knows of federated learning."""
 
 from fl_lightning.models.augmented_gcn import AugmentedGCN
+from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.models.cnn import CNN
-from fl_lightning.models.gcn import GCN
+from fl_lightning.models.gcn import GCN, NormalisedGCN
 from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.models.mlp import MLP, LinearModel
 from fl_lightning.models.output import NetOutput
+from fl_lightning.models.plain import PlainNet, PyGNet
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.twin import Twin
 
@@ -16,11 +18,15 @@ __all__ = [
     "GCN",
     "MLP",
     "AugmentedGCN",
+    "BatchNorm",
     "GRUForecaster",
     "GraphSAGE",
     "LinearModel",
     "MaskedGCN",
     "NetOutput",
+    "NormalisedGCN",
+    "PlainNet",
     "ProjectionGCN",
+    "PyGNet",
     "Twin",
 ]

@@ -97,7 +97,7 @@ class AugmentedGCN(GCN):
         for layer, conv in enumerate(self.convs):
             assert isinstance(conv, GraphConvolution)
             product_ND = batch.transform(conv.weight) if x_ND is None else x_ND @ conv.weight
-            embedding_ND = view_NN @ product_ND + conv.bias
+            embedding_ND = view_NN @ product_ND if conv.bias is None else view_NN @ product_ND + conv.bias
             x_ND = embedding_ND.relu()
             if self.training:
                 x_ND = dropout(x_ND, subkey(batch.key, "second", layer), self.dropout)

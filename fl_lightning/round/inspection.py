@@ -3,6 +3,7 @@
 Shape legend: C clients.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,6 +14,10 @@ from fl_lightning.round.stage import Stage
 
 #: Lengths of uploads up to this one have squares whose sum over a million clients is finite in float32.
 LARGEST_NORM = 1e16
+#: Updates more than so many times as long as the median are reported.
+UNUSUAL = 1e3
+#: Only where an answer is more than so many times as long as the median one are updates computed, for that takes time.
+FAR = 10.0
 
 
 class ServerDiverged(RuntimeError):
@@ -26,7 +31,7 @@ def inspect_upload(
     *,
     sent: Payload | None = None,
     max_update_norm: float | None = None,
-) -> tuple[Payload, dict[int, str]]:
+) -> tuple[Payload, dict[int, str], dict[int, str]]:
     """Keep the rows that the server can use: finite, and no longer than is safe to sum and to square in float32.
 
     Args:
@@ -37,13 +42,14 @@ def inspect_upload(
         max_update_norm: Largest Euclidean norm of a client's update of its parameters; None for no bound.
 
     Returns:
-        The sound rows, and why each other row was refused, by client.
+        The sound rows; why each other row was refused, by client; and how long are updates that are kept though they
+        are more than 1,000 times as long as the median, and so decide an average by themselves.
 
     Raises:
         ValueError: Names or shapes are not those of the stage (an attack or a callback changed them for all clients).
     """
     if not upload.clients:
-        return upload, {}
+        return upload, {}, {}
     length = max(sum(parameter.numel() for parameter in net.values()) for net in architectures)
     expected = {name: architectures[0][name].shape for name in stage.upload}
     if stage.flat:
@@ -59,10 +65,11 @@ def inspect_upload(
         )
     tensors = upload.tensors()
     if not tensors:
-        return upload, {}
+        return upload, {}, {}
+    lengths = dict(zip(upload.clients, row_norms(tensors.values()).tolist(), strict=True))
     refused = {
         client: _why_too_long(norm, tensors, row)
-        for row, (client, norm) in enumerate(zip(upload.clients, row_norms(tensors.values()).tolist(), strict=True))
+        for row, (client, norm) in enumerate(lengths.items())
         if not norm <= LARGEST_NORM
     }
     upload = upload.rows([client for client in upload.clients if client not in refused])
@@ -75,7 +82,21 @@ def inspect_upload(
         }
         upload = upload.rows([client for client in upload.clients if client not in long])
         refused |= long
-    return upload, refused
+    kept = [lengths[client] for client in upload.clients]
+    unusual = _unusual(upload, stage, sent) if kept and max(kept) > FAR * statistics.median(kept) else {}
+    return upload, refused, unusual
+
+
+def _unusual(upload: Payload, stage: Stage, sent: Payload | None) -> dict[int, str]:
+    """Which updates (where no parameters travel, signals) are far longer than the median of them all."""
+    found = updates(upload, stage, sent) if upload.parameters else upload.signals
+    norms = row_norms(found.values()).tolist()
+    median = statistics.median(norms)
+    return {
+        client: f"its update is {norm:.3g} long, the median of this exchange is {median:.3g}"
+        for client, norm in zip(upload.clients, norms, strict=True)
+        if norm > UNUSUAL * median > 0
+    }
 
 
 def updates(upload: Payload, stage: Stage, sent: Payload | None) -> dict[str, Tensor]:

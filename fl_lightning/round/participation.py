@@ -8,6 +8,9 @@ import torch
 
 from fl_lightning.kernels.randomness import generator
 
+#: The longest time limit: a year; alarms that are much later cannot be set.
+LONGEST_SECONDS = 365 * 24 * 3600
+
 
 class Participation:
     """Chooses the clients of each round, from the seed and the round alone.
@@ -26,6 +29,11 @@ class Participation:
         max_update_norm: Largest Euclidean norm of a client's update (of all parameters that it answers, less those it
             was sent; where a stage sends none, of those themselves). A longer one is left out as a failure. None for no
             bound.
+        time_limit_seconds: Time that a client may take for a stage, or for an evaluation. One that takes longer is left
+            out as a failure; what it does in one call of compiled code is ended when that returns. Clients of a group
+            of the stacked executor compute together, for as long as all of them may take; where that is not enough,
+            each is tried alone. None for no bound. (Time is not the same twice: a run in which a client is too slow
+            need not end the same when it is repeated or resumed.)
 
     Raises:
         ValueError: A value is out of its range.
@@ -43,6 +51,7 @@ class Participation:
         min_clients: int = 1,
         max_void_rounds: int = 3,
         max_update_norm: float | None = None,
+        time_limit_seconds: float | None = None,
     ) -> None:
         if not 0 < fraction <= 1:
             raise ValueError(f"participation.fraction must be in (0, 1], got {fraction}")
@@ -62,9 +71,13 @@ class Participation:
         }.items():
             if not 0 <= value < 1:
                 raise ValueError(f"participation.{name} must be in [0, 1), got {value}")
-        if max_update_norm is not None and not max_update_norm > 0:
+        for name, bound in {"max_update_norm": max_update_norm, "time_limit_seconds": time_limit_seconds}.items():
+            if bound is not None and not bound > 0:
+                raise ValueError(f"participation.{name} must be positive, or null for no bound, got {bound}")
+        if time_limit_seconds is not None and time_limit_seconds > LONGEST_SECONDS:
             raise ValueError(
-                f"participation.max_update_norm must be positive, or null for no bound, got {max_update_norm}"
+                f"participation.time_limit_seconds must be at most {LONGEST_SECONDS:g}, got {time_limit_seconds}: give "
+                "null for no bound"
             )
         self.fraction = fraction
         self.num_clients = num_clients
@@ -75,6 +88,7 @@ class Participation:
         self.min_clients = min_clients
         self.max_void_rounds = max_void_rounds
         self.max_update_norm = max_update_norm
+        self.time_limit_seconds = time_limit_seconds
 
     def training_clients(self, num_clients: int, seed: int) -> tuple[int, ...]:
         """The clients that are not held out.

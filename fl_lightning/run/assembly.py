@@ -17,6 +17,7 @@ from fl_lightning.executors import ByArchitecture, Executor
 from fl_lightning.executors.base import check_optimizer
 from fl_lightning.federation import Federation, Roster, in_turn
 from fl_lightning.kernels.randomness import derive_key
+from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
@@ -55,6 +56,7 @@ class Run:
         scores: Each client's scores, by the prefix of what was last evaluated.
         failures: Why clients are missing from the present round, by name.
         num_failures: How often each client has failed, by name; dropping out, which is drawn, is no failure.
+        unusual: Clients that were named for an update far longer than the others'.
         should_stop: Whether the present round is the last.
         interruption: The signal that ends the run.
         loggers: Where figures go.
@@ -84,6 +86,7 @@ class Run:
     scores: dict[str, Payload] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     num_failures: dict[str, int] = field(default_factory=dict)
+    unusual: set[int] = field(default_factory=set)
     should_stop: bool = False
     interruption: Interruption = field(default_factory=Interruption)
     loggers: list[Logger] = field(default_factory=list)
@@ -117,6 +120,7 @@ def assemble(
     training_clients = participation.training_clients(len(roster), seed)
     architectures = build_nets(fabric, model, strategy, roster, seed)
     check_architectures(strategy, len(architectures))
+    check_statistics(strategy, model)
     strategy.setup(describe_federation(fabric, model, roster, training_clients, architectures, seed))
     return Run(
         fabric=fabric,
@@ -137,21 +141,23 @@ def assemble(
     )
 
 
-def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype) -> None:
+def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, time_limit: float | None = None) -> None:
     """Give this process its share of the clients.
 
     Args:
         run: The run.
         clients: What each client of the federation holds.
         dtype: Floating point type of batches.
+        time_limit: Seconds that a client may take for a stage or an evaluation; None for no bound.
 
     Raises:
-        ValueError: There are too few clients, nets that clients cannot be run with, or a metric that does not fit.
+        ValueError: There are too few clients, nets that clients cannot be run with, a metric that does not fit, or a
+            time limit that nothing could keep.
     """
     shares = shard(run.roster.work, run.fabric.world_size)
     collator = run.datamodule.collator(clients, device=run.fabric.device, dtype=dtype)
     mine, memory = shares[run.fabric.global_rank], run.strategy.memory()
-    run.executor.setup(run.fabric, run.model, collator, mine, seed=run.seed, memory=memory)
+    run.executor.setup(run.fabric, run.model, collator, mine, seed=run.seed, memory=memory, time_limit=time_limit)
     check_monitor(run)
 
 
@@ -183,7 +189,7 @@ def build_nets(
         torch.manual_seed(derive_key(seed, "client", "initialisation"))
         model.build(roster.num_features, roster.num_outputs, strategy.build_net)
     return tuple(
-        {name: p.detach().clone().to(fabric.device) for name, p in net.named_parameters()} for net in model.nets
+        {name: p.detach().clone().to(fabric.device) for name, p in model.travelling(net).items()} for net in model.nets
     )
 
 
@@ -193,6 +199,29 @@ def check_architectures(strategy: Strategy, num_nets: int) -> None:
         raise ValueError(
             f"model.net lists {num_nets} nets, but {type(strategy).__name__} needs clients that are alike: "
             "give one net, or a strategy for different architectures (SheafFMTL, FedProto, Local)"
+        )
+
+
+def check_statistics(strategy: Strategy, model: ClientModule) -> None:
+    """Refuse running statistics where a strategy would get them wrong.
+
+    Raises:
+        ValueError: It would, or there are none to share.
+    """
+    shared, name = model.running_statistics == "shared", type(strategy).__name__
+    if not any(map(statistics_of, model.nets)):
+        if shared:
+            raise ValueError("model.running_statistics is 'shared', but model.net has none: leave it out")
+        return
+    if not strategy.takes_statistics:
+        raise ValueError(
+            f"{name} computes with models whose running statistics nobody keeps: give model.net layers without them "
+            "(LayerNorm, GroupNorm), or choose another strategy"
+        )
+    if shared and not strategy.shares_statistics:
+        raise ValueError(
+            f"model.running_statistics is 'shared', but {name} does more with models than to average them, which "
+            "makes no variances: set it to 'personal'"
         )
 
 
@@ -237,7 +266,7 @@ def is_plain_sgd(model: ClientModule, optimizer: Optimizer) -> bool:
 def executor_for(model: ClientModule, executor: Executor) -> Executor:
     """The executor, or the one that the client's own hooks need; one for each architecture where there are several."""
     executor, architectures = executor.suited(model), model.nets
-    several = len(architectures) > 1 and not isinstance(executor, ByArchitecture)
+    several = len(architectures) > 1 and not executor.takes_architectures
     return ByArchitecture(executor) if several else executor
 
 

@@ -22,6 +22,9 @@ from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 #: More local epochs than this are a mistake.
 MOST_EPOCHS = 10**6
 
+#: How clients count in a weighted sum: by their training examples, or alike; None where a sum is not enough.
+SumWeighting = Literal["examples", "equal"] | None
+
 
 @dataclass(kw_only=True, eq=False)
 class Strategy(ABC):
@@ -47,6 +50,10 @@ class Strategy(ABC):
     default_net: ClassVar[type[nn.Module] | None] = None
     #: Whether clients may have different nets; their parameters then travel flat.
     takes_architectures: ClassVar[bool] = False
+    #: Whether clients' nets may have running statistics.
+    takes_statistics: ClassVar[bool] = True
+    #: Whether these may travel: only where models are averaged, for other steps make no variances.
+    shares_statistics: ClassVar[bool] = False
     #: Whether clients must hold graphs.
     needs_graphs: ClassVar[bool] = False
 
@@ -141,6 +148,13 @@ class Strategy(ABC):
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Take in the clients' answers. ``upload`` may lack clients that failed and may be empty."""
         return
+
+    def sum_weighting(self) -> SumWeighting:
+        """How the server weights the clients, if it needs nothing of their answers but the weighted sum.
+
+        A subclass of one that says so and overrides ``aggregate``, ``admit`` or ``mixing_matrix`` has to say it again.
+        """
+        return None
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """The parameters that replace the clients' own in the main evaluation; None for their own."""

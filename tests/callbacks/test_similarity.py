@@ -111,9 +111,9 @@ def test_files_scores_and_pictures(kind, own, executor, groups, make_model, make
     assert pictures.pictures[0][2][2] == 3
     events = EventAccumulator(str(tmp_path / "board")).Reload()
     assert [event.step for event in events.Images("similarity")] == [0, 3]
-    scored = {row["round"] for row in trainer.history if "similarity/read-out_nmi" in row}
+    scored = {row["round"] for row in trainer.run.history if "similarity/read-out_nmi" in row}
     assert scored == {0, 3}
-    assert 0 <= trainer.history[3]["similarity/pooled_embedding_nmi"] <= 1
+    assert 0 <= trainer.run.history[3]["similarity/pooled_embedding_nmi"] <= 1
 
 
 @pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])

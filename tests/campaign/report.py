@@ -17,7 +17,9 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
 - **wrong command lines and files**: a small configuration with one to three wrong settings runs and took the value, or
   ends with exit code 2 and one line that names a setting;
 - **damaged files**: cut, changed, empty or binary, they are refused in one line; text that is still a configuration
-  does what it says; a damaged `last.ckpt` gives way to a sound checkpoint beside it, with a warning;
+  does what it says; a damaged `last.ckpt` gives way to a sound checkpoint beside it, with a warning. Raw data files
+  have no checksums: where a flipped bit is in a value, the value is taken as it stands if it can be one. Converted
+  files and partitions have them: they are refused or made anew;
 - **faulty clients**: with 4 of 10 clients that fail in this way, under both executors and every strategy, the run ends,
   names them, and the others' accuracy is within two points of the run in which the four never take part (mean of
   three seeds where one is short; "wrong values" are finite, an attack and no failure: 2 of 10 clients, with a
@@ -26,7 +28,8 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
   nobody killed: clients, strategy, generators, history, result and metrics.csv;
 - **two processes**: begun at once in one folder, each run has its own; a run that is being written is not resumed.
 
-There is no time limit on a client: one that hangs holds up its round.
+Clients that hang do so under `participation.time_limit_seconds`, in the first two rounds or so, and raise an error in
+the later ones, so that the campaign ends.
 
 """
 

@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 import torch
 from campaign.damage import NUM_PLACES, damaged
+from campaign.record import SEED, Record
 from example_files import write_example_files
+from scipy import sparse
 from torch_geometric.data import Data, InMemoryDataset
 
 from fl_lightning.data import (
     HAR,
     METRLA,
     TPT48,
+    AmazonSource,
+    CitationFullSource,
+    CoauthorSource,
     CompCars,
     ExampleSource,
     FederatedDataModule,
@@ -26,6 +31,7 @@ from fl_lightning.data import (
     GRDAToy,
     HeterogeneousCIFAR10,
     OgbSource,
+    PlanetoidSource,
     PlantedCommunities,
     PyGSource,
     RandomPartitioner,
@@ -36,19 +42,28 @@ from fl_lightning.data import (
 )
 
 
-def check(path: Path, load: Callable[[], object], named: str = "") -> None:
-    """Load each damaged version: it succeeds, or raises one line that names the file."""
+def check(path: Path, load: Callable[[], object], named: str = "", *, sealed: bool = False) -> None:
+    """Load each damaged version: it succeeds (never one that is sealed), or raises one line that names the file."""
     whole = path.read_bytes()
     load()
-    refused = 0
-    for version in damaged(whole, seed=len(whole)):
+    refused, lost = 0, []
+    for version in damaged(whole, seed=SEED + len(whole)):
         path.write_bytes(version)
+        survived = not sealed
         try:
             load()
         except (ValueError, FileNotFoundError) as error:
-            assert "\n" not in str(error)  # noqa: PT017
-            assert (named or path.name) in str(error)  # noqa: PT017
+            survived = "\n" not in str(error) and (named or path.name) in str(error)
             refused += 1
+            said = str(error)
+        except Exception as error:  # which is what the campaign looks for
+            survived, said = False, repr(error)
+        else:
+            said = "it was loaded"
+        Record().count("damaged data files", survived=survived)
+        lost += [] if survived else [said]
+    path.write_bytes(whole)
+    assert not lost, "\n".join(lost)
     assert refused > NUM_PLACES // 2
 
 
@@ -58,7 +73,7 @@ def small_graph(num_nodes: int = 30) -> Data:
 
 
 def assert_sound(data: Data) -> None:
-    prepared = prepare_graph(data, FileSource("x").preparation, "graph.pt (TextGraphs/processed, ogbn_arxiv)")
+    prepared = prepare_graph(data, FileSource("x").preparation, "graph.pt (TextGraphs/processed, ogbn_arxiv, cora)")
     assert bool(prepared.x.isfinite().all())
 
 
@@ -140,8 +155,76 @@ def test_raw_and_converted_files_of_pyg(tmp_path: Path):
 
     converted()
     (path,) = (tmp_path / "TextGraphs" / "processed").glob("*/data.pt")
-    check(path, converted, named="TextGraphs/processed")
+    check(path, converted, named="TextGraphs/processed", sealed=True)
     check(raw, anew)
+
+
+def write_planetoid(raw: Path) -> None:
+    """A graph of 540 nodes as Cora's files hold it: 20 to train on, 500 to validate and 20 to test."""
+    data = small_graph(540)
+    x, y = sparse.csr_matrix(data.x.numpy()), np.eye(3, dtype=np.int32)[data.y.numpy()]
+    neighbors: dict[int, list[int]] = {node: [] for node in range(540)}
+    for source, target in data.edge_index.T.tolist():
+        neighbors[source].append(target)
+    raw.mkdir(parents=True)
+    pickled = {
+        "x": x[:20],
+        "tx": x[520:],
+        "allx": x[:520],
+        "y": y[:20],
+        "ty": y[520:],
+        "ally": y[:520],
+        "graph": neighbors,
+    }
+    for name, value in pickled.items():
+        (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(value, protocol=2))
+    (raw / "ind.cora.test.index").write_text("".join(f"{node}\n" for node in range(520, 540)))
+
+
+@pytest.mark.parametrize("name", ["x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"])
+def test_raw_files_of_planetoid(tmp_path: Path, name: str):
+    write_planetoid(tmp_path / "Cora" / "raw")
+
+    def load() -> None:
+        shutil.rmtree(tmp_path / "Cora" / "processed", ignore_errors=True)
+        assert_sound(PlanetoidSource("Cora").load(tmp_path, tmp_path / "cache"))
+
+    check(tmp_path / "Cora" / "raw" / f"ind.cora.{name}", load, named="cora")
+
+
+@pytest.mark.parametrize(
+    ("source", "folder", "file"),
+    [
+        (AmazonSource("Photo"), "Photo", "amazon_electronics_photo.npz"),
+        (CoauthorSource("CS"), "CS", "ms_academic_cs.npz"),
+        (CitationFullSource("DBLP"), "dblp", "dblp.npz"),
+    ],
+    ids=["Amazon", "Coauthor", "CitationFull"],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # numpy leaves what is damaged open
+def test_raw_and_converted_files_of_npz(tmp_path: Path, source: PyGSource, folder: str, file: str):
+    data, raw = small_graph(), tmp_path / folder / "raw" / file
+    row, column = data.edge_index.numpy()
+    adjacency = sparse.csr_matrix((np.ones(len(row), dtype=np.float32), (row, column)), shape=(30, 30))
+    arrays = {
+        f"{kind}_{part}": getattr(matrix, part)
+        for kind, matrix in (("adj", adjacency), ("attr", sparse.csr_matrix(data.x.numpy())))
+        for part in ("data", "indices", "indptr", "shape")
+    }
+    raw.parent.mkdir(parents=True)
+    np.savez_compressed(raw, labels=data.y.numpy(), **arrays)
+
+    def converted() -> None:
+        assert_sound(source.load(tmp_path, tmp_path / "cache"))
+
+    def anew() -> None:
+        shutil.rmtree(tmp_path / folder / "processed", ignore_errors=True)
+        converted()
+
+    check(raw, anew)
+    anew()
+    (path,) = (tmp_path / folder / "processed").glob("data*.pt")
+    check(path, converted, named="processed", sealed=True)
 
 
 @pytest.mark.parametrize("file", ["raw/edge", "raw/node-feat", "raw/node-label", "split/time/train"])
@@ -187,5 +270,7 @@ def test_partition_cache(tmp_path: Path):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert load() == expected
-        num_made_anew += any(f"{path} is damaged and is made anew" in str(warning.message) for warning in caught)
+        made_anew = any(f"{path} is damaged and is made anew" in str(warning.message) for warning in caught)
+        Record().count("damaged partition caches", survived=made_anew)
+        num_made_anew += made_anew
     assert num_made_anew > NUM_PLACES

@@ -82,6 +82,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ([f"--ckpt_path={'x' * 300}"], "does not exist: give the path of a .ckpt file"),
         (["--seed_everything=-1"], "seed_everything must be in [0, 4294967295], got -1"),
         (["--seed_everything=99999999999"], "seed_everything must be in [0, 4294967295], got 99999999999"),
+        (["--config=no_seed.yaml"], "seed_everything must be in [0, 4294967295], got None"),
+        (["--config=a_seed_that_is_true.yaml"], "seed_everything must be in [0, 4294967295], got True"),
+        (["--model.init_args={init_args: {}}"], "model.init_args holds init_args once more"),
+        (["--config=nested_settings.yaml"], "strategy.init_args holds init_args once more"),
         (["--seed_everything=many"], "seed_everything: expected bool or int, got many"),
         (["--strategy.init_epochs=-1"], "strategy.init_epochs must not be negative, got -1"),
         (["--strategy.hypernetwork_lr=-1"], "strategy.hypernetwork_lr must not be negative, got -1.0"),
@@ -121,6 +125,9 @@ def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFix
     Path("binary").write_bytes(bytes(range(128, 256)))
     Path("empty").touch()
     Path("unbalanced").write_text("trainer: [1, {")
+    Path("no_seed.yaml").write_text("seed_everything: null")
+    Path("a_seed_that_is_true.yaml").write_text("seed_everything: true")
+    Path("nested_settings.yaml").write_text("strategy: {class_path: FedAvg, init_args: {init_args: {}}}")
     assert expected in refused(capsys, "fit", *SMALL, *arguments)
 
 
@@ -302,9 +309,9 @@ def test_second_run_takes_the_next_version_and_last_continues_the_newest() -> No
     assert second.run.folder == Path("runs/quickstart/version_1")
     longer = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3", "--ckpt_path=last"]).trainer
     assert longer.run.folder == second.run.folder
-    assert [row["round"] for row in longer.history] == [0, 1, 2]
+    assert [row["round"] for row in longer.run.history] == [0, 1, 2]
     at_once = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3"]).trainer
-    assert longer.history[-1]["val/loss"] == at_once.history[-1]["val/loss"]
+    assert longer.run.history[-1]["val/loss"] == at_once.run.history[-1]["val/loss"]
 
 
 def test_data_prints_and_saves_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,6 +341,7 @@ def test_print_config_can_be_run_again(capsys: pytest.CaptureFixture[str]) -> No
         (["--strategy=FedPub"], "ClientModule", "MaskedGCN"),
         (["--strategy.class_path=FedPub", "--model.net.dropout=0.1"], "ClientModule", "MaskedGCN"),
         (["--config=own.yaml"], "FedAuxClient", "ProjectionGCN"),
+        (["--strategy={class_path: FedPub}"], "ClientModule", "MaskedGCN"),
         (["--config=own.yaml", "--strategy=FedAvg"], "ClientModule", "GCN"),
         (["--strategy=FedAvg", "--config=nested.yaml"], "FedAuxClient", "ProjectionGCN"),
         (

@@ -27,9 +27,11 @@ def test_example_algorithm(executor: type, tmp_path: Path) -> None:
     def final_loss(strategy: object) -> float:
         source = PlantedCommunities(num_nodes=120, num_communities=4, num_features=8)
         data = FederatedDataModule(source, GivenPartitioner(), cache_dir=str(tmp_path))
-        trainer = FederatedTrainer(num_rounds=2, executor=executor(), logger=False, accelerator="cpu")
+        trainer = FederatedTrainer(
+            num_rounds=2, executor=executor(), logger=False, accelerator="cpu", default_root_dir=str(tmp_path)
+        )
         trainer.fit(ClientModule(), data, strategy)  # type: ignore[arg-type]
-        return trainer.history[-1]["val/loss"]
+        return trainer.run.history[-1]["val/loss"]
 
     strategy = half_way()
     assert final_loss(strategy(pull=1.0)) == pytest.approx(final_loss(FedAvg()), rel=1e-4)

@@ -31,7 +31,7 @@ def upload(value: float, dtype: torch.dtype = torch.float32) -> Payload:
     ],
 )
 def test_what_could_not_be_summed_or_squared_is_left_out(value: float, dtype: torch.dtype, why: str | None) -> None:
-    kept, refused = inspect_upload(upload(value, dtype), STAGE, NETS)
+    kept, refused, _ = inspect_upload(upload(value, dtype), STAGE, NETS)
     assert kept.clients == ((2, 7) if why else (2, 5, 7))
     assert refused.keys() == ({5} if why else set())
     assert refused.get(5, "").startswith(why or "")
@@ -44,7 +44,7 @@ def test_signals_are_looked_at_also_where_they_are_counts() -> None:
     sent = Payload(
         clients=(0, 1), signals={"count": torch.ones(2, 2, dtype=torch.long), "x": torch.tensor([1.0, 1e30])}
     )
-    kept, refused = inspect_upload(sent, stage, NETS)
+    kept, refused, _ = inspect_upload(sent, stage, NETS)
     assert kept.clients == (0,)
     assert "too large" in refused[1]
 
@@ -61,14 +61,32 @@ def test_an_update_longer_than_the_bound_is_left_out_and_named(as_update: bool) 
             clients=moved.clients, parameters={n: t + start.parameters[n] for n, t in moved.parameters.items()}
         )
     )
-    kept, refused = inspect_upload(answer, stage, NETS, sent=start, max_update_norm=4.0)
+    kept, refused, _ = inspect_upload(answer, stage, NETS, sent=start, max_update_norm=4.0)
     assert kept.clients == (2, 7)  # sqrt(7) and sqrt(22)
     assert refused == {5: "its update is 4.69 long, participation.max_update_norm is 4"}
     assert inspect_upload(answer, stage, NETS, sent=start, max_update_norm=4.7)[1] == {}
 
 
+@pytest.mark.parametrize(("value", "is_unusual"), [(1e5, True), (1e3, False)])
+def test_an_update_a_thousand_times_as_long_as_the_median_is_reported(value: float, is_unusual: bool) -> None:
+    start = Payload(clients=(2, 5, 7), parameters={"a": torch.zeros(3, 3), "b": torch.zeros(3, 2, 2)})
+    kept, refused, unusual = inspect_upload(upload(value), STAGE, NETS, sent=start)
+    assert kept.clients == (2, 5, 7)
+    assert not refused
+    said = "its update is 1e+05 long, the median of this exchange is 2.65"
+    assert unusual == ({5: said} if is_unusual else {})
+
+
+def test_updates_are_compared_and_not_the_models_that_they_change() -> None:
+    start = Payload(clients=(2, 5, 7), parameters={"a": torch.full((3, 3), 50.0), "b": torch.full((3, 2, 2), 50.0)})
+    a, b = (tensor + 1e-3 for tensor in start.parameters.values())
+    b[1, 0, 1] = 2e3  # 15 times as long as the models, 10^6 times as long as the updates
+    answer = Payload(clients=(2, 5, 7), parameters={"a": a, "b": b})
+    assert list(inspect_upload(answer, STAGE, NETS, sent=start)[2]) == [5]
+
+
 def test_without_a_start_the_answer_itself_is_bounded() -> None:
-    kept, refused = inspect_upload(upload(4.0), STAGE, NETS, max_update_norm=4.0)
+    kept, refused, _ = inspect_upload(upload(4.0), STAGE, NETS, max_update_norm=4.0)
     assert (kept.clients, list(refused)) == ((2, 7), [5])
 
 

@@ -3,16 +3,14 @@
 Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
 
-import importlib
-import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.data.sources.array_file import missing_files_message, reading
+from fl_lightning.data.sources.pickled_arrays import ArrayUnpickler
 
 _FOLDERS = ("cifar-10-batches-py", "CIFAR10/cifar-10-batches-py")
 _FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -42,26 +40,9 @@ def read_cifar10_batches(root: Path) -> tuple[Tensor, Tensor]:
 
 def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
     with reading(path, "a batch of CIFAR-10"), path.open("rb") as file:
-        batch = _ArrayUnpickler(file, encoding="bytes").load()
+        batch = ArrayUnpickler(file, encoding="bytes").load()
         image = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
         label = np.asarray(batch[b"labels"], dtype=np.int64)
         if label.shape != image.shape[:1] or not ((label >= 0) & (label < 10)).all():
             raise ValueError(f"{len(image)} images have labels of shape {label.shape}, not each one of 0 to 9")
     return torch.from_numpy(image), torch.from_numpy(label)
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Builds numpy arrays and Python's own values only: a pickle could run any code otherwise."""
-
-    _allowed = {  # noqa: RUF012
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._allowed:
-            raise pickle.UnpicklingError(f"it holds a {module}.{name}")
-        return getattr(importlib.import_module(module), name)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import aiohttp
 from filelock import FileLock
 from torch_geometric.data import Data, Dataset
 
@@ -26,8 +25,12 @@ from fl_lightning.data.settings import check_text
 from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.data.sources.base import GraphSource
 from fl_lightning.data.sources.folders import cache_folder, is_writable, unwritable_cache_message
+from fl_lightning.data.sources.pickled_arrays import check_planetoid_file
 
 _log = logging.getLogger(__name__)
+
+#: Beside converted files: their checksum, which those that PyG has converted elsewhere lack.
+_SEAL = "checksum.sha256"
 
 
 class PyGSource(GraphSource):
@@ -72,6 +75,10 @@ class PyGSource(GraphSource):
         setting = json.dumps([self.dataset, self.arguments], sort_keys=True)
         return f"{self.dataset.rpartition('.')[2]}-{hashlib.sha256(setting.encode()).hexdigest()[:12]}"
 
+    def check_raw(self, path: Path) -> None:
+        """Raise a ValueError if a raw file cannot be given to PyG's reader."""
+        return
+
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
         module, _, name = self.dataset.rpartition(".")
         try:
@@ -84,7 +91,14 @@ class PyGSource(GraphSource):
                 "such as 'torch_geometric.datasets.Planetoid'."
             ) from error
         arguments = {"root": str(root), **self.arguments}
-        dataset = open_dataset(dataset_class, arguments, root, cache_dir, converted_folder=self.converted_folder)
+        dataset = open_dataset(
+            dataset_class,
+            arguments,
+            root,
+            cache_dir,
+            converted_folder=self.converted_folder,
+            check_raw=self.check_raw,
+        )
         if len(dataset) != 1:
             raise ValueError(
                 f"dataset={self.dataset!r} with {self.arguments} holds {len(dataset)} graphs; one graph is needed. "
@@ -137,6 +151,9 @@ class PlanetoidSource(_NamedPyGSource):
     dataset_path = "torch_geometric.datasets.Planetoid"
     names = ("Cora", "CiteSeer", "PubMed")
 
+    def check_raw(self, path: Path) -> None:  # noqa: D102
+        check_planetoid_file(path)
+
 
 class AmazonSource(_NamedPyGSource):
     """Co-purchase graphs (Shchur et al., "Pitfalls of Graph Neural Network Evaluation", 2018).
@@ -187,6 +204,7 @@ def open_dataset(
     cache_dir: Path | None,
     download: Callable[[Any], None] | None = None,
     converted_folder: str = "",
+    check_raw: Callable[[Path], None] | None = None,
 ) -> Any:
     """Construct a PyG data set without ever writing into a read-only root.
 
@@ -197,6 +215,7 @@ def open_dataset(
         cache_dir: Where converted files go if ``root`` is read-only; None for the default cache folder.
         download: Fetches the raw files instead of the class's own ``download``.
         converted_folder: In the class's ``processed/``, for converted files that no other data set reads.
+        check_raw: Raises where a raw file could not be converted safely; called for each before it is.
 
     Returns:
         The data set.
@@ -208,11 +227,14 @@ def open_dataset(
     name = str(arguments.get("name", dataset_class.__name__))
     cache = cache_folder(cache_dir)
     steps: list[str] = []
-    derived = _derive(dataset_class, root, cache, download or dataset_class.download, converted_folder, steps)
+    download = download or dataset_class.download
+    derived = _derive(dataset_class, root, cache, download, converted_folder, check_raw, steps)
     with _one_process_at_a_time(f"{dataset_class.__name__} {arguments}", cache):
         try:
             return derived(**arguments)
         except Exception as error:  # there is nothing that damaged pickles and archives do not raise
+            import aiohttp
+
             if isinstance(error, OSError | aiohttp.ClientError) and not steps:
                 raise FileNotFoundError(
                     f"{name} cannot be read from {root}, nor downloaded ({one_line(error)}). Set FL_DATA_ROOT or "
@@ -228,6 +250,7 @@ def _derive(
     cache: Path,
     download: Callable[[Any], None],
     converted_folder: str,
+    check_raw: Callable[[Path], None] | None,
     steps: list[str],
 ) -> Any:
     """Subclass a data set so that conversion and download respect a read-only root and other data sets.
@@ -268,8 +291,17 @@ def _derive(
         of_raw = f"One of the files in {raw} is damaged ({files}): delete it and fetch it again"
         of_converted = f"{self.processed_paths[0]} or a file beside it is damaged: delete the folder, it is made again"
         steps.append(of_converted if all(map(os.path.exists, self.processed_paths)) else of_raw)
+        seal = Path(self.processed_dir, _SEAL)
+        made_now = not all(map(os.path.exists, self.processed_paths))
+        if made_now and check_raw is not None:
+            for path in self.raw_paths:
+                check_raw(Path(path))
         dataset_class._process(self)
         steps.append(of_converted)
+        if made_now:
+            seal.write_text(_digest(self.processed_paths))
+        elif seal.exists() and seal.read_text() != _digest(self.processed_paths):
+            raise ValueError(f"not the bytes that were written, says {seal.name}")
 
     members = {
         "processed_dir": property(processed_dir),
@@ -277,6 +309,15 @@ def _derive(
         "_process": followed_process,
     }
     return type(dataset_class.__name__, (dataset_class,), members)
+
+
+def _digest(paths: list[str]) -> str:
+    """SHA-256 of some files together, as text."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _settle(dataset: Any, dataset_class: Any, root: Path) -> None:

@@ -30,6 +30,7 @@ from fl_lightning.round.client import ClientModule, parameters_of
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Change, Evaluation, Stage
+from fl_lightning.strategies.base import SumWeighting
 from fl_lightning.strategies.mixing.twins import Twins
 
 
@@ -46,6 +47,8 @@ class APFL(Twins):
     mixture: float = 0.25
     adaptive: Literal["none", "round", "step"] = "none"
     mixture_lr: float | None = None
+
+    takes_statistics = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -112,6 +115,10 @@ class APFL(Twins):
         """Average, and note who has answered."""
         super().aggregate(stage, upload)
         self.answered = list(upload.clients)
+
+    def sum_weighting(self) -> SumWeighting:
+        """That of the average: who has answered is known beside."""
+        return super().sum_weighting()
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The mixtures are the result: with the w_i of those that have just been trained, and with w for all."""

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.round.payload import Payload
+from fl_lightning.strategies.base import SumWeighting
 from fl_lightning.strategies.mixing.base import Mixing, equal_weights, example_weights
 
 
@@ -23,6 +24,12 @@ class FedAvg(Mixing):
 
     weighting: Literal["examples", "equal"] = "examples"
 
+    shares_statistics = True
+
     def mixing_matrix(self, upload: Payload) -> Tensor:
         """The common row w, (1, C)."""
         return (example_weights if self.weighting == "examples" else equal_weights)(upload)[None]
+
+    def sum_weighting(self) -> SumWeighting:
+        """That of w, unless outliers are looked for."""
+        return self.weighting if self.aggregation is None else None

@@ -32,6 +32,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.strategies.base import SumWeighting
 from fl_lightning.strategies.mixing.base import Mixing, equal_weights
 from fl_lightning.strategies.objectives import gradients_at
 
@@ -99,6 +100,8 @@ class PerFedAvg(Mixing):
     personal: Sequence[str] = field(default=(), init=False)
     blend: bool = field(default=False, init=False)
 
+    takes_statistics = False
+
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
@@ -110,6 +113,10 @@ class PerFedAvg(Mixing):
     def mixing_matrix(self, upload: Payload) -> Tensor:
         """Equal shares, (1, C)."""
         return equal_weights(upload)[None]
+
+    def sum_weighting(self) -> SumWeighting:
+        """Equal, unless outliers are looked for."""
+        return "equal" if self.aggregation is None else None
 
     def training(self, round_idx: int) -> Stage:
         """Steps along d."""

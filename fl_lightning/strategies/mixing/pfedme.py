@@ -12,7 +12,8 @@ round, from w_i = x_i = w, for each of R batches:
 ``num_epochs``. As in the authors' code ω are the shares of the training examples and x_i goes on from batch to batch
 (``inner_start``); its weight decay of x_i is not in the paper and not here. The personal model that is evaluated is
 x_i, as the paper means it; the authors' code evaluates w_i, which is logged as ``anchored/...``. The paper lets all
-clients train and samples whose w_i are averaged; here those who do not take part keep the x_i they have.
+clients train and samples whose w_i are averaged; here those who do not take part keep the x_i they have. One that fails
+is left at w, and is evaluated as one that has no x_i yet.
 """
 
 import dataclasses
@@ -53,6 +54,8 @@ class PFedMe(FedAvg):
     relaxation: float = 1.0
     personal: Sequence[str] = field(default=(), init=False)
     blend: bool = field(default=False, init=False)
+
+    shares_statistics = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -102,6 +105,11 @@ class PFedMe(FedAvg):
         """(1 - β) w + β times the mean."""
         return before.lerp(mixed, self.relaxation)
 
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """Send w, from which x_i starts anew: a client has one again when it has answered."""
+        self.known_C[list(clients)] = False
+        return super().configure(stage, clients)
+
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average, and know who has an x_i."""
         super().aggregate(stage, upload)
@@ -120,7 +128,7 @@ class PFedMe(FedAvg):
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The x_i are the result, of a client that has none yet after a round on a copy; ``global/...`` is w."""
         stage = self.stages(0)[0]
-        shared = self.configure(stage, clients)
+        shared = super().configure(stage, clients)
         first = Evaluation(payload=shared, tuning=stage)
         others = {client: first for client in clients if not self.known_C[client]}
         own_C = self.known_C[list(clients)]

@@ -47,7 +47,7 @@ def add_up(parameters: Parameters, gradients: Parameters, context: Context) -> C
 
 
 def sum_of_gradients(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
-    """Σ_k g_i(y_k)."""
+    """The sum of the gradients of all steps, Σ_k g_i(y_k)."""
     return context.memory
 
 

@@ -18,6 +18,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.strategies.base import SumWeighting
 from fl_lightning.strategies.mixing.base import Mixing, equal_weights, example_weights
 
 
@@ -40,6 +41,10 @@ class Twins(Mixing):
     def mixing_matrix(self, upload: Payload) -> Tensor:
         """The common row of weights, (1, C)."""
         return (example_weights(upload) if self.weighting == "examples" else equal_weights(upload))[None]
+
+    def sum_weighting(self) -> SumWeighting:
+        """That of the average, unless outliers are looked for."""
+        return self.weighting if self.aggregation is None else None
 
     @abstractmethod
     def join(self) -> Stage:

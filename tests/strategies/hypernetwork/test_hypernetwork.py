@@ -277,8 +277,8 @@ def test_ablations_learn(settings, federation, make_model, make_trainer) -> None
 
     trainer.fit(make_model(), federation, algorithm)
 
-    assert trainer.history[-1]["gen/train/loss"] < trainer.history[0]["gen/train/loss"]
-    assert trainer.history[-1]["server/update_norm"] > 0
+    assert trainer.run.history[-1]["gen/train/loss"] < trainer.run.history[0]["gen/train/loss"]
+    assert trainer.run.history[-1]["server/update_norm"] > 0
 
 
 def test_newcomers_receive_their_own_model_and_leave_the_others_as_they_are(

@@ -155,7 +155,7 @@ def test_graphs_are_mended_and_the_generators_stay(executor, fit, federation) ->
     trainer = fit(FedSagePlus(pretrain_epochs=30, refine_epochs=1), executor)
     added = grown(trainer, federation)
     assert sum(added) > 0
-    assert trainer.history[-1]["server/generated_neighbours"] == pytest.approx(sum(added) / 5)
+    assert trainer.run.history[-1]["server/generated_neighbours"] == pytest.approx(sum(added) / 5)
     assert not any(name.startswith("generator.") for name in trainer.run.strategy.models)
 
 
@@ -171,7 +171,7 @@ def test_with_nothing_generated_it_is_fedsage(executor, fit, federation, assert_
     plus = fit(Nothing(hidden_fraction=0.0, **FEW), executor)
     plain = fit(FedSage(), executor, kind=ClientModule)
     assert grown(plus, federation) == [0] * 5
-    assert [row["val/acc"] for row in plus.history] == [row["val/acc"] for row in plain.history]
+    assert [row["val/acc"] for row in plus.run.history] == [row["val/acc"] for row in plain.run.history]
     found = {n.removeprefix("net."): t for n, t in plus.run.strategy.models.items()}
     assert_same(found, dict(plain.run.strategy.models))
 
@@ -224,7 +224,7 @@ def test_the_generator_learns_what_is_hidden(given_clients, fit) -> None:
     data = given_clients(cut_clients(), num_classes=2)
     settings = {"num_rounds": 1, "data": data}
     before, after = (
-        fit(FedSagePlus(pretrain_epochs=epochs, refine_epochs=refined), **settings).history[-1]
+        fit(FedSagePlus(pretrain_epochs=epochs, refine_epochs=refined), **settings).run.history[-1]
         for epochs, refined in ((1, 0), (150, 5))
     )
     assert after["server/count_error"] < before["server/count_error"]
@@ -234,11 +234,11 @@ def test_the_generator_learns_what_is_hidden(given_clients, fit) -> None:
 def test_bytes(fit) -> None:
     trainer = fit(FedSagePlus(num_shown=4, **FEW), callbacks=CommunicationLedger())
     model = 2 * 6 * 8 + 8 + 2 * 8 * 8 + 8 + 8 * 3 + 3
-    for row in trainer.history[1:]:
+    for row in trainer.run.history[1:]:
         assert row["comm/bytes_up"] == row["comm/bytes_down"] == 5 * 4 * model
     shown = 4 * 4 * 5 * 6 + 2 * 8 * 4 + 8  # features in float32, used and lost slots, and the number of nodes
     gradient = 4 * 4 * 5 * 6
-    up = trainer.history[0]["comm/bytes_up"] - 5 * 4 * model
+    up = trainer.run.history[0]["comm/bytes_up"] - 5 * 4 * model
     assert up == 5 * (3 * shown + 2 * 5 * gradient + 8 + 4 + 4)
 
 

@@ -165,7 +165,9 @@ def test_without_its_terms_the_classifier_is_fedavgs_or_fedpers(personal, other,
     parameters = expected.run.executor.state().parameters
     state = found.run.executor.state().parameters
     assert_same(dict(state), {**state, **parameters})
-    assert [row["classifier/test/acc"] for row in found.history] == [row["test/acc"] for row in expected.history]
+    assert [row["classifier/test/acc"] for row in found.run.history] == [
+        row["test/acc"] for row in expected.run.history
+    ]
 
 
 @pytest.mark.parametrize("weight", sorted(OFF))
@@ -184,13 +186,13 @@ def test_clients_of_different_domains_keep_prototypes_of_their_own(given_clients
     clients = grouped_clients(shift=0, modulus=2)
     moved = [dataclasses.replace(c, x_NF=c.x_NF.roll(4 * (i % 2), dims=1)) for i, c in enumerate(clients)]
     trainer = fit(FGGP(num_votes=5), data=given_clients(moved, num_classes=2), num_rounds=8)
-    assert trainer.history[-1]["server/prototypes"] > 2
-    assert trainer.history[-1]["server/classes"] == 2
+    assert trainer.run.history[-1]["server/prototypes"] > 2
+    assert trainer.run.history[-1]["server/classes"] == 2
     assert trainer.run.selection.result["test/acc"] > 0.9
 
 
 def test_bytes(fit) -> None:
-    history = fit(FGGP(propose_every=2), callbacks=CommunicationLedger()).history
+    history = fit(FGGP(propose_every=2), callbacks=CommunicationLedger()).run.history
     body = 6 * 8 + 8 + 8 * 8 + 8 + 6 * 8 + 8 * 8
     for number, row in enumerate(history):
         assert row["comm/bytes_up"] == 5 * (4 * body + 4 * 3 * 8 + 3)

@@ -115,7 +115,7 @@ def test_one_step_of_the_structural_term_without_views_is_fedavg(executor, fit, 
 
 def test_bytes_are_fedavgs_and_two_numbers_a_client(fit) -> None:
     runs = [fit(each, callbacks=CommunicationLedger(), precision="32-true") for each in (FGSSL(), FedAvg())]
-    for first, second in zip(*(run.history for run in runs), strict=True):
+    for first, second in zip(*(run.run.history for run in runs), strict=True):
         assert first["comm/bytes_down"] == second["comm/bytes_down"]
         assert first["comm/bytes_up"] == second["comm/bytes_up"] + 5 * 2 * 4
         assert {"server/semantic_loss", "server/structural_loss"} <= first.keys()

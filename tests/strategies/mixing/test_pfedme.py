@@ -7,8 +7,9 @@ from both_executors import both_executors
 from quadratics import CURVATURES, MINIMA, fit_quadratics, parameters
 from torch.optim import SGD, Adam
 
-from fl_lightning import Participation, SequentialExecutor
+from fl_lightning import Participation, Payload, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.executors import Work
 from fl_lightning.strategies import FedAvg, Local, PFedMe
 
 both_starts = pytest.mark.parametrize("inner_start", ["previous", "anchor"])
@@ -137,6 +138,27 @@ def test_who_is_away_keeps_its_model_and_who_never_came_has_a_round_of_the_prese
     assert len(known) < 3
 
 
+class FailsLater(SequentialExecutor):
+    """The last client fails in all rounds but the first."""
+
+    def _run_client(self, client: int, work: Work) -> Payload:
+        if client == 2 and work.address.round_idx:
+            raise RuntimeError("the disk is full")
+        return super()._run_client(client, work)
+
+
+@both_starts
+def test_who_fails_has_a_round_of_the_present_one(inner_start, tmp_path) -> None:
+    strategy = PFedMe(inner_start=inner_start, **SETTINGS)
+    with pytest.warns(UserWarning, match="client-2 failed"):
+        trainer = fit_quadratics(
+            strategy, FailsLater(), num_rounds=2, learning_rate=RATE, default_root_dir=str(tmp_path)
+        )
+    x, w_i = local_round(2, float(strategy.models["x"]), inner_start)[0], float(strategy.models["x"])
+    assert losses(trainer, "")[2] == pytest.approx(loss(2, x), rel=1e-6)
+    assert losses(trainer, "anchored/")[2] == pytest.approx(loss(2, w_i), rel=1e-6)
+
+
 @both_executors
 def test_newcomers_train_a_round(executor, tmp_path) -> None:
     strategy = PFedMe(**SETTINGS)
@@ -160,7 +182,7 @@ def test_it_costs_what_fedavg_costs(federation, make_model, make_trainer) -> Non
     for strategy in (PFedMe(), FedAvg()):
         trainer = make_trainer(callbacks=CommunicationLedger(), participation=Participation(num_clients=3))
         trainer.fit(make_model(), federation, strategy)
-        totals.append(trainer.history[-1]["comm/bytes_total"])
+        totals.append(trainer.run.history[-1]["comm/bytes_total"])
     assert totals[0] == totals[1] > 0
 
 
@@ -170,7 +192,7 @@ def test_any_optimiser(inner_start, executor, federation, make_model, make_train
     trainer = make_trainer(executor=executor(), num_rounds=5)
     model = make_model(optimizer=functools.partial(Adam, lr=0.02), gradient_clip_val=1.0)
     trainer.fit(model, federation, PFedMe(inner_start=inner_start, proximal_weight=0.1))
-    assert trainer.history[-1]["train/loss"] < 0.9 * trainer.history[0]["train/loss"]
+    assert trainer.run.history[-1]["train/loss"] < 0.9 * trainer.run.history[0]["train/loss"]
 
 
 def test_settings_are_checked(tmp_path) -> None:

@@ -1,0 +1,92 @@
+"""Writes docs/what-leaves-the-client.md: what each strategy's clients send, taken from its stages.
+
+python benchmarks/what_leaves.py
+"""
+
+import functools
+import inspect
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lightning.fabric import Fabric
+from torch.optim import SGD
+
+from fl_lightning import FederatedDataModule, strategies
+from fl_lightning.data import GivenPartitioner, PlantedCommunities
+from fl_lightning.relations.topology import Ring
+from fl_lightning.remote.secure import check_stage, weighting_of
+from fl_lightning.round.disclosure import COUNTS, SCORES, what_leaves
+from fl_lightning.run.assembly import build_nets, describe_federation
+from fl_lightning.strategies import Strategy
+
+PAGE = Path(__file__).parents[1] / "docs" / "what-leaves-the-client.md"
+#: Rounds that are looked at, for a strategy may ask for something now and then.
+NUM_ROUNDS = 6
+#: What some cannot do without.
+SETTINGS: dict[str, dict[str, Any]] = {"Oracle": {"groups": [0, 0, 0, 0, 1, 1, 1, 1]}}
+
+_HEAD = f"""# What leaves the client
+
+Written by `python benchmarks/what_leaves.py` from the stages of each strategy, with its default settings and net. In
+every stage the {COUNTS} leave too, and at every evaluation {SCORES}. Features, edges, labels and
+predictions never do. (`round/disclosure.py`; `communication.csv` of a run has it for every stage of every round.)
+
+A decentralised strategy's messages to neighbours go through the server, which computes for all clients. *Sums only*:
+under secure aggregation the server learns nothing but the weighted sum of what leaves.
+
+| strategy | stage | what leaves the client | sums only |
+|---|---|---|---|
+"""
+
+
+def find_strategies() -> list[type[Strategy]]:
+    """All that can be made without settings, by name."""
+    found = {each for each in vars(strategies).values() if inspect.isclass(each) and issubclass(each, Strategy)}
+    return sorted((each for each in found if not inspect.isabstract(each)), key=lambda each: each.__name__)
+
+
+def set_up(kind: type[Strategy], data: FederatedDataModule) -> Strategy:
+    """A strategy as it is when a run begins."""
+    net = {} if kind.default_net is None else {"net": kind.default_net}
+    optimizer = functools.partial(SGD, lr=0.01, momentum=0.9)  # which all of them take
+    model = kind.client_class(**net, optimizer=optimizer)
+    strategy, fabric = kind(**SETTINGS.get(kind.__name__, {})), Fabric(accelerator="cpu", devices=1)
+    nets = build_nets(fabric, model, strategy, data.roster, 0)
+    strategy.setup(describe_federation(fabric, model, data.roster, tuple(range(data.num_clients)), nets, 0))
+    return strategy
+
+
+def rows(strategy: Strategy) -> list[tuple[str, str, str]]:
+    """Stage, what leaves, and whether sums are enough; each once."""
+    names = list(strategy.federation.parameters)
+    stages = [*strategy.initial_stages(), *(stage for place in range(NUM_ROUNDS) for stage in strategy.stages(place))]
+    found: dict[tuple[str, str, str], None] = {}
+    for stage in stages:
+        try:
+            weighting_of(strategy)
+            check_stage(stage)
+            sums = "yes"
+        except ValueError:
+            sums = ""
+        found[stage.name, "; ".join(what_leaves(stage, names)) or "nothing", sums] = None
+    longest = {name: max((text for other, text, _ in found if other == name), key=len) for name, _, _ in found}
+    return [row for row in found if row[1] == longest[row[0]]]
+
+
+def page() -> str:
+    """The whole page."""
+    with TemporaryDirectory() as folder:
+        source = PlantedCommunities(num_nodes=200, num_communities=8, num_features=8)
+        data = FederatedDataModule(source, GivenPartitioner(), relation_graph=Ring(), cache_dir=folder, root=folder)
+        data.setup()
+        lines = [
+            f"| `{kind.__name__}` | {stage} | {what} | {sums} |"
+            for kind in find_strategies()
+            for stage, what, sums in rows(set_up(kind, data))
+        ]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,55 @@
+"""Pickles that hold arrays, read without building anything else: a pickle could run any code otherwise."""
+
+import codecs
+import pickle
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from fl_lightning.data.sources.array_file import reading
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Builds numpy arrays, SciPy's CSR matrices and Python's own values only."""
+
+    _classes = {  # noqa: RUF012
+        ("numpy.core.multiarray", "_reconstruct"): np.array(0).__reduce__()[0],
+        ("numpy._core.multiarray", "_reconstruct"): np.array(0).__reduce__()[0],
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("_codecs", "encode"): codecs.encode,
+        ("collections", "defaultdict"): defaultdict,
+        ("__builtin__", "list"): list,
+        ("builtins", "list"): list,
+        ("scipy.sparse.csr", "csr_matrix"): csr_matrix,
+        ("scipy.sparse._csr", "csr_matrix"): csr_matrix,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a name in the pickle stands for.
+
+        Raises:
+            UnpicklingError: It is none of those.
+        """
+        if (module, name) not in self._classes:
+            raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+        return self._classes[module, name]
+
+
+def check_planetoid_file(path: Path) -> None:
+    """Refuse a raw file of Planetoid's that holds more than arrays, or a matrix whose entries lie outside it.
+
+    PyG unpickles whatever there is, and SciPy writes such entries beyond the memory of the dense matrix.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    if path.name.endswith(".test.index"):
+        return
+    with reading(path, "arrays of Planetoid"), path.open("rb") as file:
+        held = ArrayUnpickler(file, encoding="latin1").load()
+        if isinstance(held, csr_matrix):
+            held.check_format(full_check=True)

@@ -1,0 +1,24 @@
+"""Federations whose clients' data stay at their sites: the server's executor, the sites, and what leaves them."""
+
+from fl_lightning.remote.channel import Channel, LoopbackChannel
+from fl_lightning.remote.executor import RemoteExecutor
+from fl_lightning.remote.federation import federate
+from fl_lightning.remote.filters import GaussianNoise, Percentile, SiteFilter, TopK
+from fl_lightning.remote.message import Message
+from fl_lightning.remote.policy import Refused, SitePolicy
+from fl_lightning.remote.site import Site
+
+__all__ = [
+    "Channel",
+    "GaussianNoise",
+    "LoopbackChannel",
+    "Message",
+    "Percentile",
+    "Refused",
+    "RemoteExecutor",
+    "Site",
+    "SiteFilter",
+    "SitePolicy",
+    "TopK",
+    "federate",
+]

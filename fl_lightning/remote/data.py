@@ -1,0 +1,136 @@
+"""What a server knows of clients whose data are elsewhere: a roster, and nothing to make batches of."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch, Collator
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.federation import Roster
+from fl_lightning.relations.topology import Topology
+from fl_lightning.remote.channel import Channel, ask_all
+from fl_lightning.remote.message import Message
+from fl_lightning.strategies import Strategy
+
+
+class Elsewhere(Collator):
+    """Batches of clients that are not here."""
+
+    def __init__(self, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+
+    def size(self, client: int) -> NoReturn:
+        """Not known."""
+        self._refuse()
+
+    def held(self, client: int) -> NoReturn:
+        """Not here."""
+        self._refuse()
+
+    def hold(self, client: int, held: Any) -> NoReturn:
+        """Not here."""
+        self._refuse()
+
+    def __call__(self, clients: Sequence[int]) -> Batch:
+        """Not here."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ValueError("the clients' data are at their sites: no batch can be made of them here")
+
+
+class RemoteData(LightningDataModule):
+    """The clients of a remote federation, in the order of the channel's sites.
+
+    Args:
+        channel: The way to the sites.
+        strategy: Whose name the sites are asked with.
+        num_outputs: Classes of the whole federation; None for as many as the sites have seen.
+        relation_graph: Draws or reads the client relation graph; None for none.
+        seed: Of that draw.
+        retries: How often a site that does not answer is asked again.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        strategy: Strategy,
+        *,
+        num_outputs: int | None = None,
+        relation_graph: Topology | None = None,
+        seed: int = 0,
+        retries: int = 1,
+    ) -> None:
+        super().__init__()
+        self.channel = channel
+        self.strategy = strategy
+        self.num_outputs = num_outputs
+        self.relation_graph = relation_graph
+        self.seed = seed
+        self.retries = retries
+        self._roster: Roster | None = None
+
+    def prepare_data(self) -> None:
+        """Ask every site who it is."""
+        if self._roster is None:
+            self._roster = self._enrol()
+
+    def setup(self, stage: str | None = None) -> None:
+        """The same."""
+        self.prepare_data()
+
+    @property
+    def roster(self) -> Roster:
+        """Who the clients are; their sizes are not told."""
+        self.prepare_data()
+        assert self._roster is not None
+        return self._roster
+
+    def _enrol(self) -> Roster:
+        question = Message(kind="enrol", about={"strategy": type(self.strategy).__name__})
+        names = self.channel.names
+        answers, failures = ask_all(self.channel, dict.fromkeys(range(len(names)), question), retries=self.retries)
+        failures |= {client: a.about["why"] for client, a in answers.items() if a.kind == "failure"}
+        if failures:
+            told = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
+            raise ValueError(f"sites that cannot take part: {told}. Start them, or leave them out")
+        clients = [answers[client].about for client in range(len(names))]
+        for fact in ("kind", "num_features"):
+            values = {name: card[fact] for name, card in zip(names, clients, strict=True)}
+            if any(value != clients[0][fact] for value in values.values()):
+                raise ValueError(f"the sites' {fact} must be alike: {values}")
+        called = [card["name"] for card in clients]
+        if len(set(called)) < len(called):
+            raise ValueError(f"the sites' clients need names of their own, these are {', '.join(called)}")
+        width = clients[0]["num_features"]
+        nonzeros, entries = (sum(card["density"][place] for card in clients) for place in (0, 1))
+        identity = json.dumps([[card["name"], card["data"]] for card in clients]).encode()
+        self.has_validation = any(card["has_validation"] for card in clients)
+        relation_CC: Tensor | None = None
+        if self.relation_graph is not None:
+            relation_CC = self.relation_graph.relations(len(clients), self.seed)
+        return Roster(
+            names=tuple(called),
+            sizes=(0,) * len(clients),
+            work=(0,) * len(clients),
+            kind=clients[0]["kind"],
+            num_features=tuple(width) if isinstance(width, list) else width,
+            num_outputs=self.num_outputs or max(card["num_outputs"] for card in clients),
+            relation_CC=relation_CC,
+            partition_hash=hashlib.sha256(identity).hexdigest(),
+            layout=GraphCollator.layout_for(nonzeros, entries) if clients[0]["kind"] == "graphs" else {},
+        )
+
+    @property
+    def clients(self) -> tuple[None, ...]:
+        """What each client holds is not here."""
+        return (None,) * len(self.roster)
+
+    def collator(self, clients: Sequence[Any], *, device: torch.device, dtype: torch.dtype) -> Elsewhere:
+        """No batches."""
+        return Elsewhere(device=device, dtype=dtype)

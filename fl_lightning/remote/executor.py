@@ -1,0 +1,326 @@
+"""The server's side of a remote federation: an executor whose clients are elsewhere, and what is known of them."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning.batches.base import Collator
+from fl_lightning.executors.base import Executor, Outcome, Work
+from fl_lightning.executors.hooks import check_hooks
+from fl_lightning.executors.sequential import misfits
+from fl_lightning.remote.channel import Channel, ask_all
+from fl_lightning.remote.data import RemoteData
+from fl_lightning.remote.message import Message, packed
+from fl_lightning.remote.references import describe
+from fl_lightning.remote.secure import check_stage, unmasked, weighting_of
+from fl_lightning.remote.site import digest_of, settings_of
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload, concatenate
+from fl_lightning.round.stage import Evaluation, Slot
+from fl_lightning.strategies import Strategy
+
+_DIGEST = "digest"
+
+
+class RemoteExecutor(Executor):
+    """Has sites run what is asked for: one message for each client.
+
+    The clients' states stay at their sites; the server knows their digests, and that is what its checkpoints hold. A
+    message whose answer is lost is sent again; the site does not train twice. What fails the checks of a site, or does
+    not come back, is the failure of that client.
+
+    Args:
+        channel: The way to the sites.
+        strategy: The algorithm of the run.
+        data: What is known of the clients.
+        precision: As of the trainer.
+        retries: How often a message without an answer is sent again.
+        secure: Learn no client's answer, only the weighted sum of all.
+
+    Raises:
+        ValueError: A value is out of its range, or the strategy needs more than sums.
+    """
+
+    takes_architectures = True
+
+    def __init__(
+        self,
+        channel: Channel,
+        strategy: Strategy,
+        data: RemoteData,
+        *,
+        precision: str = "32-true",
+        retries: int = 1,
+        secure: bool = False,
+    ) -> None:
+        super().__init__()
+        if retries < 0:
+            raise ValueError(f"retries must not be negative, got {retries}")
+        self.channel = channel
+        self.strategy = strategy
+        self.data = data
+        self.precision = precision
+        self.retries = retries
+        self.secure = secure
+        self.digests: dict[int, str] = {}
+        self.pinned: set[tuple[int, str]] = set()
+        self.unneeded: dict[int, list[str]] = {}
+        if secure:
+            weighting_of(strategy)
+
+    def setup(
+        self,
+        fabric: Fabric,
+        client: ClientModule,
+        collator: Collator,
+        clients: Sequence[int],
+        *,
+        seed: int,
+        memory: Mapping[str, Slot] | None = None,
+        time_limit: float | None = None,
+    ) -> None:
+        """Have every site become a client.
+
+        Raises:
+            ValueError: A site refuses, does not answer, or starts from other parameters than the server.
+        """
+        check_hooks(client)
+        if time_limit is not None:
+            raise ValueError(
+                "participation.time_limit_seconds is for clients of this machine: leave it null, and bound the time in "
+                "which a site must answer (fl-train submit --timeout_seconds)"
+            )
+        if fabric.world_size > 1:
+            raise ValueError(
+                "trainer.devices and num_nodes must be 1: the clients of a remote federation are elsewhere"
+            )
+        self.fabric, self.client, self.clients, self.seed = fabric, client.eval(), tuple(clients), seed
+        self.time_limit = None
+        self.num_flat, self.slots, self.rewritten, self.original_size = client.num_travelling, {}, {}, {}
+        self.collator = collator
+        self.digests, self.pinned, self.unneeded = {}, set(), {}
+        federation, roster = self.strategy.federation, self.data.roster
+        self.architectures = tuple({n: p for n, p in net.items()} for net in federation.architectures)
+        common = {
+            "strategy": type(self.strategy).__name__,
+            "settings": settings_of(self.strategy, client),
+            "names": list(roster.names),
+            "kind": roster.kind,
+            "num_features": roster.num_features,
+            "num_outputs": roster.num_outputs,
+            "layout": dict(roster.layout),
+            "training_clients": list(federation.training_clients),
+            "seed": seed,
+            "precision": self.precision,
+            "dtype": str(collator.dtype).removeprefix("torch."),
+            "secure": self.secure,
+        }
+        identity = json.dumps([common, roster.partition_hash], sort_keys=True).encode()
+        common["federation"] = hashlib.sha256(identity).hexdigest()
+        relation = {} if roster.relation_CC is None else {"relation": roster.relation_CC}
+        answers = self._insist(
+            {c: Message(kind="start", about={**common, "index": c}, tensors=relation) for c in self.clients},
+            "become a client",
+        )
+        own = digest_of(self.architectures)
+        if other := [roster.names[c] for c, answer in answers.items() if answer.about["parameters"] != own]:
+            raise ValueError(
+                f"{', '.join(other)} start from other parameters than the server: use one version of torch everywhere"
+            )
+        self.digests = {c: answer.about["state"] for c, answer in answers.items()}
+        if self.secure:
+            keys = {str(c): answer.about["key"] for c, answer in answers.items()}
+            self._insist(dict.fromkeys(self.clients, Message(kind="keys", about={"keys": keys})), "take the keys")
+
+    def stored_bytes(self) -> int:
+        """None: the clients' states lie elsewhere."""
+        return 0
+
+    def _allocate(self) -> None:
+        """Nothing is here."""
+
+    # ---------------------------------------------------------------- messages
+
+    def _ask(
+        self, messages: Mapping[int, Message], report: Callable[[int], None] | None = None
+    ) -> tuple[dict[int, Message], dict[int, str]]:
+        """The clients' answers, and why others failed."""
+        answers, failures = ask_all(self.channel, messages, retries=self.retries, report=report)
+        for client, answer in answers.items():
+            if client in self.digests and answer.about.get("state"):
+                self.digests[client] = answer.about["state"]
+            if answer.kind == "failure":
+                failures[client] = str(answer.about["why"])
+        return {client: answer for client, answer in answers.items() if client not in failures}, failures
+
+    def _insist(self, messages: Mapping[int, Message], what: str) -> dict[int, Message]:
+        """Every client's answer."""
+        answers, failures = self._ask(messages)
+        if failures:
+            told = "; ".join(f"{self.data.roster.names[client]}: {why}" for client, why in sorted(failures.items()))
+            raise ValueError(f"sites that cannot {what}: {told}")
+        return answers
+
+    # ---------------------------------------------------------------- work
+
+    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
+        """Ask every participating client for its part of the stage."""
+        if work.address.phase == "callback":
+            raise ValueError(
+                f"a callback asks the clients for {work.stage.name!r}, which no site can find in its strategy: leave "
+                "the callback out of a remote federation"
+            )
+        clients = [client for client in self.clients if client in work.effort]
+        if self.secure:
+            check_stage(work.stage)
+        address = {"phase": work.address.phase, "round_idx": work.address.round_idx, "name": work.address.name}
+        messages = {
+            client: Message(
+                kind="run",
+                about={
+                    "address": address,
+                    "effort": work.effort[client],
+                    "clients": clients,
+                    "state": self.digests[client],
+                },
+                tensors=packed(work.payload, client),
+            )
+            for client in clients
+        }
+        before = dict(self.digests)
+        answers, failures = self._ask(messages, report)
+        for client, digest in before.items():  # which the client has left, and no checkpoint has
+            if digest != self.digests[client] and (client, digest) not in self.pinned:
+                self.unneeded.setdefault(client, []).append(digest)
+        uploads = {client: self._payload(answer, client) for client, answer in answers.items()}
+        if self.secure and failures:
+            names = ", ".join(self.data.roster.names[client] for client in sorted(failures))
+            failures |= dict.fromkeys(uploads, f"the sum cannot be read without {names} (secure aggregation)")
+        failures |= {} if self.secure else misfits(uploads, work.stage.per_example)
+        upload = concatenate(uploads[client] for client in sorted(uploads) if client not in failures)
+        if self.secure and upload.clients:
+            upload = unmasked(upload, work.stage, self.architectures[0])
+        return Outcome(upload=upload, failures=dict(sorted(failures.items())))
+
+    def _payload(self, answer: Message, client: int, prefix: str = "") -> Payload:
+        found = answer.payload((client,), prefix) or Payload(clients=(client,))
+        return found._map(found.clients, lambda tensor: tensor.to(self.fabric.device))
+
+    def evaluate(
+        self,
+        evaluations: Mapping[str, Evaluation],
+        clients: Sequence[int],
+        round_idx: int,
+        *,
+        collator: Collator | None = None,
+    ) -> dict[str, Outcome]:
+        """Ask each client once for the scores of all of its models."""
+        if collator is not None:
+            raise ValueError("a callback changes what clients are scored on, which lies at their sites: leave it out")
+        mine = [client for client in self.clients if client in set(clients)]
+        messages = {client: self._evaluation(evaluations, client, round_idx) for client in mine}
+        answers, lost = self._ask(messages)
+        outcomes = {}
+        for place, kind in enumerate(evaluations):
+            failures = lost | {c: a.about["failures"][kind] for c, a in answers.items() if kind in a.about["failures"]}
+            scores = [
+                Payload(
+                    clients=(client,),
+                    signals={
+                        name.removeprefix(f"{place}/"): tensor.to(self.fabric.device)
+                        for name, tensor in answers[client].tensors.items()
+                        if name.startswith(f"{place}/")
+                    },
+                )
+                for client in sorted(answers)
+                if client not in failures
+            ]
+            outcomes[kind] = Outcome(upload=concatenate(scores), failures=dict(sorted(failures.items())))
+        return outcomes
+
+    def _evaluation(self, evaluations: Mapping[str, Evaluation], client: int, round_idx: int) -> Message:
+        ways = {kind: each.others.get(client, each) for kind, each in evaluations.items()}
+        tensors: dict[str, Tensor] = {}
+        for place, way in enumerate(ways.values()):
+            tensors |= packed(way.payload, client, f"{place}/")
+        described = [[kind, describe(way, self.strategy)] for kind, way in ways.items()]
+        about = {
+            "evaluations": described,
+            "round_idx": round_idx,
+            "state": self.digests[client],
+            "forget": self.unneeded.pop(client, []),  # which saves a message
+        }
+        return Message(kind="evaluate", about=about, tensors=tensors)
+
+    def _score(
+        self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
+    ) -> Outcome:
+        """One model alone."""
+        return self.evaluate({"": evaluation}, clients, round_idx, collator=collator)[""]
+
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+        """Have the clients write their predictions into their sites' folders; none comes here."""
+        messages = {
+            client: Message(
+                kind="predict",
+                about={"evaluation": describe(evaluation, self.strategy), "state": self.digests[client]},
+                tensors=packed(evaluation.payload, client, "0/"),
+            )
+            for client in clients
+        }
+        self._insist(messages, "write predictions")
+        return {}
+
+    # ---------------------------------------------------------------- states
+
+    def state(self) -> Payload:
+        """The digests of the clients' states, which their sites keep until :meth:`forget`."""
+        self.pinned |= set(self.digests.items())
+        rows = [list(bytes.fromhex(self.digests[client])) for client in self.clients]
+        return Payload(clients=self.clients, signals={_DIGEST: torch.tensor(rows, dtype=torch.uint8)})
+
+    def load_state(self, state: Payload) -> None:
+        """Have the clients go back to the states of a checkpoint.
+
+        Raises:
+            ValueError: A site does not hold its state any more.
+        """
+        found = digests_of(state)
+        self._insist(
+            {client: Message(kind="load", about={"state": found[client]}) for client in self.clients},
+            "go back to the checkpoint",
+        )
+        self.pinned |= {(client, found[client]) for client in self.clients}
+
+    def holdings(self) -> dict[int, dict[str, Tensor]]:
+        """Nothing: what clients hold is part of their states, at their sites."""
+        return {}
+
+    def load_holdings(self, holdings: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Nothing is here."""
+
+    def forget(self, states: Iterable[tuple[int, str]]) -> None:
+        """Have sites delete states; the present ones stay.
+
+        Args:
+            states: Clients and the digests of states of theirs.
+        """
+        of_client: dict[int, list[str]] = {}
+        for client, digest in sorted(states):
+            if digest != self.digests[client]:
+                of_client.setdefault(client, []).append(digest)
+        if of_client:
+            messages = {c: Message(kind="forget", about={"forget": digests}) for c, digests in of_client.items()}
+            self._ask(messages)  # a site that does not hear it keeps a little more
+        self.pinned -= {(client, digest) for client, digests in of_client.items() for digest in digests}
+
+
+def digests_of(state: Payload) -> dict[int, str]:
+    """The digest of each client's state in what a checkpoint holds."""
+    return {
+        client: bytes(row.tolist()).hex() for client, row in zip(state.clients, state.signals[_DIGEST], strict=True)
+    }

@@ -1,0 +1,95 @@
+"""Makes a trainer's federation a remote one."""
+
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.callback import Callback, Trainer
+from fl_lightning.relations.topology import Topology
+from fl_lightning.remote.channel import Channel
+from fl_lightning.remote.data import RemoteData
+from fl_lightning.remote.executor import RemoteExecutor, digests_of
+from fl_lightning.round.payload import Payload
+from fl_lightning.run import checkpoint
+from fl_lightning.strategies import Strategy
+from fl_lightning.trainer import FederatedTrainer
+
+
+class SiteStates(Callback):
+    """Has the sites forget states that no checkpoint of the run has any more. It comes after what writes these."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, tuple[int, set[tuple[int, str]]]] = {}
+
+    def on_checkpoint_point(self, trainer: Trainer) -> None:
+        """Look whether checkpoints were written."""
+        self._clean(trainer, at_end=False)
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """Look once more."""
+        self._clean(trainer, at_end=True)
+
+    def _clean(self, trainer: Trainer, *, at_end: bool) -> None:
+        executor = trainer.run.executor
+        assert isinstance(executor, RemoteExecutor)
+        files = {path: path.stat().st_mtime_ns for path in (trainer.run.folder / "checkpoints").glob("[!.]*.ckpt")}
+        if {path: written for path, (written, _) in self._seen.items()} == files and not at_end:
+            return  # a state that is to be written soon may be in memory
+        self._seen = {
+            path: self._seen[path] if self._seen.get(path, (0,))[0] == written else (written, _states_in(path))
+            for path, written in files.items()
+        }
+        needed = {state for _, states in self._seen.values() for state in states}
+        executor.forget(executor.pinned - needed)
+
+
+def _states_in(path: Path) -> set[tuple[int, str]]:
+    clients: dict[str, Any] = checkpoint.read(path)["clients"]
+    return set(digests_of(Payload(clients=tuple(clients["clients"]), signals=clients["signals"])).items())
+
+
+def federate(
+    trainer: FederatedTrainer,
+    channel: Channel,
+    strategy: Strategy,
+    *,
+    num_outputs: int | None = None,
+    relation_graph: Topology | None = None,
+    seed: int = 0,
+    retries: int = 1,
+    secure: bool = False,
+) -> RemoteData:
+    """Let a trainer's clients be at the sites of a channel.
+
+    Args:
+        trainer: Its executor is replaced.
+        channel: The way to the sites.
+        strategy: The algorithm, which ``trainer.fit`` is given too.
+        num_outputs: Classes of the whole federation; None for as many as the sites have seen.
+        relation_graph: Draws or reads the client relation graph; None for none.
+        seed: Of that draw.
+        retries: How often a message without an answer is sent again.
+        secure: Secure aggregation: the server learns no client's answer, only the weighted sum of all.
+
+    Returns:
+        The data module for ``trainer.fit``.
+
+    Raises:
+        ValueError: A callback needs the clients' data, or has clients do what their strategy does not say; or the
+            strategy needs more than sums.
+    """
+    for callback in trainer.callbacks:
+        if callback.needs_data or callback.invents_stages:
+            what = (
+                "reads or changes the clients' data" if callback.needs_data else "has clients do what no strategy says"
+            )
+            raise ValueError(
+                f"trainer.callbacks: {type(callback).__name__} {what}, and these are at their sites: leave it out"
+            )
+    data = RemoteData(
+        channel, strategy, num_outputs=num_outputs, relation_graph=relation_graph, seed=seed, retries=retries
+    )
+    trainer.executor = RemoteExecutor(
+        channel, strategy, data, precision=trainer.precision, retries=retries, secure=secure
+    )
+    trainer.callbacks = [*trainer.callbacks, SiteStates()]
+    return data

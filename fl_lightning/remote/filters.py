@@ -1,0 +1,198 @@
+"""What a site does to an answer before it leaves: to parameters and signals alike, as changes of what the server knows.
+
+A change is a parameter less the value that the server sent (or, where it sent none, less the common initial value), an
+update or a signal as it is. Filters work on all numbers of an answer together.
+"""
+
+import dataclasses
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.remote.accounting import PrivacyAccountant
+from fl_lightning.round.payload import Payload
+
+
+class CannotFilter(ValueError):
+    """An answer is of a kind that a filter cannot work on."""
+
+
+class SiteFilter(ABC):
+    """Changes an answer before it leaves its site."""
+
+    #: Whether the number of training examples is hidden too; every client then counts as one.
+    hides_counts = False
+
+    def open(self, folder: Path) -> None:  # noqa: B027 - most filters keep nothing
+        """Told the site's folder before the first answer."""
+
+    @abstractmethod
+    def change(self, numbers_D: Tensor) -> Tensor:
+        """What becomes of all changes of an answer, one vector (D,) in float64."""
+
+    def __call__(self, answer: Payload, known: Mapping[str, Tensor]) -> Payload:
+        """Filter one client's answer.
+
+        Args:
+            answer: As the stage asks for it.
+            known: What the server knows of the parameters that travel as they are, (1, *shape).
+
+        Raises:
+            CannotFilter: Some of it has no place on a line of numbers.
+        """
+        tensors = answer.tensors()
+        if whole := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
+            raise CannotFilter(f"{type(self).__name__} is for real numbers, but {', '.join(whole)} are whole")
+        if self.hides_counts and answer.lengths:
+            raise CannotFilter(
+                f"{type(self).__name__} hides how many examples there are, but {', '.join(answer.lengths)} have a row "
+                "for each"
+            )
+        if not tensors:
+            return self._counted(answer)
+        start = {name: known[name].double() if name in known else 0.0 for name in tensors}
+        moves = {name: tensor.double() - start[name] for name, tensor in tensors.items()}
+        changed = self.change(torch.cat([move.flatten() for move in moves.values()]))
+        parts = torch.split(changed, [move.numel() for move in moves.values()])
+        new = {
+            name: (part.view_as(moves[name]) + start[name]).to(tensors[name])
+            for (name, part) in zip(moves, parts, strict=True)
+        }
+        return self._counted(
+            dataclasses.replace(
+                answer,
+                parameters={name: new[name] for name in answer.parameters},
+                signals={name: new[name] for name in answer.signals},
+            )
+        )
+
+    def _counted(self, answer: Payload) -> Payload:
+        if not self.hides_counts or answer.num_examples is None:
+            return answer
+        return dataclasses.replace(answer, num_examples=torch.ones_like(answer.num_examples))
+
+
+class GaussianNoise(SiteFilter):
+    """Differential privacy of a client's round: the change is shortened to ``clip_norm``, and normal noise is added.
+
+    Two answers of a client, whatever it holds, are at most 2 S apart after clipping to S, so noise with standard
+    deviation z 2 S in every coordinate makes each answer (ε, δ)-private at noise multiplier z, and
+    ``privacy.json`` in the site's folder has the ε of all answers so far. The noise is drawn from the system's entropy,
+    not from the run's seed, which the server knows.
+
+    What ε does not speak of: the metrics of evaluations (a site with a large ``min_examples`` gives none), which rounds
+    the client misses, and the low bits of floating-point noise (Mironov, CCS 2012).
+
+    Args:
+        clip_norm: S, the largest Euclidean norm of an answer, positive.
+        noise_multiplier: z, positive.
+        delta: δ, in (0, 1).
+        max_epsilon: The ε that no further answer may exceed; None for no bound.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    hides_counts = True
+
+    def __init__(
+        self, *, clip_norm: float, noise_multiplier: float, delta: float = 1e-5, max_epsilon: float | None = None
+    ) -> None:
+        bounds = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "max_epsilon": max_epsilon}
+        for name, value in bounds.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"GaussianNoise.{name} must be positive, got {value}")
+        if not 0 < delta < 1:
+            raise ValueError(f"GaussianNoise.delta must be in (0, 1), got {delta}")
+        try:
+            import dp_accounting.gaussian_mechanism  # noqa: F401
+        except ImportError as error:
+            raise ValueError("GaussianNoise needs dp-accounting: pip install 'fl-lightning[privacy]'") from error
+        self.clip_norm = clip_norm
+        self.noise_multiplier = noise_multiplier
+        self.delta = delta
+        self.max_epsilon = max_epsilon
+        self.accountant: PrivacyAccountant | None = None
+
+    def open(self, folder: Path) -> None:
+        """Go on with the account in the site's folder."""
+        self.accountant = PrivacyAccountant(folder, delta=self.delta)
+
+    def change(self, numbers_D: Tensor) -> Tensor:
+        """Clip, add noise, and write it down.
+
+        Raises:
+            CannotFilter: The budget is spent.
+        """
+        assert self.accountant is not None, "a filter is opened before it is used"
+        if (
+            self.max_epsilon is not None
+            and (after := self.accountant.epsilon(self.noise_multiplier)) > self.max_epsilon
+        ):
+            raise CannotFilter(
+                f"the privacy budget is spent: ε would be {after:.3g}, max_epsilon is {self.max_epsilon:g}"
+            )
+        clipped_D = numbers_D * (self.clip_norm / numbers_D.norm().clamp(min=1e-300)).clamp(max=1.0)
+        noise_D = np.random.default_rng(int.from_bytes(os.urandom(32), "little")).standard_normal(len(numbers_D))
+        noisy_D: Tensor = clipped_D + self.noise_multiplier * 2 * self.clip_norm * torch.from_numpy(noise_D)
+        self.accountant.spend(self.noise_multiplier)
+        return noisy_D
+
+
+class TopK(SiteFilter):
+    """Only the largest changes leave; all others are zero. Less is told, with no guarantee of what.
+
+    Args:
+        fraction: Share of the numbers that leave, in (0, 1]; at least one.
+
+    Raises:
+        ValueError: It is out of its range.
+    """
+
+    def __init__(self, *, fraction: float) -> None:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"TopK.fraction must be in (0, 1], got {fraction}")
+        self.fraction = fraction
+
+    def change(self, numbers_D: Tensor) -> Tensor:
+        """Keep the largest by absolute value."""
+        count = max(1, round(self.fraction * len(numbers_D)))
+        places = numbers_D.abs().topk(count).indices
+        kept_D = torch.zeros_like(numbers_D)
+        kept_D[places] = numbers_D[places]
+        return kept_D
+
+
+class Percentile(SiteFilter):
+    """Changes below a percentile become zero, and the others are cut off at a limit.
+
+    Shokri, Shmatikov: "Privacy-Preserving Deep Learning", CCS 2015. Less is told, with no guarantee of what.
+
+    Args:
+        percentile: Of the absolute changes, in [0, 100).
+        limit: Largest absolute change; None for no limit.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    def __init__(self, *, percentile: float = 10.0, limit: float | None = 0.01) -> None:
+        if not 0 <= percentile < 100:
+            raise ValueError(f"Percentile.percentile must be in [0, 100), got {percentile}")
+        if limit is not None and not limit > 0:
+            raise ValueError(f"Percentile.limit must be positive, or null for none, got {limit}")
+        self.percentile = percentile
+        self.limit = limit
+
+    def change(self, numbers_D: Tensor) -> Tensor:
+        """Drop the small ones, cut off the large ones."""
+        size_D = numbers_D.abs()
+        rank = max(1, round(self.percentile / 100 * len(size_D)))  # torch.quantile takes 2**24 numbers at most
+        least = size_D.kthvalue(rank).values if self.percentile else size_D.new_zeros(())
+        kept_D = torch.where(size_D >= least, numbers_D, 0.0)
+        return kept_D if self.limit is None else kept_D.clamp(-self.limit, self.limit)

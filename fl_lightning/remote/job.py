@@ -1,0 +1,108 @@
+"""Settings of a run over a network: the server's configuration, and each site's own file.
+
+The run's configuration is an ordinary one of ``fl-train``. A site's own file says where its data are and what it
+refuses; ``data`` replaces the configuration's.
+
+    client: 0                 # which of its data's clients the site is; 0 for the only one
+    data:                     # leave out to draw the run's own data, as a try-out on one machine does
+      source: {class_path: FileSource, init_args: {path: /data/ward-7.pt}}
+      partitioner: {class_path: RandomPartitioner, init_args: {num_clients: 1}}
+      splitter: {class_path: ClientSplit}
+    policy:                   # the settings of SitePolicy
+      strategies: [FedAvg, FedPer]
+      min_examples: 10
+      filters: [{class_path: TopK, init_args: {fraction: 0.1}}]
+    accelerator: cpu
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from fl_lightning.cli import FederatedCLI
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.remote.policy import SitePolicy
+from fl_lightning.remote.site import Site
+from fl_lightning.round.client import ClientModule
+from fl_lightning.strategies import Strategy
+from fl_lightning.trainer import FederatedTrainer
+
+#: Name of a site's own file in its kit's folder ``local``.
+SITE_FILE = "fl_site.yaml"
+_SITE_KEYS = ("client", "data", "policy", "accelerator")
+
+
+class Parts(FederatedCLI):
+    """What a configuration of ``fit`` builds, without training.
+
+    Args:
+        arguments: Options of ``fit``.
+    """
+
+    trainer: FederatedTrainer  # type: ignore[assignment]
+    model: ClientModule
+    datamodule: FederatedDataModule
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        super().__init__(["fit", *arguments])
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Nothing is run."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The algorithm."""
+        found: Strategy = self._get(self.config_init, "strategy")
+        return found
+
+
+def open_site(run_file: Path, site_file: Path, folder: Path) -> Site:
+    """The site that its own file describes, for a run.
+
+    Args:
+        run_file: The run's configuration.
+        site_file: The site's own; a missing one says nothing.
+        folder: Where the site keeps states and keys.
+
+    Raises:
+        ValueError: The site's file holds something else.
+    """
+    own: dict[str, Any] = yaml.safe_load(site_file.read_text()) or {} if site_file.exists() else {}
+    if unknown := sorted(set(own) - set(_SITE_KEYS)):
+        raise ValueError(f"{site_file} has {', '.join(unknown)}: a site's file has {', '.join(_SITE_KEYS)}")
+    settings = yaml.safe_load(run_file.read_text())
+    if own.get("data") is not None:
+        settings["data"] = own["data"]
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = folder / "settings.yaml"
+    whole.write_text(yaml.safe_dump(settings))
+    parts, policy = Parts(["--config", str(whole)]), read_policy(own.get("policy") or {})
+    policy.check_strategy(type(parts.strategy).__name__)
+    data = parts.datamodule
+    data.prepare_data()
+    data.setup()
+    client = int(own.get("client", 0))
+    if not 0 <= client < data.num_clients:
+        raise ValueError(f"{site_file}: client is {client}, but the data have {data.num_clients} clients")
+    return Site(
+        data.clients[client],
+        parts.model,
+        parts.strategy,
+        folder,
+        policy=policy,
+        batch_size=data.batch_size,
+        steps_per_epoch=data.steps_per_epoch,
+        accelerator=str(own.get("accelerator", "cpu")),
+    )
+
+
+def read_policy(settings: dict[str, Any]) -> SitePolicy:
+    """A site's rules, from its file."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(SitePolicy, "policy", fail_untyped=False)
+    found = parser.instantiate_classes(parser.parse_object({"policy": settings}))
+    policy: SitePolicy = found["policy"]
+    return policy

@@ -1,0 +1,98 @@
+"""What an evaluation computes, as JSON: functions are named, and found by the site in its own strategy.
+
+A stage of training is not sent: its address is, and a site makes it from its own settings. Evaluations have no address,
+since ``Strategy.evaluations`` is asked with the server's state. So the rule of prediction and the fine-tuning are
+described: methods of the strategy by their name in it, other functions and classes by the module they are written in,
+which must be one of the strategies', or of the strategy's own class, or of ``torch.optim``.
+"""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+from contextlib import suppress
+from typing import Any
+
+from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.strategies.base import Strategy
+
+#: What a stage says of the answer, which a fine-tuning does not give.
+_ANSWER = {"upload", "flat", "as_update", "send_anchor", "signals", "per_example", "memory", "rewrite"}
+_MODULES = ("fl_lightning.strategies", "fl_lightning.round.stage", "torch.optim")
+
+
+def describe(evaluation: Evaluation, strategy: Strategy) -> dict[str, Any]:
+    """An evaluation without its payload, as JSON.
+
+    Raises:
+        ValueError: It holds a function that a site could not find again.
+    """
+    return {name: _described(getattr(evaluation, name), strategy) for name in ("tuning", "output")}
+
+
+def find(described: dict[str, Any], strategy: Strategy) -> Evaluation:
+    """Undo :func:`describe` with a site's own strategy.
+
+    Raises:
+        ValueError: A name is unknown here, or not one of an evaluation's.
+    """
+    return Evaluation(**{name: _found(described[name], strategy) for name in ("tuning", "output")})
+
+
+def _described(value: Any, strategy: Strategy) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return {"list": [_described(each, strategy) for each in value]}
+    if isinstance(value, functools.partial):
+        settings = {name: _described(each, strategy) for name, each in value.keywords.items()}
+        return {"partial": _described(value.func, strategy), "settings": settings}
+    if inspect.ismethod(value) and value.__self__ is strategy:
+        return {"method": value.__name__}
+    if inspect.isfunction(value) or inspect.isclass(value):
+        name = {"module": value.__module__, "name": value.__qualname__}
+        with suppress(ValueError):
+            _import(name, strategy)
+            return name
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kept = [field.name for field in dataclasses.fields(value) if field.init]
+        if isinstance(value, Stage):
+            kept = [name for name in kept if name not in _ANSWER]
+        settings = {name: _described(getattr(value, name), strategy) for name in kept}
+        return {"made": _described(type(value), strategy), "settings": settings}
+    raise ValueError(
+        f"{type(strategy).__name__} evaluates with {value!r}, which a site cannot find by a name: make it a method of "
+        "the strategy, or a function or frozen dataclass of the strategy's file"
+    )
+
+
+def _found(described: Any, strategy: Strategy) -> Any:
+    if not isinstance(described, dict):
+        return described
+    if "list" in described:
+        return tuple(_found(each, strategy) for each in described["list"])
+    if "method" in described:
+        found = getattr(type(strategy), str(described["method"]), None)
+        if not inspect.isfunction(found):
+            raise ValueError(f"{type(strategy).__name__} has no method {described['method']!r} here")
+        return getattr(strategy, found.__name__)
+    if "module" in described:
+        return _import(described, strategy)
+    settings = {name: _found(each, strategy) for name, each in described["settings"].items()}
+    if "partial" in described:
+        return functools.partial(_found(described["partial"], strategy), **settings)
+    made = _found(described["made"], strategy)
+    if not (inspect.isclass(made) and dataclasses.is_dataclass(made)):
+        raise ValueError(f"{made!r} is no record of settings")
+    return made(**settings)
+
+
+def _import(name: dict[str, Any], strategy: Strategy) -> Any:
+    """A function or class of an allowed module."""
+    module, path = str(name["module"]), str(name["name"])
+    own = {cls.__module__ for cls in type(strategy).__mro__} - {"builtins", "abc"}
+    if module in own or any(module == each or module.startswith(f"{each}.") for each in _MODULES):
+        found = getattr(importlib.import_module(module), path, None)  # a name with a dot is none: nothing nested
+        if getattr(found, "__module__", None) == module:
+            return found
+    raise ValueError(f"{type(strategy).__name__} may not use {module}.{path} in an evaluation on a site")

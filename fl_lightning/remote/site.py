@@ -1,0 +1,402 @@
+"""A site: where one client's data are, and stay. It answers the server's messages and decides for itself what it tells.
+
+| message | what the site does | what leaves it |
+|---|---|---|
+| ``enrol`` | | its client's name, kind, numbers of features and outputs, density of the features |
+| ``start`` | builds net, strategy and executor from its own settings, and compares them with the server's | a digest |
+| ``run`` | a stage, from the named state | the stage's payload, after the site's filters; a digest |
+| ``evaluate`` | scores models | a numerator and a denominator for each metric and split of at least ``min_examples`` |
+| ``predict`` | writes ``predictions.csv`` into its folder | |
+| ``load``, ``forget`` | goes back to a state, deletes states | |
+
+Of a failure the kind of error leaves, not its text, which may hold data: that is in the site's log.
+"""
+
+import csv
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning.batches.base import Collator
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.examples import ExampleCollator
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.executors import SequentialExecutor, Work
+from fl_lightning.federation import Roster
+from fl_lightning.remote.filters import CannotFilter
+from fl_lightning.remote.message import Message, packed
+from fl_lightning.remote.policy import Refused, SitePolicy
+from fl_lightning.remote.references import find
+from fl_lightning.remote.secure import PairwiseMasks, check_stage, masked, weighting_of
+from fl_lightning.remote.states import StateStore
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload, to_wire
+from fl_lightning.round.stage import Evaluation, Stage, StageAddress
+from fl_lightning.run import settings
+from fl_lightning.run.assembly import build_nets, check_architectures, check_kind, describe_federation, executor_for
+from fl_lightning.run.folder import whole_file
+from fl_lightning.strategies import Strategy
+
+_log = logging.getLogger(__name__)
+
+
+class Site:
+    """The client's side of a remote federation.
+
+    Args:
+        holds: What the client holds.
+        model: The client module, with the settings of the run.
+        strategy: The strategy, with the settings of the run.
+        folder: Where the site keeps states and keys; a site that is started again goes on from there.
+        policy: What it refuses; the defaults of :class:`SitePolicy` if none is given.
+        batch_size: Examples of a mini-batch, as of the data module.
+        steps_per_epoch: Mini-batches of a local epoch, as of the data module.
+        accelerator: Where the client trains, as in Lightning.
+    """
+
+    def __init__(
+        self,
+        holds: ClientGraph | ClientExamples,
+        model: ClientModule,
+        strategy: Strategy,
+        folder: Path,
+        *,
+        policy: SitePolicy | None = None,
+        batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
+        accelerator: str = "cpu",
+    ) -> None:
+        self.holds = holds
+        self.model = model
+        self.strategy = strategy
+        self.folder = folder
+        self.policy = policy or SitePolicy()
+        self.batch_size = batch_size
+        self.steps_per_epoch = steps_per_epoch
+        self.accelerator = accelerator
+        self.states = StateStore(folder / "states")
+        self.masks = PairwiseMasks(folder)
+        for each in self.policy.filters:
+            each.open(folder)
+        self.current = ""
+        self.last: Message | None = None
+        self.is_started = False
+        if (kept := self._kept("start")) is not None:
+            self._set_up(kept)
+            self.last = self._kept("answer")
+
+    # ---------------------------------------------------------------- messages
+
+    def answer(self, wire: bytes) -> bytes:
+        """The answer to a message, both as bytes; what goes wrong here is an answer too."""
+        try:
+            message = Message.read(wire)
+        except ValueError as error:
+            return Message(kind="failure", about={"to": "", "why": str(error)}).wire
+        handlers = {
+            "enrol": self._enrol,
+            "start": self._start,
+            "keys": self._keys,
+            "run": self._run,
+            "evaluate": self._evaluate,
+            "predict": self._predict,
+            "load": self._load,
+            "forget": self._forget,
+        }
+        try:
+            if message.kind not in handlers:
+                raise Refused(f"this site knows no message {message.kind!r}")
+            if not self.is_started and message.kind not in ("enrol", "start"):
+                raise Refused("this site was not told of a federation")
+            return handlers[message.kind](message).wire
+        except Refused as error:
+            return self._failure(message, str(error)).wire
+        except Exception as error:  # a client runs its user's code; the text of its errors may hold data
+            _log.exception("%s failed", message.kind)
+            return self._failure(message, type(error).__name__).wire
+
+    def _failure(self, message: Message, why: str) -> Message:
+        return Message(kind="failure", about={"to": message.name, "why": why, "state": self.current})
+
+    def _said(self, message: Message, tensors: Mapping[str, Tensor] | None = None, **about: Any) -> Message:
+        return Message(kind="answer", about={"to": message.name, "state": self.current, **about}, tensors=tensors or {})
+
+    def _enrol(self, message: Message) -> Message:
+        """Who the client is."""
+        self.policy.check_strategy(message.about["strategy"])
+        holds = self.holds
+        x = holds.x_NF if isinstance(holds, ClientGraph) else holds.x_NX
+        width = list(x.shape[1:])
+        targets = holds.y_N.shape[1] if holds.y_N.is_floating_point() else int(holds.y_N.max()) + 1
+        return self._said(
+            message,
+            name=holds.name,
+            kind="graphs" if isinstance(holds, ClientGraph) else "examples",
+            num_features=width[0] if len(width) == 1 else width,
+            num_outputs=targets,
+            has_validation=bool(holds.val_mask_N.any()),
+            density=[int(torch.count_nonzero(x)), x.numel()],
+            data=self.states.digest(_content(holds)),
+        )
+
+    def _start(self, message: Message) -> Message:
+        """Become a client of a federation."""
+        self._set_up(message)
+        self._keep("start", message)
+        (self.folder / "answer").unlink(missing_ok=True)
+        self.last = None
+        return self._said(message, key=self.masks.public, parameters=digest_of(self.architectures))
+
+    def _set_up(self, start: Message) -> None:
+        about = start.about
+        self.policy.check_strategy(about["strategy"])
+        if self.policy.secure_only and not about["secure"]:
+            raise Refused("this site answers under secure aggregation alone")
+        own = settings_of(self.strategy, self.model)
+        if about["strategy"] != type(self.strategy).__name__:
+            raise Refused(f"the server runs {about['strategy']}, this site {type(self.strategy).__name__}")
+        if other := settings.differences(about["settings"], own):
+            raise Refused(f"the server's settings are not this site's; {'; '.join(other)} (then: server, now: site)")
+        self.index = int(about["index"])
+        self.secure = bool(about["secure"])
+        self.label = str(about["federation"])
+        fabric = Fabric(accelerator=self.accelerator, devices=1, precision=about["precision"])
+        width = about["num_features"]
+        roster = Roster(
+            names=tuple(about["names"]),
+            sizes=(0,) * len(about["names"]),
+            work=(0,) * len(about["names"]),
+            kind=about["kind"],
+            num_features=tuple(width) if isinstance(width, list) else width,
+            num_outputs=about["num_outputs"],
+            relation_CC=start.tensors.get("relation"),
+            layout=about["layout"],
+        )
+        check_kind(self.strategy, roster)
+        self.strategy.check_client(self.model)
+        self.architectures = build_nets(fabric, self.model, self.strategy, roster, about["seed"])
+        check_architectures(self.strategy, len(self.architectures))
+        training_clients = tuple(about["training_clients"])
+        federation = describe_federation(
+            fabric, self.model, roster, training_clients, self.architectures, about["seed"]
+        )
+        self.strategy.setup(federation)
+        self.weighting = weighting_of(self.strategy) if self.secure else None
+        self.collator = self._collator(roster, fabric.device, getattr(torch, about["dtype"]))
+        self.executor = executor_for(self.model, SequentialExecutor())
+        mine = (self.index,)
+        self.executor.setup(fabric, self.model, self.collator, mine, seed=about["seed"], memory=self.strategy.memory())
+        self.known = dict(self.architectures[federation.architecture_of[self.index]])
+        self.num_flat = max(sum(p.numel() for p in net.values()) for net in self.architectures)
+        self.masks.meet({int(client): key for client, key in self._told("keys").get(self.label, {}).items()})
+        self.is_started = True
+        self.current = self.states.put(self._state())
+
+    def _collator(self, roster: Roster, device: torch.device, dtype: torch.dtype) -> Collator:
+        """Batches of the one client, at its index in the federation."""
+        if isinstance(self.holds, ClientGraph):
+            graphs = [self.holds] * (self.index + 1)
+            return GraphCollator(graphs, layout=roster.layout, device=device, dtype=dtype)
+        return ExampleCollator(
+            [self.holds] * (self.index + 1),
+            batch_size=self.batch_size,
+            steps_per_epoch=self.steps_per_epoch,
+            device=device,
+            dtype=dtype,
+        )
+
+    def _keys(self, message: Message) -> Message:
+        """Learn the others' public keys; in one federation they do not change."""
+        keys = {int(client): key for client, key in message.about["keys"].items()}
+        if keys.get(self.index) != self.masks.public:
+            raise Refused("the server has another public key of this site than its own")
+        known = self._told("keys").setdefault(self.label, message.about["keys"])
+        if known != message.about["keys"]:
+            raise Refused("the server has changed the other sites' public keys within one federation")
+        self._tell("keys", {self.label: known})
+        self.masks.meet(keys)
+        return self._said(message)
+
+    # ---------------------------------------------------------------- work
+
+    def _run(self, message: Message) -> Message:
+        """A stage; a message that is repeated is answered again, and nothing is trained twice."""
+        if self.last is not None and self.last.about["to"] == message.name:
+            self._become(self.last.about["state"])
+            return self.last
+        about = message.about
+        if self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]:
+            self.states.drop(self.last.about["state"])  # the server never got to know it
+            self.current = self.current if self.current == about["state"] else ""
+        if self.holds.num_examples < self.policy.min_examples:
+            raise Refused("this site has too few training examples to answer")
+        address = StageAddress(**about["address"])
+        stage = self.strategy.stage(address)
+        self._check(stage)
+        if self.secure:
+            self._once(address, message)
+        self._become(about["state"])
+        payload = message.payload((self.index,))
+        work = Work(stage=stage, address=address, effort={self.index: about["effort"]}, payload=payload)
+        outcome = self.executor.run(work)
+        self.current = self.states.put(self._state())
+        if self.index in outcome.failures:
+            _log.warning("stage %s failed: %s", stage.name, outcome.failures[self.index])
+            answer = self._failure(message, outcome.failures[self.index].partition(":")[0])
+        else:
+            try:
+                leaving = self._leaving(outcome.upload, stage, payload, f"{self.label}/{address}", about["clients"])
+                answer = self._said(message, packed(leaving, self.index))
+            except Refused as error:
+                answer = self._failure(message, str(error))
+        self.last = dataclasses.replace(answer, about={**answer.about, "from": about["state"]})
+        self._keep("answer", self.last)
+        return self.last
+
+    def _check(self, stage: Stage) -> None:
+        """Refuse what the site's filters cannot hide."""
+        hides = any(each.hides_counts for each in self.policy.filters)
+        if hides and stage.num_steps is None and self.batch_size is not None and self.steps_per_epoch is None:
+            raise Refused("the number of steps would tell that of examples, which is hidden: set data.steps_per_epoch")
+
+    def _once(self, address: StageAddress, message: Message) -> None:
+        """Refuse to answer a stage to two messages: what two sums differ by would be told of one client."""
+        check_stage(self.strategy.stage(address))
+        asked = self._told("asked")
+        if asked.setdefault(f"{self.label}/{address}", message.name) != message.name:
+            raise Refused("this stage was asked for already, with other clients or from another model")
+        self._tell("asked", asked)
+
+    def _leaving(
+        self, upload: Payload, stage: Stage, received: Payload | None, label: str, clients: Sequence[int]
+    ) -> Payload:
+        """What leaves the site: the stage's payload, filtered, and hidden in a sum."""
+        known: dict[str, Tensor] = {}
+        if not stage.as_update:
+            initial = {name: tensor[None] for name, tensor in self.known.items()}
+            known = to_wire(initial, self.num_flat) if stage.flat else initial
+            known |= {} if received is None else received.parameters
+        try:
+            for each in self.policy.filters:
+                upload = each(upload, known)
+        except CannotFilter as error:
+            raise Refused(str(error)) from error
+        return masked(self.masks, upload, self.weighting, clients, label) if self.weighting else upload
+
+    def _evaluate(self, message: Message) -> Message:
+        """Numerator and denominator of each metric; zeros for a split of too few examples."""
+        self._become(message.about["state"])
+        self._forget(message)
+        tensors: dict[str, Tensor] = {}
+        failures: dict[str, str] = {}
+        for place, (kind, described) in enumerate(message.about["evaluations"]):
+            evaluation = self._evaluation(described, message.payload((self.index,), f"{place}/"))
+            outcome = self.executor.evaluate({kind: evaluation}, [self.index], message.about["round_idx"])[kind]
+            if self.index in outcome.failures:
+                _log.warning("evaluation %r failed: %s", kind, outcome.failures[self.index])
+                failures[kind] = outcome.failures[self.index].partition(":")[0]
+                continue
+            for name, pair_12 in outcome.upload.signals.items():
+                enough = bool(pair_12[0, 1] >= self.policy.min_examples)
+                tensors[f"{place}/{name}"] = pair_12 if enough else torch.zeros_like(pair_12)
+        return self._said(message, tensors, failures=failures)
+
+    def _evaluation(self, described: dict[str, Any], payload: Payload | None) -> Evaluation:
+        return dataclasses.replace(find(described, self.strategy), payload=payload)
+
+    def _predict(self, message: Message) -> Message:
+        """Write what the client's model predicts, here."""
+        self._become(message.about["state"])
+        evaluation = self._evaluation(message.about["evaluation"], message.payload((self.index,), "0/"))
+        predicted_NK = self.executor.predict(evaluation, [self.index])[self.index].cpu()
+        with whole_file(self.folder / "predictions.csv") as temporary, temporary.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["row", "target", *(f"output_{place}" for place in range(predicted_NK.shape[1]))])
+            for row, (target, outputs) in enumerate(zip(self.holds.y_N.tolist(), predicted_NK.tolist(), strict=True)):
+                writer.writerow([row, target, *(f"{value:.6g}" for value in outputs)])
+        return self._said(message)
+
+    # ---------------------------------------------------------------- states
+
+    def _state(self) -> Message:
+        """All that lives on in the client."""
+        held = self.executor.holdings().get(self.index, {})
+        return Message(
+            kind="state",
+            tensors=packed(self.executor.state(), self.index) | {f"h/{name}": tensor for name, tensor in held.items()},
+        )
+
+    def _become(self, digest: str) -> None:
+        """Go to a state, if it is another than the present one."""
+        if digest == self.current:
+            return
+        state = self.states.get(digest)
+        if state is None:
+            raise Refused(
+                f"this site does not hold the state {digest[:12]}...: restore its folder, or resume from another "
+                "checkpoint"
+            )
+        held = {name[2:]: tensor for name, tensor in state.tensors.items() if name.startswith("h/")}
+        if held:
+            self.executor.load_holdings({self.index: held})
+        elif self.executor.holdings():
+            self.executor.rewrite({self.index: self.holds})
+        tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("h/")}
+        self.executor.load_state(Payload.from_named((self.index,), tensors))
+        self.current = digest
+
+    def _load(self, message: Message) -> Message:
+        """Go back to the state of a checkpoint."""
+        self._become(message.about["state"])
+        self.last = None
+        return self._said(message)
+
+    def _forget(self, message: Message) -> Message:
+        """Delete states that the server needs no more."""
+        for digest in message.about["forget"]:
+            if digest != self.current:
+                self.states.drop(digest)
+        return self._said(message)
+
+    def _kept(self, name: str) -> Message | None:
+        path = self.folder / name
+        return Message.read(path.read_bytes()) if path.exists() else None
+
+    def _keep(self, name: str, message: Message) -> None:
+        with whole_file(self.folder / name) as temporary:
+            temporary.write_bytes(message.wire)
+
+    def _told(self, name: str) -> dict[str, Any]:
+        path = self.folder / f"{name}.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def _tell(self, name: str, content: Mapping[str, Any]) -> None:
+        with whole_file(self.folder / f"{name}.json") as temporary:
+            temporary.write_text(json.dumps(content))
+
+
+def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
+    """What server and sites must have alike, as JSON."""
+    described = settings.of_objects(
+        strategy=strategy, model=model, net=model.net_factories, optimizer=model.optimizer_factory
+    )
+    return dict(json.loads(json.dumps(described)))
+
+
+def _content(holds: ClientGraph | ClientExamples) -> bytes:
+    tensors = {name: value for name, value in vars(holds).items() if isinstance(value, Tensor)}
+    return Message(kind="data", tensors=tensors).wire
+
+
+def digest_of(architectures: Sequence[Mapping[str, Tensor]]) -> str:
+    """The same for the same initial parameters of every architecture."""
+    named = {f"{place}/{name}": p for place, net in enumerate(architectures) for name, p in net.items()}
+    return Message(kind="parameters", tensors=named).name

@@ -1,0 +1,61 @@
+"""What a site keeps of itself on its disk: every state that its client had, by its content."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from fl_lightning.remote.message import Message
+from fl_lightning.run.folder import whole_file
+
+
+class StateStore:
+    """States of a client in a folder, each under a digest of its bytes.
+
+    The digest is keyed by a secret of the folder's, so that a server that guesses a state cannot check its guess.
+
+    Args:
+        folder: Where they lie; made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "digest_key"
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_bytes(os.urandom(32))
+        self.key = path.read_bytes()
+
+    def digest(self, content: bytes) -> str:
+        """64 hexadecimal digits."""
+        return hashlib.blake2b(content, key=self.key, digest_size=32).hexdigest()
+
+    def put(self, state: Message) -> str:
+        """Keep a state, and return its digest."""
+        digest = self.digest(state.wire)
+        path = self._path(digest)
+        if not path.exists():
+            with whole_file(path, len(state.wire)) as temporary:
+                temporary.write_bytes(state.wire)
+        return digest
+
+    def get(self, digest: str) -> Message | None:
+        """A state; None where it is not here, or not what was written."""
+        try:
+            content = self._path(digest).read_bytes()
+        except OSError:
+            return None
+        return Message.read(content) if self.digest(content) == digest else None
+
+    def drop(self, digest: str) -> None:
+        """Forget a state, if it is here."""
+        self._path(digest).unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        """States that are here."""
+        return len(list(self.folder.glob("*.state")))
+
+    def _path(self, digest: str) -> Path:
+        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+            raise ValueError(f"{digest!r} is no digest")
+        return self.folder / f"{digest}.state"

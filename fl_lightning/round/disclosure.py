@@ -1,0 +1,59 @@
+"""What leaves a client, in words, from the stages themselves: a strategy need not say it a second time.
+
+A signal is described by the first line of the documentation of the function that computes it.
+"""
+
+import inspect
+from collections.abc import Sequence
+
+from fl_lightning.round.stage import Signal, Stage
+
+#: What leaves beside, in every stage and at every evaluation.
+COUNTS = "numbers of training examples and of local steps"
+SCORES = "numerator and denominator of each metric and split"
+
+
+def what_leaves(stage: Stage, names: Sequence[str]) -> list[str]:
+    """What a client sends in a stage, beside :data:`COUNTS`; empty for nothing.
+
+    Args:
+        stage: The stage.
+        names: Of all parameters of a client.
+
+    """
+    leaving = []
+    if stage.flat or stage.upload:
+        what = "its anchor, a copy of" if stage.send_anchor else "the change of" if stage.as_update else ""
+        leaving.append(f"{what} {'all parameters' if stage.flat else _named(stage.upload, names)}".strip())
+    for name, signal in stage.signals.items():
+        rows = ", for each of its examples" if name in stage.per_example else ""
+        leaving.append(f"{name}{_described(signal)}{rows}")
+    return leaving
+
+
+def _named(chosen: Sequence[str], names: Sequence[str]) -> str:
+    """Some of the parameters, by the modules or the last names that the others have to themselves."""
+    modules, leaves = ({_split(name)[place] for name in chosen} for place in (0, 1))
+    kept: dict[str, None] = {}
+    for name in names:
+        module, leaf = _split(name)
+        if name in set(chosen):
+            continue
+        if module in modules and leaf in leaves:
+            return f"{len(chosen)} of {len(names)} parameters"
+        kept[f"*.{leaf}" if module in modules else name if name == module else f"{module}.*"] = None
+    return f"all parameters but {' and '.join(kept)}" if kept else "all parameters"
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The module and the last name of a parameter."""
+    return name.partition(".")[0], name.rpartition(".")[2]
+
+
+def _described(signal: Signal) -> str:
+    """The first line of its documentation, if it has any."""
+    text = inspect.getdoc(signal if inspect.isroutine(signal) else type(signal))
+    if not text:
+        return ""
+    line = text.splitlines()[0].rstrip(".")
+    return f": {line[0].lower() if line[1:2].islower() or line[1:2] == ' ' else line[0]}{line[1:]}"

@@ -1,0 +1,116 @@
+"""FedDyn: each client's objective gets a linear term with which all clients have their minimum at one model.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: "Federated Learning Based on Dynamic Regularization", ICLR
+2021, Algorithm 1. With ĝ_i = 0 and h = 0 at first, θ as sent, N training clients, S those that answer:
+
+    client   θ_i ≈ argmin_x f_i(x) - <ĝ_i, x> + α/2 ‖x - θ‖²
+    server   ĝ_i <- ĝ_i - α (θ_i - θ)  for i in S;    h <- h - (α/N) Σ_{i in S} (θ_i - θ)
+             θ <- (1/|S|) Σ_{i in S} θ_i - h / α
+
+θ is an extrapolation and no model to use: evaluated is the mean of the θ_i; the θ that is sent is ``sent/...``. ĝ_i
+estimates a gradient only as far as the clients solve their problem: too few steps make h grow (``server/dual_norm``).
+α = 0 is not FedAvg. The authors' code has α in inverse proportion to a client's size, and a part of it in the weight
+decay; the paper has neither, and here there is none.
+
+The ĝ_i are kept by the server, which sends them beside θ, so that no client whose answer is lost leaves its own behind
+(in the paper the clients keep them, which saves half of what goes down). Leaves the client: its model.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.federation import Federation
+from fl_lightning.round.client import Penalty
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload, flatten
+from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.strategies.mixing.base import Mixing, equal_weights
+
+
+@dataclass(kw_only=True, eq=False)
+class FedDyn(Mixing):
+    """One global model, by local objectives that are regularised as training goes.
+
+    Args:
+        regularization: α, positive.
+    """
+
+    regularization: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if not self.regularization > 0:
+            raise ValueError(f"strategy.regularization must be positive (0 is not FedAvg), got {self.regularization}")
+
+    def setup(self, federation: Federation) -> None:
+        """Start with ĝ_i = 0 and h = 0."""
+        super().setup(federation)
+        self.sent = {name: model.clone() for name, model in self.models.items()}
+        self.h = {name: torch.zeros_like(model[0]) for name, model in self.models.items()}
+        self.duals = {name: h.new_zeros(federation.num_clients, *h.shape) for name, h in self.h.items()}
+
+    def mixing_matrix(self, upload: Payload) -> Tensor:
+        """Equal shares, (1, C)."""
+        return equal_weights(upload)[None]
+
+    def penalty(self) -> Penalty:
+        """What is added to the local loss."""
+        return self.dynamic
+
+    def dynamic(self, parameters: Parameters, context: Context) -> Tensor:
+        """α/2 ‖x - θ‖² - <ĝ, x>; without ĝ for newcomers."""
+        terms = []
+        for name in self.shared:
+            x = parameters[name]
+            terms.append(0.5 * self.regularization * (x - context.anchor[name]).square().sum())
+            if f"dual/{name}" in context.inbox:
+                terms.append(-(context.inbox[f"dual/{name}"] * x).sum())
+        return torch.stack(terms).sum()
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """θ, and each client's ĝ_i; the mean model to newcomers."""
+        if not set(clients) <= set(self.federation.training_clients):
+            return self.mixed_models(clients)
+        duals = {f"dual/{name}": dual[list(clients)] for name, dual in self.duals.items()}
+        return dataclasses.replace(self.sent_model(clients), signals=duals)
+
+    def sent_model(self, clients: Sequence[int]) -> Payload:
+        """θ."""
+        parameters = {name: theta.expand(len(clients), *theta.shape[1:]) for name, theta in self.sent.items()}
+        return Payload(clients=tuple(clients), parameters=parameters)
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Average, and move ĝ_i, h and θ."""
+        super().aggregate(stage, upload)
+        if not upload.clients:
+            return
+        rows, num_clients = list(upload.clients), len(self.federation.training_clients)
+        for name, mean in self.models.items():
+            step = self.regularization * (upload.parameters[name] - self.sent[name])
+            self.duals[name][rows] -= step
+            self.h[name] = self.h[name] - step.sum(dim=0) / num_clients
+            self.sent[name] = mean - self.h[name] / self.regularization
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The mean model is the result; ``sent/...`` is θ, ``trained/...`` are the clients' own."""
+        return {**super().evaluations(clients), "sent/": Evaluation(payload=self.sent_model(clients))}
+
+    def metrics(self) -> Mapping[str, float]:
+        """‖h‖, which goes to 0 as the clients come to agree."""
+        return {"server/dual_norm": float(flatten({name: h[None] for name, h in self.h.items()}).norm())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The mean model, θ, h and the ĝ_i."""
+        return super().state_dict() | {"sent": dict(self.sent), "h": dict(self.h), "duals": dict(self.duals)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        for kind in ("sent", "h", "duals"):
+            setattr(self, kind, {name: tensor.to(self.federation.device) for name, tensor in state[kind].items()})

@@ -1,0 +1,350 @@
+"""What a site tells, refuses and remembers."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from sites import OPEN, BadChannel, assert_same_clients, make_sites
+from torch.optim import SGD
+
+from fl_lightning import Callback, ClientModule, SequentialExecutor, Stage
+from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, SimilarityLogger
+from fl_lightning.data import ClientExamples
+from fl_lightning.federation import Roster
+from fl_lightning.models import GCN, MLP
+from fl_lightning.relations.topology import Ring
+from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, federate
+from fl_lightning.remote.references import describe, find
+from fl_lightning.round.stage import Evaluation
+from fl_lightning.strategies import FedAvg, FedPer, FedProto, Local, SheafFMTL
+
+
+@pytest.fixture
+def three(graphs, given_clients):
+    return given_clients(graphs[:3])
+
+
+@pytest.fixture
+def make_federation(three, make_model, make_trainer, tmp_path):
+    """Trainer, data, strategy, model, channel and sites of a remote federation of three clients."""
+
+    def build(kind=FedAvg, policy=OPEN, channel=BadChannel, callbacks=(), model=make_model, num_rounds=2, **settings):
+        sites = make_sites(three.clients, tmp_path / "sites", lambda: (model(), kind(num_epochs=1)), policy)
+        way, strategy = channel(sites), kind(num_epochs=1)
+        trainer = make_trainer(num_rounds=num_rounds, callbacks=list(callbacks))
+        data = federate(trainer, way, strategy, relation_graph=Ring(), **settings)
+        return trainer, data, strategy, model(), way
+
+    return build
+
+
+def test_what_leaves_is_the_payload_and_counted_metrics(make_federation) -> None:
+    trainer, data, strategy, model, channel = make_federation(FedPer)
+    trainer.fit(model, data, strategy)
+
+    kinds = {question.kind for question, _ in channel.answers}
+    assert kinds == {"enrol", "start", "run", "evaluate"}
+    for question, answer in channel.answers:
+        if question.kind == "run":
+            counts = {"num_examples", "num_steps"}
+            assert set(answer.tensors) == {f"p/{name}" for name in strategy.shared} | counts
+            assert set(answer.about) == {"to", "state", "from"}
+        elif question.kind == "evaluate":
+            splits = {f"{split}/{what}" for split in ("train", "val", "test") for what in ("acc", "loss")}
+            assert {name.partition("/")[2] for name in answer.tensors} == splits
+            assert all(pair.shape == (1, 2) for pair in answer.tensors.values())
+        else:
+            assert not answer.tensors
+
+
+def test_a_split_of_few_examples_says_nothing(make_federation) -> None:
+    trainer, data, strategy, model, channel = make_federation(policy=SitePolicy(min_examples=3))
+    first = channel.sites[0]
+    few_N = first.holds.val_mask_N & (first.holds.val_mask_N.cumsum(0) <= 2)
+    first.holds = dataclasses.replace(first.holds, val_mask_N=few_N)
+    trainer.fit(model, data, strategy)
+
+    for client in (0, 1):
+        scores = trainer.run.scores[""].rows([client]).signals
+        assert (scores["val/acc"][0, 1] == 0) == (client == 0)
+        assert scores["test/acc"][0, 1] >= 3
+    assert all(
+        torch.equal(pair[0], torch.zeros(2))
+        for name, pair in trainer.run.scores[""].rows([0]).signals.items()
+        if "val" in name
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*too few training examples to answer; it is left out")
+def test_a_site_of_few_examples_does_not_train(make_federation) -> None:
+    trainer, data, strategy, model, channel = make_federation(policy=SitePolicy(min_examples=10**6))
+    trainer.fit(model, data, strategy)
+    assert [row["void"] for row in trainer.run.history] == [1, 1]
+    assert not any(answer.tensors for question, answer in channel.answers if question.kind == "run")
+
+
+def test_predictions_stay(make_federation, tmp_path) -> None:
+    trainer, data, strategy, model, channel = make_federation(callbacks=[FederatedCheckpoint()])
+    trainer.fit(model, data, strategy)
+    channel.answers.clear()
+
+    assert trainer.predict(model, data, strategy, ckpt_path="last") == {}
+
+    answer = next(answer for question, answer in channel.answers if question.kind == "predict")
+    assert not answer.tensors
+    lines = (tmp_path / "sites" / "client-00" / "predictions.csv").read_text().splitlines()
+    assert lines[0] == "row,target,output_0,output_1,output_2"
+    assert len(lines) == 31
+
+
+def test_a_resent_message_trains_once(make_federation, make_model, monkeypatch) -> None:
+    trained = []
+    original = SequentialExecutor._run_client
+
+    def count(self, client, work):
+        trained.append(client)
+        return original(self, client, work)
+
+    monkeypatch.setattr(SequentialExecutor, "_run_client", count)
+    trainer, data, strategy, model, channel = make_federation()  # which delivers every message at least twice
+
+    def restart(round_idx: int) -> None:
+        channel.sites[:] = [
+            Site(site.holds, make_model(), FedAvg(num_epochs=1), site.folder, policy=OPEN) for site in channel.sites
+        ]
+
+    channel.before_round = restart
+    trainer.fit(model, data, strategy)
+
+    assert sorted(trained) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_site_outside_of_any_federation_and_unknown_messages(three, make_model, tmp_path) -> None:
+    (site,) = make_sites(three.clients[:1], tmp_path, lambda: (make_model(), FedAvg()))
+
+    def why(wire: bytes) -> str:
+        answer = Message.read(site.answer(wire))
+        assert answer.kind == "failure"
+        return str(answer.about["why"])
+
+    assert "not told of a federation" in why(Message(kind="run").wire)
+    assert "knows no message 'shout'" in why(Message(kind="shout").wire)
+    assert "no message" in why(b"junk")
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "message"),
+    [
+        (SitePolicy(strategies=["FedProx"]), FedAvg, "client-00.*|site-0: this site runs FedProx alone, not FedAvg"),
+        (SitePolicy(min_examples=1, secure_only=True), FedAvg, "under secure aggregation alone"),
+    ],
+    ids=["strategy", "secure"],
+)
+def test_a_site_may_refuse_more_than_the_server_asks(make_federation, policy, kind, message) -> None:
+    trainer, data, strategy, model, _ = make_federation(kind, policy=policy)
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(model, data, strategy)
+
+
+def test_other_settings_and_other_parameters_are_refused(make_federation, make_model) -> None:
+    trainer, data, _, model, _ = make_federation()
+    strategy = trainer.executor.strategy = FedAvg(num_epochs=2)
+    with pytest.raises(ValueError, match=r"strategy\.num_epochs: 2 then, 1 now"):
+        trainer.fit(model, data, strategy)
+    trainer, data, strategy, _, _ = make_federation()
+    with pytest.raises(ValueError, match="optimizer"):
+        trainer.fit(make_model(optimizer=functools.partial(SGD, lr=0.1)), data, strategy)
+
+
+def test_of_an_error_only_its_kind_leaves(make_federation, make_model, caplog) -> None:
+    class Careless(ClientModule):
+        def training_step(self, batch, batch_idx):
+            raise RuntimeError("the patient's name is Ada")
+
+    trainer, data, strategy, model, _ = make_federation(model=lambda: make_model(Careless))
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.warns(UserWarning, match="in stage 'train' in round 0|left out") as told,
+    ):
+        trainer.fit(model, data, strategy)
+    assert any("failed" in str(warning.message) and "RuntimeError" in str(warning.message) for warning in told)
+    assert not any("Ada" in str(warning.message) for warning in told)
+    assert "Ada" in caplog.text
+
+
+def test_states_are_kept_as_long_as_a_checkpoint_has_them(make_federation, make_model, tmp_path) -> None:
+    checkpoints = FederatedCheckpoint(every_n_rounds=1, keep=2, every_seconds=0, save_best=False)
+    trainer, data, strategy, model, channel = make_federation(callbacks=[checkpoints], num_rounds=5)
+    trainer.fit(model, data, strategy)
+    assert [len(site.states) for site in channel.sites] == [2, 2, 2]  # of round 4, and of round 5 which is the last
+
+    states = tmp_path / "sites" / "client-01" / "states"
+    for path in states.glob("*.state"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"client-01: this site does not hold the state"):
+        trainer.fit(model, data, strategy, ckpt_path="last")
+
+
+def test_callbacks_that_need_the_data_are_refused(make_federation) -> None:
+    with pytest.raises(ValueError, match=r"LabelFlipping reads or changes the clients' data"):
+        make_federation(callbacks=[LabelFlipping(ratio=0.4)])
+    with pytest.raises(ValueError, match=r"SimilarityLogger reads"):
+        make_federation(callbacks=[SimilarityLogger()])
+
+
+def test_sites_that_do_not_fit_together(make_federation, graphs, tmp_path, make_model) -> None:
+    trainer, data, strategy, model, channel = make_federation()
+    channel.sites[1].holds = dataclasses.replace(graphs[1], name=graphs[0].name)
+    with pytest.raises(ValueError, match="need names of their own"):
+        trainer.fit(model, data, strategy)
+    channel.sites[1].holds = dataclasses.replace(graphs[1], x_NF=graphs[1].x_NF[:, :2])
+    with pytest.raises(ValueError, match="num_features must be alike"):
+        trainer.fit(model, data, strategy)
+
+
+def test_nothing_is_computed_where_the_data_are_not(make_federation) -> None:
+    trainer, data, strategy, model, _ = make_federation()
+    trainer.fit(model, data, strategy)
+    with pytest.raises(ValueError, match="at their sites"):
+        trainer.run.executor.collator([0])
+    with pytest.raises(ValueError, match="at their sites"):
+        trainer.run.executor.collator.size(0)
+    assert data.clients == (None, None, None)
+
+
+# ---------------------------------------------------------------- other kinds of clients
+
+
+def both(make_trainer, local_data, model, strategy, sites, **settings):
+    """The same federation in process and over the sites, both having trained."""
+    local = make_trainer(num_rounds=2, executor=SequentialExecutor(), **settings)
+    expected = local.fit(model(), local_data, strategy())
+    remote, algorithm = make_trainer(num_rounds=2, **settings), strategy()
+    data = federate(remote, LoopbackChannel(sites), algorithm, relation_graph=Ring())
+    assert remote.fit(model(), data, algorithm) == expected
+    assert_same_clients(local, sites)
+
+
+@pytest.mark.parametrize("kind", [SheafFMTL, Local, FedProto])
+def test_clients_of_different_architectures(kind, three, make_trainer, make_model, tmp_path) -> None:
+    def model() -> ClientModule:
+        nets = [functools.partial(GCN, hidden_channels=8), functools.partial(GCN, hidden_channels=8, num_layers=3)]
+        return ClientModule(nets, functools.partial(SGD, lr=0.05))
+
+    sites = make_sites(three.clients, tmp_path, lambda: (model(), kind(num_epochs=1)))
+    both(make_trainer, three, model, lambda: kind(num_epochs=1), sites)
+
+
+def test_bfloat16(three, make_trainer, make_model, tmp_path) -> None:
+    sites = make_sites(three.clients, tmp_path, lambda: (make_model(), FedAvg(num_epochs=1)))
+    both(make_trainer, three, make_model, lambda: FedAvg(num_epochs=1), sites, precision="bf16-true")
+
+
+def test_examples_in_mini_batches(make_trainer, tmp_path) -> None:
+    from fl_lightning.batches.examples import ExampleCollator
+
+    def member(client: int) -> ClientExamples:
+        draw = torch.Generator().manual_seed(client)
+        size = 20 + 7 * client
+        role_N = torch.arange(size) % 3
+        return ClientExamples(
+            name=f"client-{client}",
+            x_NX=torch.randn(size, 4, generator=draw),
+            y_N=torch.randint(3, (size,), generator=draw).index_fill(0, torch.tensor([0]), 2),
+            train_mask_N=role_N == 0,
+            val_mask_N=role_N == 1,
+            test_mask_N=role_N == 2,
+        )
+
+    clients = [member(client) for client in range(3)]
+
+    class Given:
+        has_validation = True
+        roster = Roster.of(clients, num_outputs=3)
+
+        def __init__(self) -> None:
+            self.clients = clients
+
+        def prepare_data(self) -> None: ...
+
+        def setup(self) -> None: ...
+
+        def collator(self, clients, *, device, dtype):
+            return ExampleCollator(clients, batch_size=4, device=device, dtype=dtype)
+
+    def model() -> ClientModule:
+        return ClientModule(functools.partial(MLP, hidden_channels=5), functools.partial(SGD, lr=0.1))
+
+    sites = [
+        Site(each, model(), FedAvg(num_epochs=1), tmp_path / each.name, policy=OPEN, batch_size=4) for each in clients
+    ]
+    both(make_trainer, Given(), model, lambda: FedAvg(num_epochs=1), sites)
+
+
+def fewer_edges(client, parameters, held, context):
+    """The graph without its first edges."""
+    return dataclasses.replace(held, edge_index_2E=held.edge_index_2E[:, 2:])
+
+
+@dataclass(kw_only=True, eq=False)
+class Rewriting(FedAvg):
+    """A client's graph loses edges in every round."""
+
+    def stages(self, round_idx: int) -> Sequence[Stage]:
+        return [dataclasses.replace(stage, rewrite=fewer_edges) for stage in super().stages(round_idx)]
+
+
+def test_graphs_that_a_stage_has_rewritten_are_part_of_the_state(three, make_trainer, make_model, tmp_path) -> None:
+    def start():
+        return make_sites(three.clients, tmp_path / "sites", lambda: (make_model(), Rewriting(num_epochs=1)))
+
+    class SaveAfterOne(Callback):
+        def on_checkpoint_point(self, trainer):
+            if trainer.run.round_idx == 1:
+                trainer.save_checkpoint(tmp_path / "v" / "one.ckpt")
+
+    local = make_trainer(num_rounds=2, executor=SequentialExecutor())
+    expected = local.fit(make_model(), three, Rewriting(num_epochs=1))
+    strategy = Rewriting(num_epochs=1)
+    sites = start()
+    for ckpt_path in (None, str(tmp_path / "v" / "one.ckpt")):
+        trainer = make_trainer(num_rounds=2)
+        data = federate(trainer, LoopbackChannel(sites), strategy)
+        trainer.callbacks = [SaveAfterOne()]
+        assert trainer.fit(make_model(), data, strategy, ckpt_path=ckpt_path) == expected
+        for client, site in enumerate(sites):
+            held = site.executor.holdings()[client]["edge_index_2E"]
+            assert torch.equal(held, local.run.executor.holdings()[client]["edge_index_2E"])
+        sites = start()
+
+
+# ---------------------------------------------------------------- functions by name
+
+
+def test_a_function_that_no_site_could_find_is_refused_before_it_is_sent() -> None:
+    strategy = FedAvg()
+    with pytest.raises(ValueError, match="which a site cannot find by a name"):
+        describe(Evaluation(output=lambda client, parameters, batch, context: None), strategy)
+    with pytest.raises(ValueError, match="which a site cannot find by a name"):
+        describe(Evaluation(output=describe), strategy)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"module": "os", "name": "system"},
+        {"module": "fl_lightning.run.folder", "name": "whole_file"},
+        {"module": "fl_lightning.strategies.base", "name": "torch"},
+        {"module": "torch.optim.sgd", "name": "SGD.step"},
+        {"method": "federation"},
+        {"made": {"module": "torch.optim.sgd", "name": "SGD"}, "settings": {}},
+    ],
+    ids=str,
+)
+def test_a_site_finds_nothing_but_what_evaluations_are_made_of(described) -> None:
+    with pytest.raises(ValueError, match=r"may not use|has no method|no record"):
+        find({"tuning": None, "output": described}, FedAvg())

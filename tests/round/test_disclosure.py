@@ -1,0 +1,45 @@
+"""The column "what leaves the client", which every strategy has without saying anything."""
+
+import importlib.util
+from pathlib import Path
+
+from fl_lightning.round.disclosure import what_leaves
+from fl_lightning.round.stage import Stage
+from fl_lightning.strategies.mixing.fedproto import class_means
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["convs.0.weight", "convs.0.mask", "head.weight", "head.bias", "projection"]
+
+
+def test_parameters_are_named_by_what_stays() -> None:
+    assert what_leaves(Stage(name="s"), NAMES) == []
+    assert what_leaves(Stage(name="s", upload=tuple(NAMES)), NAMES) == ["all parameters"]
+    assert what_leaves(Stage(name="s", upload=("convs.0.weight",), as_update=True), NAMES) == [
+        "the change of all parameters but *.mask and head.* and projection"
+    ]
+    assert what_leaves(Stage(name="s", upload=("head.bias", "convs.0.weight"), send_anchor=True), NAMES) == [
+        "its anchor, a copy of 2 of 5 parameters"
+    ]
+    assert what_leaves(Stage(name="s", flat=True), NAMES) == ["all parameters"]
+
+
+def test_signals_are_described_by_their_functions() -> None:
+    stage = Stage(name="s", signals={"class": class_means, "row": class_means}, per_example=("row",))
+    whole, rows = what_leaves(stage, NAMES)
+    assert whole.startswith("class: each class's mean embedding")
+    assert rows.endswith(", for each of its examples")
+
+
+def test_the_page_tells_what_leaves_under_every_strategy() -> None:
+    """If it is not up to date: ``python benchmarks/what_leaves.py``."""
+    spec = importlib.util.spec_from_file_location("what_leaves", ROOT / "benchmarks" / "what_leaves.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = module.page()
+    assert page == module.PAGE.read_text()
+    for kind in module.find_strategies():
+        own = [line for line in page.splitlines() if line.startswith(f"| `{kind.__name__}` |")]
+        assert own
+        assert all(len(what.split(": ", 1)[-1]) > 1 for line in own for what in line.split(" | ")[2].split("; "))

@@ -1,0 +1,114 @@
+"""Federations of sites in one process, whose channel may lose, repeat and delay messages."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_lightning import ClientModule, SequentialExecutor
+from fl_lightning.data import ClientGraph
+from fl_lightning.executors import Outcome, Work
+from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy
+from fl_lightning.strategies import Strategy
+
+#: A site that answers whatever it is asked.
+OPEN = SitePolicy(min_examples=1)
+
+
+def make_sites(
+    graphs: Sequence[ClientGraph],
+    folder: Path,
+    make: Callable[[], tuple[ClientModule, Strategy]],
+    policy: SitePolicy = OPEN,
+) -> list[Site]:
+    """A site for each graph; made again, they go on from their folders."""
+    sites = []
+    for graph in graphs:
+        model, strategy = make()
+        sites.append(Site(graph, model, strategy, folder / graph.name, policy=policy))
+    return sites
+
+
+class Absent(SequentialExecutor):
+    """Clients that are not there in some rounds, by (round, client)."""
+
+    def __init__(self, absences: set[tuple[int, int]]) -> None:
+        super().__init__()
+        self.absences = absences
+
+    def run(self, work: Work, report: Any = None) -> Outcome:
+        gone = {
+            c for c in work.effort if work.address.phase == "round" and (work.address.round_idx, c) in self.absences
+        }
+        present = {client: share for client, share in work.effort.items() if client not in gone}
+        outcome = super().run(
+            Work(stage=work.stage, address=work.address, effort=present, payload=work.payload), report
+        )
+        return Outcome(upload=outcome.upload, failures={**outcome.failures, **dict.fromkeys(gone, "absent")})
+
+
+class BadChannel(LoopbackChannel):
+    """Delivers every message and every answer twice, loses the first answer of client 0 each time, and more.
+
+    Args:
+        sites: The sites.
+        absent: Rounds and clients whose messages do not arrive.
+        late: Rounds and clients whose answers arrive a round later.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        *,
+        absent: set[tuple[int, int]] = frozenset(),
+        late: set[tuple[int, int]] = frozenset(),
+    ) -> None:
+        super().__init__(sites)
+        self.absent, self.late = absent, late
+        self.held_back: list[tuple[int, Message]] = []
+        self.asked: set[str] = set()
+        self.answers: list[tuple[Message, Message]] = []
+        self.before_round: Callable[[int], None] = lambda round_idx: None
+        self.rounds: set[int] = set()
+
+    def ask(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message | str]]:
+        for client, message in messages.items():
+            where = self._place(client, message)
+            if where is not None and where[0] not in self.rounds:
+                self.rounds.add(where[0])
+                self.before_round(where[0])
+            if where in self.absent:
+                continue
+            answers = [Message.read(self.sites[client].answer(message.wire)) for _ in range(2)]
+            self.answers.append((message, answers[0]))
+            if message.kind != "start":  # which does not train; its second answer is of a state that begins anew
+                assert answers[0].wire == answers[1].wire
+            if where in self.late:
+                self.held_back.append((client, answers[0]))
+                continue
+            yield from [held for held in self.held_back if held[0] == client]
+            if client == 0 and f"{message.name}" not in self.asked:
+                self.asked.add(message.name)
+                yield client, "the line was cut"
+                continue
+            yield from ((client, answer) for answer in answers)
+
+    @staticmethod
+    def _place(client: int, message: Message) -> tuple[int, int] | None:
+        address = message.about.get("address", {})
+        return (address["round_idx"], client) if address.get("phase") == "round" else None
+
+
+def assert_same_clients(local: Any, sites: Sequence[Site]) -> None:
+    """Each site's client is the one of a run in process, optimiser state and memory included."""
+    whole = local.run.executor.state()
+    for client, site in enumerate(sites):
+        own = site.executor.state().named()
+        for name, tensor in whole.rows([client]).named().items():
+            if name not in own:  # of another architecture
+                assert not tensor.any()
+                continue
+            rows = own[name].shape[1] if name.startswith("s/memory") and name[2:] in whole.lengths else None
+            mine = tensor if rows is None else tensor[:, :rows]
+            assert torch.equal(mine, own[name]), f"{client}: {name}"
