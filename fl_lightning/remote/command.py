@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from fl_lightning.cli import fail
+from fl_lightning.command_line import fail
 
 _DESCRIPTION = {
     "provision": """Make kits with certificates for a server, its sites and who submits runs.
