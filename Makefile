@@ -1,5 +1,6 @@
 # make quickstart   install, then train FedSheafHN on a generated graph
 # make test         install, then run every check and test
+# make docs         install, then write the documentation to docs/_build/html
 # make campaign     install, then run the slow tests of reliability in SHARES processes at once, and write their figures
 #                   (FL_CAMPAIGN_SEED draws others)
 PYTHON ?= python3
@@ -7,13 +8,16 @@ BIN := .venv/bin
 SHARES ?= 2
 RECORD := $(CURDIR)/campaign.jsonl
 
-.PHONY: quickstart test campaign lint clean
+.PHONY: quickstart test docs campaign lint clean
 
 quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
 
-test: lint
+test: lint docs
 	$(BIN)/pytest --numprocesses auto
+
+docs: .venv/installed
+	$(BIN)/sphinx-build --quiet --fail-on-warning --builder html docs docs/_build/html
 
 campaign: .venv/installed
 	rm -f $(RECORD)

@@ -17,6 +17,7 @@ from .client_metrics import PerClientMetrics
 from .early_stopping import EarlyStopping
 from .ledger import CommunicationLedger
 from .progress import RoundProgressBar
+from .report import RunReport
 from .similarity import SimilarityLogger
 from .topology import TopologyLogger
 
@@ -31,6 +32,7 @@ __all__ = [
     "ModelPoisoning",
     "PerClientMetrics",
     "RoundProgressBar",
+    "RunReport",
     "SameValueAttack",
     "SignFlip",
     "SimilarityLogger",
@@ -42,4 +44,4 @@ __all__ = [
 
 def default_callbacks() -> list[Callback]:
     """The callbacks of every run on the command line, unless the user gives one of the same class."""
-    return [CommunicationLedger(), FederatedCheckpoint(), RoundProgressBar()]
+    return [CommunicationLedger(), FederatedCheckpoint(), RunReport(), RoundProgressBar()]

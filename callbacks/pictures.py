@@ -1,16 +1,18 @@
 """Where a picture goes: a file of the run, and the loggers that take pictures."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from fl_lightning.callback import Trainer
 from fl_lightning.run.folder import whole_file
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def publish(trainer: Trainer, figure: Figure, path: Path, name: str, round_idx: int) -> None:
+
+def publish(trainer: Trainer, figure: "Figure", path: Path, name: str, round_idx: int) -> None:
     """Write a picture, and hand it to the loggers of W&B's or TensorBoard's kind; others take none.
 
     Args:
@@ -20,6 +22,8 @@ def publish(trainer: Trainer, figure: Figure, path: Path, name: str, round_idx: 
         name: What the loggers call it.
         round_idx: Their step.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
     with whole_file(path) as temporary:

@@ -6,15 +6,11 @@ Shape legend: C clients, K known clients (rows without a nan).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
-from sklearn.cluster import spectral_clustering
-from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
 from fl_lightning.callback import Callback, Trainer
@@ -29,6 +25,10 @@ from fl_lightning.run.processes import gather
 from fl_lightning.strategies.signals import FunctionalEmbedding, graph_embedding, proxy_graph
 
 from .pictures import publish
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Matrix = NDArray[np.float64]
 #: Name of the matrix that no server could compute, and others are compared with.
@@ -73,6 +73,9 @@ def recovery(matrix_CC: Matrix, community_C: NDArray[np.int64]) -> Recovery:
     symmetric_KK = (matrix_KK + matrix_KK.T) / 2
     nmi = float("nan")
     if 1 < num_communities < len(matrix_KK) and np.ptp(symmetric_KK[off_diagonal_KK]) > 1e-12:
+        from sklearn.cluster import spectral_clustering
+        from sklearn.metrics import normalized_mutual_info_score
+
         values = symmetric_KK[off_diagonal_KK]
         affinity_KK = (symmetric_KK - values.min()) / np.ptp(values)
         affinity_KK = np.where(off_diagonal_KK, affinity_KK, 1.0) + 1e-3  # no group may be cut off entirely
@@ -90,7 +93,7 @@ def draw_matrices(
     title: str,
     captions: Mapping[str, str] | None = None,
     community_C: NDArray[np.int64] | None = None,
-) -> Figure:
+) -> "Figure":
     """Heat maps side by side, clients of a community next to each other.
 
     Each has its own scale, that of its entries off the diagonal, so that the structure shows even where all are alike;
@@ -103,6 +106,8 @@ def draw_matrices(
         captions: Lines under the names of the matrices.
         community_C: Community of each client.
     """
+    from matplotlib.figure import Figure
+
     order_C = np.arange(len(names)) if community_C is None else np.argsort(community_C, kind="stable")
     count = len(matrices)
     num_columns = count if count <= 4 else -(-count // 2)
@@ -123,7 +128,7 @@ def draw_matrices(
     return figure
 
 
-def _draw(axes: Axes, matrix_CC: Matrix) -> None:
+def _draw(axes: "Axes", matrix_CC: Matrix) -> None:
     off_diagonal = matrix_CC[~np.eye(len(matrix_CC), dtype=bool) & np.isfinite(matrix_CC)]
     low, high = (float(off_diagonal.min()), float(off_diagonal.max())) if len(off_diagonal) else (0.0, 1.0)
     diagonal = np.diagonal(matrix_CC)[np.isfinite(np.diagonal(matrix_CC))]
@@ -136,7 +141,7 @@ def _draw(axes: Axes, matrix_CC: Matrix) -> None:
     bar.outline.set_visible(False)
 
 
-def _label(axes: Axes, names: Sequence[str], *, rows: bool) -> None:
+def _label(axes: "Axes", names: Sequence[str], *, rows: bool) -> None:
     """Number the clients, at most about ten of them, as their names end."""
     step = max(1, -(-len(names) // 10))
     ticks = list(range(0, len(names), step))
@@ -150,8 +155,10 @@ def _label(axes: Axes, names: Sequence[str], *, rows: bool) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _outline(axes: Axes, community_C: NDArray[np.int64]) -> None:
+def _outline(axes: "Axes", community_C: NDArray[np.int64]) -> None:
     """A white frame around each community's block."""
+    from matplotlib.patches import Rectangle
+
     for value in np.unique(community_C):
         members = np.flatnonzero(community_C == value)
         low, size = members[0] - 0.5, len(members)

@@ -5,18 +5,9 @@ Shape legend: C training clients.
 
 import csv
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.colorbar import Colorbar
-from matplotlib.colors import ListedColormap, Normalize
-from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,9 +17,15 @@ from fl_lightning.strategies import Strategy
 
 from .pictures import publish
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from networkx import Graph
+
 Matrix = NDArray[np.float64]
 _INK, _FAINT, _EDGE, _EMPTY = "#22272e", "#6b7280", "#9ca3af", "#eef0f3"
-_LIGHT = ListedColormap(colormaps["YlGnBu"](np.linspace(0, 0.55, 256)))  # dark labels stay readable on all of it
 _MOST_LABELS = 60
 
 
@@ -45,7 +42,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def draw_topology(
     adjacency_CC: Matrix, names: Sequence[str], num_examples: Sequence[int], *, title: str = "Topology"
-) -> Figure:
+) -> "Figure":
     """The graph of the clients.
 
     Args:
@@ -54,13 +51,21 @@ def draw_topology(
         num_examples: Of the clients, as their colour.
         title: Of the picture; sizes are added to it.
     """
-    graph = nx.from_numpy_array(adjacency_CC > 0)
+    from matplotlib import colormaps
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patheffects import withStroke
+    from matplotlib.ticker import MaxNLocator
+    from networkx import from_numpy_array
+
+    graph = from_numpy_array(adjacency_CC > 0)
     place_C2, labels, count = _layout(graph), short_names(names), len(names)
     inches = float(np.clip(3.2 + 0.13 * count, 5.0, 11.0))
     figure, axes = _new_figure(inches, inches)
     ends = [(place_C2[i], place_C2[j]) for i, j in graph.edges]
     axes.add_collection(LineCollection(ends, colors=_EDGE, linewidths=0.9, alpha=0.8, zorder=1))
 
+    light = ListedColormap(colormaps["YlGnBu"](np.linspace(0, 0.55, 256)))  # dark labels stay readable on all of it
     outside = max(map(len, labels)) > 4
     points = float(np.clip(72 * inches / (2.6 * np.sqrt(count) + 6), 11.0, 28.0)) * (0.6 if outside else 1.0)
     discs = axes.scatter(
@@ -68,7 +73,7 @@ def draw_topology(
         place_C2[:, 1],
         s=points**2,
         c=num_examples,
-        cmap=_LIGHT,
+        cmap=light,
         norm=_scale(np.array(num_examples)),
         zorder=2,
     )
@@ -91,7 +96,7 @@ def draw_topology(
     return figure
 
 
-def draw_norms(norms_CC: Matrix, names: Sequence[str], *, title: str = "Restriction maps") -> Figure:
+def draw_norms(norms_CC: Matrix, names: Sequence[str], *, title: str = "Restriction maps") -> "Figure":
     """Heat map of ‖P_ij‖, row i and column j; pairs without an edge stay empty.
 
     Args:
@@ -119,8 +124,10 @@ def draw_norms(norms_CC: Matrix, names: Sequence[str], *, title: str = "Restrict
     return figure
 
 
-def _layout(graph: nx.Graph) -> Matrix:
+def _layout(graph: "Graph") -> Matrix:
     """Places in [-1, 1]² at distances like those along the edges, (C, 2); parts without a path between stand apart."""
+    import networkx as nx
+
     paths = dict(nx.all_pairs_shortest_path_length(graph))
     far = 1 + max(max(lengths.values()) for lengths in paths.values())
     distances = {i: {j: paths[i].get(j, far) for j in graph} for i in graph}
@@ -128,25 +135,29 @@ def _layout(graph: nx.Graph) -> Matrix:
     return np.array([place[client] for client in graph])
 
 
-def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+def _new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), dpi=150)
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
     return figure, figure.add_subplot()
 
 
-def _scale(values: NDArray[Any]) -> Normalize:
+def _scale(values: NDArray[Any]) -> "Normalize":
     """From the smallest to the largest value; where all are alike the width is a thousandth."""
+    from matplotlib.colors import Normalize
+
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     return Normalize(low, max(high, low + 1e-3 * abs(low)) or 1.0)
 
 
-def _head(axes: Axes, title: str, caption: str) -> None:
+def _head(axes: "Axes", title: str, caption: str) -> None:
     axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=_INK, pad=18)
     line = axes.annotate(caption, (0, 1), (0, 6), "axes fraction", "offset points")
     line.set(fontsize=8, color=_FAINT, in_layout=False)
 
 
-def _finish_bar(bar: Colorbar, label: str) -> None:
+def _finish_bar(bar: "Colorbar", label: str) -> None:
     bar.set_label(label, fontsize=8, color=_FAINT)
     bar.ax.tick_params(labelsize=7, length=2, color=_FAINT, labelcolor=_INK)
     bar.outline.set_visible(False)

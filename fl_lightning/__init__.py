@@ -1,14 +1,25 @@
-"""Personalised federated learning on graphs, trained by PyTorch Lightning and Fabric."""
+"""Personalised federated learning on graphs, trained by PyTorch Lightning and Fabric.
 
-from fl_lightning.callback import Callback
-from fl_lightning.data import FederatedDataModule
-from fl_lightning.executors import SequentialExecutor, StackedExecutor
-from fl_lightning.round.client import ClientModule, RegressionClient
-from fl_lightning.round.participation import Participation
-from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Stage
-from fl_lightning.strategies import Strategy
-from fl_lightning.trainer import FederatedTrainer
+What the package exports is imported when it is first asked for, so that ``import fl_lightning`` takes no time.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import fl_lightning.deferred  # noqa: F401  (before any library that it is for)
+
+if TYPE_CHECKING:
+    from fl_lightning import callbacks, data, models, relations, strategies
+    from fl_lightning.callback import Callback
+    from fl_lightning.data import FederatedDataModule
+    from fl_lightning.executors import SequentialExecutor, StackedExecutor
+    from fl_lightning.report import compare
+    from fl_lightning.round.client import ClientModule, RegressionClient
+    from fl_lightning.round.participation import Participation
+    from fl_lightning.round.payload import Payload
+    from fl_lightning.round.stage import Evaluation, Stage
+    from fl_lightning.strategies import Strategy
+    from fl_lightning.trainer import FederatedTrainer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,4 +35,40 @@ __all__ = [
     "StackedExecutor",
     "Stage",
     "Strategy",
+    "callbacks",
+    "compare",
+    "data",
+    "models",
+    "relations",
+    "strategies",
 ]
+
+#: Where each class is; what is not here is a module of the package.
+_HOMES = {
+    "Callback": "callback",
+    "ClientModule": "round.client",
+    "Evaluation": "round.stage",
+    "FederatedDataModule": "data",
+    "FederatedTrainer": "trainer",
+    "Participation": "round.participation",
+    "Payload": "round.payload",
+    "RegressionClient": "round.client",
+    "SequentialExecutor": "executors",
+    "StackedExecutor": "executors",
+    "Stage": "round.stage",
+    "Strategy": "strategies",
+    "compare": "report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        return importlib.import_module(f"{__name__}.{name}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

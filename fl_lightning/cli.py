@@ -3,7 +3,6 @@
 import csv
 import difflib
 import inspect
-import itertools
 import pkgutil
 import re
 import sys
@@ -23,27 +22,16 @@ from rich.console import Console
 import fl_lightning.callbacks
 import fl_lightning.run.loggers
 from fl_lightning.callback import Callback, Trainer, WrongSetting
+from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
+from fl_lightning.round_loop import ClientFailure, TooFewAnswers
 from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
-from fl_lightning.trainer import LARGEST_SEED, ClientFailure, FederatedTrainer, TooFewAnswers
-
-_DESCRIPTION = """Personalised federated learning on graphs.
-
-  fl-train fit     --config configs/quickstart.yaml               train
-  fl-train fit     --config configs/quickstart.yaml --ckpt_path last    continue a run that was stopped
-  fl-train test    --config configs/quickstart.yaml               evaluate the newest run's best checkpoint
-  fl-train data    --config configs/quickstart.yaml               look at the clients before training
-  fl-train fit     --config ... --profile                         see where the time of a round goes
-  fl-train fit     --config ... --print_config                    every setting with its value
-  fl-train fit     --strategy.help FedSheafHN                     the settings of one strategy
-
-Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
-"""
+from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -55,12 +43,6 @@ class _Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         fail(_plain(message))
-
-
-def fail(message: str, code: int = 2) -> NoReturn:
-    """End the program with one line; exit code 2 is for a mistake of the user's."""
-    sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")
-    raise SystemExit(code)
 
 
 def _told(error: Exception) -> str:
@@ -136,14 +118,12 @@ def _known_classes() -> dict[str, type]:
 def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
     """The strategy that the arguments and their files name last; the base class where none can be made out."""
     name = ""
-    for word, following in itertools.pairwise([*words, ""]):
-        option, equals, value = word.partition("=")
-        value = value if equals else following
+    for option, value in options(words):
         if option in ("--strategy", "--strategy.class_path"):
             inline = _read(value)
             name = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
         elif option in ("-c", "--config") and value:
-            name = _strategy_of(_settings_in(value), words[0]) or name
+            name = _strategy_of(settings_in(value), words[0]) or name
     try:
         found = _known_classes().get(name) or pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError):
@@ -153,11 +133,9 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
 
 def _check_init_args(words: Sequence[str]) -> None:
     """Refuse settings given as ``init_args`` in ``init_args``, which the parser drops where they are empty."""
-    for word, following in itertools.pairwise([*words, ""]):
-        option, equals, value = word.partition("=")
-        value = value if equals else following
+    for option, value in options(words):
         if option in ("-c", "--config") and value:
-            _check_nested(_settings_in(value), ())
+            _check_nested(settings_in(value), ())
         elif option.startswith("--") and "init_args" in value:
             _check_nested(_read(value), tuple(option[2:].split(".")))
 
@@ -177,23 +155,6 @@ def _read(word: str) -> Any:
         return yaml.safe_load(word)
     except yaml.YAMLError:
         return None
-
-
-def _settings_in(config: str) -> dict[str, Any]:
-    """The settings of a configuration file; what cannot be one is the user's mistake."""
-    try:
-        settings = yaml.safe_load(Path(config).read_text())
-    except UnicodeDecodeError:
-        fail(f"--config {config} is no text: give a YAML file of settings")
-    except OSError as error:
-        fail(f"--config {config} cannot be read ({error.strerror}): give a YAML file of settings")
-    except yaml.YAMLError as error:
-        fail(f"--config {config} is no YAML: {error}")
-    if not isinstance(settings, dict):
-        fail(
-            f"--config {config} holds no settings (name: value), but {'nothing' if settings is None else 'other text'}"
-        )
-    return settings
 
 
 def _strategy_of(settings: dict[str, Any], verb: str) -> str | None:
@@ -258,7 +219,7 @@ class FederatedCLI(LightningCLI):
             subclass_mode_model=True,
             seed_everything_default=0,
             parser_class=_Parser,
-            parser_kwargs={"description": _DESCRIPTION, "prog": "fl-train", "formatter_class": _HelpFormatter},
+            parser_kwargs={"description": DESCRIPTION, "prog": "fl-train", "formatter_class": _HelpFormatter},
             save_config_callback=None,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -269,7 +230,7 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """The verbs, and the arguments that are not options."""
         objects = {"model", "datamodule", "algorithm"}
-        return dict.fromkeys(("fit", "validate", "test", "predict", "data"), objects)
+        return dict.fromkeys(TRAINER_VERBS, objects)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, the chosen strategy's client being the default model.

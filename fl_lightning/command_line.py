@@ -1,22 +1,136 @@
-"""The entry of ``fl-train``: hands a verb to the module that runs it, which alone is imported."""
+"""The entry of ``fl-train``: answers at once what needs no training, and hands a verb to the module that runs it.
 
+Nothing here imports torch: ``--help``, ``--version``, a mistyped verb and a mistake in a file's name are answered in a
+fraction of the time that takes.
+"""
+
+import argparse
+import ast
+import difflib
 import importlib
-import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
 
-#: The verbs that are not of :mod:`fl_lightning.cli`, and the functions (arguments) -> exit code that run them.
+import yaml
+
+import fl_lightning
+
+#: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
+#: The first line of a module's docstring is what ``--help`` says of its verb.
 VERBS: dict[str, str] = {
-    "provision": "fl_lightning.remote.command:provision",
-    "sites": "fl_lightning.remote.command:sites",
-    "study": "fl_lightning.study.command:main",
-    "submit": "fl_lightning.remote.command:submit",
+    "compare": "fl_lightning.report.compare_command",
+    "provision": "fl_lightning.remote.provision_command",
+    "report": "fl_lightning.report.report_command",
+    "sites": "fl_lightning.remote.sites_command",
+    "study": "fl_lightning.study.command",
+    "submit": "fl_lightning.remote.submit_command",
 }
+
+#: The verbs of :mod:`fl_lightning.cli`, which are methods of the trainer.
+TRAINER_VERBS = {
+    "fit": "Train the federation.",
+    "validate": "Evaluate a checkpoint on validation.",
+    "test": "Evaluate a checkpoint on test; new clients join it first.",
+    "predict": "Predict every node or example of every training client with a checkpoint.",
+    "data": "Describe the clients: sizes, classes, heterogeneity; of graphs also edges, clustering, non-IIDness.",
+}
+
+DESCRIPTION = """Personalised federated learning on graphs.
+
+  fl-train fit     --config configs/quickstart.yaml               train
+  fl-train fit     --config configs/quickstart.yaml --ckpt_path last    continue a run that was stopped
+  fl-train test    --config configs/quickstart.yaml               evaluate the newest run's best checkpoint
+  fl-train data    --config configs/quickstart.yaml               look at the clients before training
+  fl-train fit     --config ... --profile                         see where the time of a round goes
+  fl-train fit     --config ... --print_config                    every setting with its value
+  fl-train fit     --strategy.help FedSheafHN                     the settings of one strategy
+
+Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
+"""
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End the program with one line; exit code 2 is for a mistake of the user's."""
+    sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")
+    raise SystemExit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, that of the process if none is given; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] in VERBS:
-        return int(pkgutil.resolve_name(VERBS[words[0]])(words[1:]))
+    verbs = [*TRAINER_VERBS, *VERBS]
+    first = words[0] if words else ""
+    if first in ("-h", "--help"):
+        _parser().print_help()
+        return 0
+    if first == "--version":
+        sys.stdout.write(f"fl-train {fl_lightning.__version__}\n")
+        return 0
+    if not first.startswith("-") and first not in verbs:
+        near = difflib.get_close_matches(first, verbs, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"give one of {', '.join(verbs)}"
+        fail(f"there is no verb {first!r}: {advice}" if words else f"no verb is given: {advice} (--help says more)")
+    if "" not in sys.path:
+        sys.path.append("")  # strategies, nets and callbacks of the current folder; nothing is hidden by them
+    if first in VERBS:
+        return int(importlib.import_module(VERBS[first]).main(words[1:]))
+    check_files(words)
     return int(importlib.import_module("fl_lightning.cli").main(words))
+
+
+def _parser() -> argparse.ArgumentParser:
+    """What ``--help`` shows; the parser of a verb is its module's."""
+    parser = argparse.ArgumentParser(
+        prog="fl-train", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", description="fl-train VERB --help says more of one.")
+    for name, purpose in {**TRAINER_VERBS, **{name: _purpose(module) for name, module in VERBS.items()}}.items():
+        verbs.add_parser(name, help=purpose)
+    return parser
+
+
+def _purpose(module: str) -> str:
+    """The first line of a module's docstring, which is not imported for it."""
+    path = Path(fl_lightning.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+
+
+def check_files(words: Sequence[str]) -> None:
+    """End the program where a file that is named cannot be one of settings, or a checkpoint is not there."""
+    for option, value in options(words):
+        if option in ("-c", "--config") and value:
+            settings_in(value)
+        if option == "--ckpt_path" and value not in ("", "last", "best", "null") and not Path(value).exists():
+            fail(f"--ckpt_path {value} does not exist: give a .ckpt file, or last, or best")
+
+
+def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each word with its value, which stands behind = or is the next word."""
+    for word, following in pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        yield option, value if equals else following
+
+
+def settings_in(config: str) -> dict[str, Any]:
+    """The settings of a configuration file; what cannot be one is the user's mistake."""
+    try:
+        settings = yaml.safe_load(Path(config).read_text())
+    except UnicodeDecodeError:
+        fail(f"--config {config} is no text: give a YAML file of settings")
+    except OSError as error:
+        fail(f"--config {config} cannot be read ({error.strerror}): give a YAML file of settings")
+    except yaml.YAMLError as error:
+        fail(f"--config {config} is no YAML: {error}")
+    if not isinstance(settings, dict):
+        fail(
+            f"--config {config} holds no settings (name: value), but {'nothing' if settings is None else 'other text'}"
+        )
+    return settings
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,13 +1,10 @@
 """The federated trainer: a round loop on Lightning Fabric that owns evaluation, callbacks, loggers and checkpoints.
 
 Every process holds a share of the clients and all processes compute the same server step on the gathered payloads, so
-there is no server process to lose. Read :meth:`FederatedTrainer._run_round` for the life of a round.
+there is no server process to lose. Its rounds are in :mod:`fl_lightning.round_loop`.
 """
 
-import functools
-import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -20,22 +17,19 @@ from torch import Tensor
 
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.data import FederatedDataModule, PartitionTable
-from fl_lightning.executors import Executor, Outcome, StackedExecutor, Work
+from fl_lightning.executors import Executor, StackedExecutor
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.inspection import check_models, inspect_upload
-from fl_lightning.round.metrics import summarise
 from fl_lightning.round.participation import Participation
-from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
-from fl_lightning.round.stage import Phase, Stage, StageAddress
+from fl_lightning.round_loop import RoundLoop
 from fl_lightning.run import checkpoint, result, settings, state
 from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.assembly import Run, assemble, start_clients
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
 from fl_lightning.run.lock import RunLock
 from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
-from fl_lightning.run.processes import check_cores, gather, gather_objects, leave_at_exit
-from fl_lightning.run.profiling import RoundClock, RoundTrace
+from fl_lightning.run.processes import check_cores, gather_objects, leave_at_exit
+from fl_lightning.run.profiling import RoundTrace
 from fl_lightning.strategies import Strategy
 
 _DTYPES = {
@@ -52,20 +46,7 @@ _DTYPES = {
 LARGEST_SEED = 2**32 - 1
 
 
-def gather_failures(fabric: Fabric, outcome: Outcome) -> dict[int, str]:
-    """Why clients of any process failed."""
-    return {client: why for part in gather_objects(fabric, dict(outcome.failures)) for client, why in part.items()}
-
-
-class ClientFailure(RuntimeError):
-    """A client failed and ``participation.on_failure`` is ``stop``."""
-
-
-class TooFewAnswers(RuntimeError):
-    """Round after round fewer clients answered than ``participation.min_clients``."""
-
-
-class FederatedTrainer:
+class FederatedTrainer(RoundLoop):
     """Trains a federation.
 
     Args:
@@ -155,22 +136,6 @@ class FederatedTrainer:
         self.started = False
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self._run: Run | None = None
-
-    @property
-    def run(self) -> Run:
-        """What belongs to the present fit, test or prediction, or to the last one.
-
-        Raises:
-            RuntimeError: There was none yet.
-        """
-        if self._run is None:
-            raise RuntimeError("there is no run yet: call fit, validate, test or predict first")
-        return self._run
-
-    @property
-    def has_run(self) -> bool:
-        """Whether there was a run yet."""
-        return self._run is not None
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -275,165 +240,6 @@ class FederatedTrainer:
             table.plot_labels(picture)
         return table
 
-    # ------------------------------------------------------------------ the life of a round
-
-    def _run_rounds(self, *, resumed: bool) -> None:
-        run = self.run
-        with run.interruption:
-            first = () if resumed else run.strategy.initial_stages()
-            if not self._run_stages(first, run.training_clients, "initial"):
-                raise TooFewAnswers(f"no round can begin, {self._shortage()}")
-            run.clock = RoundClock()  # of the rounds alone
-            while run.round_idx < self.num_rounds and not run.should_stop:
-                self._run_round()
-                self._check_void_rounds()
-            if run.interruption.received is None and run.new_clients:
-                run.selection.result.update(self._admit_new_clients())
-
-    def _run_round(self) -> None:
-        run, start = self.run, time.perf_counter()
-        if run.trace is not None:
-            run.trace.start_round()
-        self._call("on_round_start")
-        effort, dropped = self.participation.draw(run.training_clients, run.round_idx, self.seed)
-        run.failures = {run.roster.names[client]: "dropped out" for client in dropped}
-        is_void = not self._run_stages(run.strategy.stages(run.round_idx), effort, "round")
-        metrics: dict[str, float] = dict(run.strategy.metrics())
-        if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
-            with run.clock.part("evaluation"):
-                metrics |= self.evaluate(run.training_clients)
-            run.selection.update(run.round_idx, metrics, run.scores[""])
-        metrics["num_participants"] = len(effort)
-        metrics["num_failures"] = len(run.failures)
-        metrics["void"] = int(is_void)
-        with run.clock.part("logging"):
-            self._call("on_round_end", metrics)
-            metrics["seconds"] = time.perf_counter() - start
-            run.history.append({"round": run.round_idx, **metrics})
-            for logger in run.loggers:
-                logger.log_metrics(metrics, run.round_idx)
-        run.round_idx += 1
-        if any(gather_objects(self.fabric, run.interruption.received is not None)):
-            run.should_stop = True
-        with run.clock.part("checkpoint"):
-            self._call("on_checkpoint_point")
-        run.clock.end_round(time.perf_counter() - start)
-        if run.trace is not None:
-            run.trace.end_round()
-
-    def _run_stages(
-        self,
-        stages: Sequence[Stage],
-        clients: Sequence[int] | Mapping[int, float],
-        phase: Phase,
-    ) -> bool:
-        """Send, work, answer, take in: one exchange a stage. A client that fails is out of the stages that follow.
-
-        Returns:
-            False where too few clients are left; the server then takes nothing more in, and a round is void.
-        """
-        effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
-        quorum = 1 if phase == "admission" else self.participation.min_clients
-        began: Payload | None = None  # the models that clients were sent last, maybe in an earlier stage
-        for stage in stages:
-            if len(effort) < quorum:
-                return False
-            with self.run.clock.part("server"):
-                payload = self.run.strategy.configure(stage, tuple(effort))
-                check_models(payload, self.run.roster.names)
-            self._call("on_send", stage, payload)
-            began = payload if payload is not None and payload.parameters else began
-            address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
-            work = Work(stage=stage, address=address, effort=effort, payload=payload)
-            with self.run.clock.part("clients"):
-                outcome = self.run.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
-            with self.run.clock.part("payloads"):
-                upload, failures = self._take_in(stage, outcome, began)
-            self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
-            effort = {client: share for client, share in effort.items() if client not in failures}
-            if phase != "admission" and len(effort) < quorum:
-                return False
-            with self.run.clock.part("server"):
-                (self.run.strategy.admit if phase == "admission" else self.run.strategy.aggregate)(stage, upload)
-            self._call("on_stage_end", stage, upload)
-        return True
-
-    def _take_in(self, stage: Stage, outcome: Outcome, began: Payload | None) -> tuple[Payload, dict[int, str]]:
-        """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
-        upload = gather(self.fabric, outcome.upload)
-        failures = gather_failures(self.fabric, outcome)
-        sent = upload.clients
-        for callback in self.callbacks:
-            upload = callback.on_upload(self, stage, upload)
-        failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
-        limit = self.participation.max_update_norm
-        nets = self.run.architectures
-        upload, rejected, unusual = inspect_upload(upload, stage, nets, sent=began, max_update_norm=limit)
-        self._warn_once(unusual)
-        return upload, failures | rejected
-
-    def _warn_once(self, unusual: Mapping[int, str]) -> None:
-        """Name clients whose updates are taken in though they outweigh all others; each once in a run."""
-        for client in sorted(unusual.keys() - self.run.unusual):
-            self.run.unusual.add(client)
-            if self.fabric.is_global_zero:
-                warnings.warn(
-                    f"{self.run.roster.names[client]} in round {self.run.round_idx}: {unusual[client]}; it is taken in "
-                    "(participation.max_update_norm would leave it out, robust aggregation bounds what it does)",
-                    stacklevel=2,
-                )
-
-    def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
-        """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""
-        metrics: dict[str, float] = {}
-        evaluations = self.run.strategy.evaluations(clients)
-        for evaluation in evaluations.values():
-            check_models(evaluation.payload, self.run.roster.names)
-        outcomes = self.run.executor.evaluate(evaluations, clients, self.run.round_idx)
-        for kind, outcome in outcomes.items():
-            scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)
-            metrics |= summarise(scores, prefix + kind)
-            self._report(gather_failures(self.fabric, outcome), f"in the evaluation {prefix + kind!r}")
-        for callback in self.callbacks:
-            callback.on_evaluate(self, metrics, prefix)
-        return metrics
-
-    def _admit_new_clients(self) -> dict[str, float]:
-        """Let the held-out clients join a trained server, and score them."""
-        self._run_stages(self.run.strategy.admission_stages(), self.run.new_clients, "admission")
-        return self.evaluate(self.run.new_clients, "new/")
-
-    def _when(self, phase: Phase) -> str:
-        """A phase in words."""
-        if phase == "round":
-            return f"round {self.run.round_idx}"
-        return "before round 0" if phase == "initial" else "while new clients joined"
-
-    def _report(self, failures: Mapping[int, str], where: str) -> None:
-        for client, why in failures.items():
-            name = self.run.roster.names[client]
-            message = f"{name} failed {where}: {why}"
-            if self.participation.on_failure == "stop":
-                raise ClientFailure(f"{message} (participation.on_failure is 'stop')")
-            self.run.failures[name] = why
-            self.run.num_failures[name] = self.run.num_failures.get(name, 0) + 1
-            if self.fabric.is_global_zero:
-                warnings.warn(f"{message}; it is left out", stacklevel=2)
-
-    def _check_void_rounds(self) -> None:
-        """End a run in which nothing is learnt any more."""
-        limit = self.participation.max_void_rounds
-        last = self.run.history[-limit:]
-        if len(last) == limit and all(row["void"] for row in last):
-            raise TooFewAnswers(
-                f"the last {limit} rounds were void (participation.max_void_rounds): {self._shortage()}"
-            )
-
-    def _shortage(self) -> str:
-        """What went wrong in a void round; of many clients the first three."""
-        failures = "; ".join(f"{name}: {why}" for name, why in list(self.run.failures.items())[:3])
-        return f"fewer than {self.participation.min_clients} clients answered (participation.min_clients); {failures}"
-
     # ------------------------------------------------------------------ setting up
 
     def launch(self) -> None:
@@ -531,22 +337,7 @@ class FederatedTrainer:
                 logger.restart(run.history)
             getattr(logger, "experiment", None)  # made when it is first asked for, which takes longer than a round
 
-    def _call(self, hook: str, *args: Any) -> None:
-        for callback in self.callbacks:
-            getattr(callback, hook)(self, *args)
-
     # ------------------------------------------------------------------ checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """The complete state between two rounds; collective: every process must call it."""
-        return state.capture(self.run, self.callbacks)
-
-    def save_checkpoint(self, path: Path) -> None:
-        """Write the complete state; collective: every process must call it."""
-        state = self.state_dict()
-        if self.fabric.is_global_zero:
-            checkpoint.write(path, state)
-        self.fabric.barrier()
 
     def _restore(
         self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str

@@ -37,6 +37,20 @@ class Point(nn.Module):
         return NetOutput(x_N1, x_N1)
 
 
+class Product(nn.Module):
+    """A body p and a head q, whose product is predicted for every example; start p = 1, q = 0.5."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.ones(1))
+        self.q = nn.Parameter(torch.full((1,), 0.5))
+
+    def forward(self, batch: ExampleBatch) -> NetOutput:
+        """Predict p q everywhere."""
+        x_N1 = (self.p * self.q).unsqueeze(-2).expand(*batch.y.shape)
+        return NetOutput(x_N1, x_N1)
+
+
 class Quadratic(ClientModule):
     """A client with f_i as its loss; one validation and one test example like the training ones."""
 
@@ -97,12 +111,14 @@ def fit_quadratics(
     num_rounds: int,
     learning_rate: float = 0.1,
     model: type[ClientModule] = Quadratic,
+    net: type[nn.Module] = Point,
+    momentum: float = 0.0,
     **settings: Any,
 ) -> FederatedTrainer:
-    """Train by plain SGD in float64; two local steps a round are ``num_epochs=2``. Returns the trainer."""
+    """Train by SGD in float64; two local steps a round are ``num_epochs=2``. Returns the trainer."""
     defaults = {"accelerator": "cpu", "logger": False, "precision": "64-true", "executor": executor}
     trainer = FederatedTrainer(num_rounds=num_rounds, **{**defaults, **settings})
-    trainer.fit(model(Point, functools.partial(SGD, lr=learning_rate)), Quadratics(), strategy)
+    trainer.fit(model(net, functools.partial(SGD, lr=learning_rate, momentum=momentum)), Quadratics(), strategy)
     return trainer
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import matplotlib.image
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -264,7 +263,9 @@ def read_picture(path: str, shape: torch.Size) -> Tensor:
                 f"{float(image.max()):g}; it must have {tuple(shape)}, in [0, 1]"
             )
         return image
-    pixels = torch.from_numpy(np.array(matplotlib.image.imread(path), dtype=np.float32))  # in [0, 1]
+    from matplotlib.image import imread
+
+    pixels = torch.from_numpy(np.array(imread(path), dtype=np.float32))  # in [0, 1]
     colours = pixels[None, :, :, None] if pixels.dim() == 2 else pixels[None]
     if colours.shape[-1] in (2, 4):  # what is transparent is white
         opacity = colours[..., -1:]

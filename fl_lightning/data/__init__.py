@@ -19,6 +19,7 @@ from fl_lightning.data.sources.examples import Examples, ExampleSource
 from fl_lightning.data.sources.generated import PlantedCommunities, SuperClusterSBM
 from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, RotatedMNIST
 from fl_lightning.data.sources.ogb import OgbSource
+from fl_lightning.data.sources.own import InMemorySource, ManyGraphs
 from fl_lightning.data.sources.pyg import AmazonSource, CitationFullSource, CoauthorSource, PlanetoidSource, PyGSource
 from fl_lightning.data.sources.series import METRLA, PEMSBAY, TPT48
 from fl_lightning.data.sources.synthetic import FL60, GRDAToy
@@ -59,8 +60,10 @@ __all__ = [
     "GlobalSplit",
     "GraphSource",
     "HeterogeneousCIFAR10",
+    "InMemorySource",
     "Landmine",
     "LouvainPartitioner",
+    "ManyGraphs",
     "MetisPartitioner",
     "OgbSource",
     "OverlappingMetisPartitioner",

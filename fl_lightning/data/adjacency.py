@@ -1,14 +1,18 @@
 """Sparse adjacency matrices of graphs, and what is counted on them."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import scipy.sparse as sp
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 _MAX_PRODUCTS = 20_000_000
 """Paths of length two that are held at once; bounds the memory of the clustering coefficient at some 0.3 GB."""
 
 
-def adjacency_matrix(edge_index_2E: Tensor, num_nodes: int) -> sp.csr_matrix:
+def adjacency_matrix(edge_index_2E: Tensor, num_nodes: int) -> "csr_matrix":
     """Return the adjacency matrix of a coalesced graph.
 
     Args:
@@ -18,13 +22,15 @@ def adjacency_matrix(edge_index_2E: Tensor, num_nodes: int) -> sp.csr_matrix:
     Returns:
         float32 ones in CSR with sorted indices, shape (num_nodes, num_nodes).
     """
+    from scipy.sparse import csr_matrix
+
     row, col = edge_index_2E.numpy()
-    matrix = sp.csr_matrix((np.ones(len(row), np.float32), (row, col)), shape=(num_nodes, num_nodes))
+    matrix = csr_matrix((np.ones(len(row), np.float32), (row, col)), shape=(num_nodes, num_nodes))
     matrix.sort_indices()
     return matrix
 
 
-def clustering_coefficient(matrix: sp.csr_matrix) -> float:
+def clustering_coefficient(matrix: "csr_matrix") -> float:
     """Return the mean over the nodes of the local clustering coefficient.
 
     A node of degree d in t triangles has 2 t / (d (d - 1)); below two neighbours it counts as 0, as in networkx.

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.data.adjacency import adjacency_matrix
-from fl_lightning.data.partition.partitioners import Partitioner
+from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
 from fl_lightning.data.partition.record import (
     FORMAT_VERSION,
     PartitionRecord,
@@ -36,11 +36,17 @@ from fl_lightning.data.settings import check_count, check_folder, check_seed
 from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.sources.examples import ExampleSource
 from fl_lightning.data.sources.folders import cache_folder, data_root
+from fl_lightning.data.sources.own import as_source
 from fl_lightning.data.split import ClientSplit, GlobalSplit, Role, Splitter
 from fl_lightning.federation import Roster
 from fl_lightning.relations.topology import Topology
 
 _log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    AnySource: TypeAlias = Source | Data | Sequence[GraphSource | Data | str | Path]
+else:
+    AnySource = Source  # what a configuration can hold
 
 
 class FederatedDataModule(LightningDataModule):
@@ -50,8 +56,9 @@ class FederatedDataModule(LightningDataModule):
     included; a record that is damaged is made anew. After :meth:`setup` only the clients' own data stay in memory.
 
     Args:
-        source: A global graph, or clients that have examples of their own.
-        partitioner: Assigns a graph's nodes to clients.
+        source: A global graph, or clients that have examples of their own. From Python also a graph in memory, or a
+            list of graphs, which are a client each.
+        partitioner: Assigns a graph's nodes to clients; None where the graphs are clients by themselves.
         splitter: Gives nodes or examples their roles; None for ``GlobalSplit(train=0.4, val=0.3)`` on a graph and
             ``ClientSplit(train=0.6, val=0.2)`` on examples.
         relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.
@@ -78,7 +85,7 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        source: Source,
+        source: AnySource,
         partitioner: Partitioner | None = None,
         splitter: Splitter | None = None,
         *,
@@ -90,8 +97,11 @@ class FederatedDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        source = as_source(source)
         kind = type(source).__name__
         if isinstance(source, GraphSource):
+            if partitioner is None and source.clients_by is not None:
+                partitioner = GivenPartitioner(source.clients_by)
             if partitioner is None:
                 raise ValueError(f"data.partitioner is missing: {kind} is one graph, which has to be cut into clients")
             if batch_size is not None or steps_per_epoch is not None:
@@ -155,13 +165,16 @@ class FederatedDataModule(LightningDataModule):
             self._relation_CC = self.relation_graph.relations(self.num_clients, self.seed)
 
     def _setup_graph(self) -> None:
+        assert isinstance(self.source, GraphSource)
         if self._prepared is None:
             self.prepare_data()
         assert self._prepared is not None
         data, record = self._prepared
         self._prepared = None
-        self._clients, self._edges_lost = _extract(data, record)
-        self._source_idx = tuple(data.source_idx[node_idx_N] for node_idx_N in record.node_idx)
+        own = self.partitioner is not None and getattr(self.partitioner, "attribute", None) == self.source.clients_by
+        self._clients, self._edges_lost = _extract(data, record, self.source.client_names if own else None)
+        index_N = data.get("own_idx", data.source_idx)
+        self._source_idx = tuple(index_N[node_idx_N] for node_idx_N in record.node_idx)
         self._groups = record.groups()
         self._num_outputs = int(data.y.max()) + 1
         self._partition_hash = record.content_hash(self._identity)
@@ -307,8 +320,12 @@ class FederatedDataModule(LightningDataModule):
         attribute: Tensor = data[name]
         return attribute
 
-    def statistics(self) -> PartitionTable:
-        """Describe the clients: sizes, classes, of graphs also lost edges and clustering, and how unlike they are."""
+    def statistics(self, *, non_iidness: bool = True) -> PartitionTable:
+        """Describe the clients: sizes, classes, of graphs also lost edges and clustering, and how unlike they are.
+
+        Args:
+            non_iidness: Whether to measure that too, which takes seconds on graphs with wide features.
+        """
         if graphs := [client for client in self.clients if isinstance(client, ClientGraph)]:
             return PartitionTable.from_graphs(
                 graphs,
@@ -316,6 +333,7 @@ class FederatedDataModule(LightningDataModule):
                 num_classes=self.num_outputs,
                 seed=self.seed,
                 dropped=self._dropped,
+                non_iidness=non_iidness,
             )
         examples = [client for client in self.clients if isinstance(client, ClientExamples)]
         return PartitionTable.from_examples(examples, num_classes=self.num_outputs)
@@ -358,7 +376,9 @@ class FederatedDataModule(LightningDataModule):
         return record
 
 
-def _extract(data: Data, record: PartitionRecord) -> tuple[tuple[ClientGraph, ...], tuple[int, ...]]:
+def _extract(
+    data: Data, record: PartitionRecord, names: Sequence[str] | None = None
+) -> tuple[tuple[ClientGraph, ...], tuple[int, ...]]:
     """Cut out each client's induced subgraph; also count the directed edges from it to other nodes."""
     matrix = adjacency_matrix(data.edge_index, data.num_nodes)
     width = max(2, len(str(len(record.node_idx) - 1)))
@@ -369,7 +389,7 @@ def _extract(data: Data, record: PartitionRecord) -> tuple[tuple[ClientGraph, ..
         edges_lost.append(int(rows.nnz - inside.nnz))
         clients.append(
             ClientGraph(
-                name=f"client-{client:0{width}d}",
+                name=f"client-{client:0{width}d}" if names is None else names[client],
                 x_NF=data.x[node_idx_N],
                 edge_index_2E=torch.from_numpy(np.stack([inside.row, inside.col]).astype(np.int64)),
                 y_N=data.y[node_idx_N],

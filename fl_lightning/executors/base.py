@@ -119,7 +119,7 @@ class Executor(ABC):
         self.clients = tuple(clients)
         self.seed = seed
         self.time_limit = time_limit
-        self.num_flat = client.num_parameters
+        self.num_flat = client.num_travelling
         self.slots = dict(memory or {})
         self.rewritten: dict[int, Any] = {}
         self.original_size = {member: collator.size(member) for member in clients}
@@ -169,7 +169,7 @@ class Executor(ABC):
         """
         if payload is None:
             return {}
-        shapes = {name: parameter.shape for name, parameter in self.client.net.named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in self.client.travelling(self.client.net).items()}
         tensors = from_wire(payload.rows(clients).parameters, shapes)
         for name, tensor in tensors.items():
             if shapes.get(name) != tensor.shape[1:]:
@@ -192,7 +192,7 @@ class Executor(ABC):
 
     def sent(self, stage: Stage, trained: Parameters, start: Parameters, anchor: Parameters) -> dict[str, Tensor]:
         """What some clients answer: copies of parameters, of how far they moved, or of the anchor, (C, *shape)."""
-        names = tuple(trained) if stage.flat else stage.upload
+        names = tuple(self.client.travelling(self.client.net)) if stage.flat else stage.upload
         source = anchor if stage.send_anchor else trained
         answer = {name: source[name] - start[name] if stage.as_update else source[name].clone() for name in names}
         return to_wire(answer, self.num_flat) if stage.flat else answer

@@ -55,7 +55,7 @@ class ByArchitecture(Executor):
                 continue
             part = copy.deepcopy(self.executor)
             part.setup(fabric, variant, collator, own, seed=seed, memory=memory, time_limit=time_limit)
-            part.num_flat = max(other.num_parameters for other in variants)
+            part.num_flat = max(other.num_travelling for other in variants)
             self.parts[f"net{kind}/"] = part
 
     def stored_bytes(self) -> int:

@@ -16,6 +16,7 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.executors.base import draw_batches, spread_signals
 from fl_lightning.executors.stack import ClientStack, StackSlice, where_clients
 from fl_lightning.executors.time_limit import within
+from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import pad_examples
@@ -86,7 +87,10 @@ class GroupTraining:
             if stage.reset_every and step and step % stage.reset_every == 0:
                 part.restart(step)
             self._before(step)
-            raw = self._gradients(leaves, trained, drawn, step, autocast)
+            statistics = {name: part.parameters[name].clone() for name in statistics_of(self.client.net)}
+            raw = self._gradients({**leaves, **statistics}, trained, drawn, step, autocast)
+            if statistics:  # which a forward pass changes
+                part.put(statistics, part.steps(step))
             part.step(self.client.clip(self._ruled(raw, step)), step)
             self._after(raw, step)
         return part.parameters

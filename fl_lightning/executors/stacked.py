@@ -19,11 +19,12 @@ from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.base import Executor, Outcome, Work, lasting
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, without_padding
-from fl_lightning.executors.hooks import SEQUENTIAL, overridden
+from fl_lightning.executors.hooks import SEQUENTIAL, needs_plain_graph, overridden
 from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.executors.time_limit import within
+from fl_lightning.models.batch_norm import has_torch_norms
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate, finite_rows, pad_examples
 from fl_lightning.round.stage import Evaluation, Slot
@@ -80,14 +81,22 @@ class StackedExecutor(Executor):
 
     def suited(self, client: ClientModule) -> Executor:
         """This executor, or the sequential one for a client with hooks of its own or a net of plain PyG layers."""
-        own = overridden(client, SEQUENTIAL)
-        if not own:
+        if any(map(has_torch_norms, client.nets)):
+            warnings.warn(
+                "model.net has torch.nn's BatchNorm or InstanceNorm, which would count the padding of a stack: clients "
+                "are run one after another; fl_lightning.models.BatchNorm leaves padding out",
+                stacklevel=2,
+            )
+            return SequentialExecutor()
+        own, plain = overridden(client, SEQUENTIAL), [net for net in client.nets if needs_plain_graph(net)]
+        if not own and not plain:
             return self
-        warnings.warn(
-            f"{type(client).__name__} overrides {', '.join(own)}, which the stacked executor does not call: clients "
-            "are run one after another (trainer.executor: SequentialExecutor)",
-            stacklevel=2,
+        why = (
+            f"{type(client).__name__} overrides {', '.join(own)}, which the stacked executor does not call"
+            if own
+            else f"{type(getattr(plain[0], 'net', plain[0])).__name__} is a net of plain PyG layers"
         )
+        warnings.warn(f"{why}: clients are run one after another (trainer.executor: SequentialExecutor)", stacklevel=2)
         return SequentialExecutor()
 
     def _allocate(self) -> None:
@@ -95,6 +104,11 @@ class StackedExecutor(Executor):
             raise ValueError(
                 f"{type(self.client).__name__} overrides {', '.join(own)}, which the stacked executor does not call: "
                 "set trainer.executor to SequentialExecutor"
+            )
+        if has_torch_norms(self.client.net):
+            raise ValueError(
+                "model.net has torch.nn's BatchNorm or InstanceNorm, which would count the padding of a stack: use "
+                "fl_lightning.models.BatchNorm, or set trainer.executor to SequentialExecutor"
             )
         if self.storage == "disk" and self.fabric.device.type != "cpu":
             raise ValueError(

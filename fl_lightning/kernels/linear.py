@@ -14,9 +14,10 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
+        bias = self.weight.new_zeros(self.weight.shape[:-1]) if self.bias is None else self.bias
         if input.shape[:-2] != self.weight.shape[:-2] or input.dim() == 1:
-            return input @ self.weight.mT + self.bias.unsqueeze(-2)
-        mapped: Tensor = _Affine.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return input @ self.weight.mT + bias.unsqueeze(-2)
+        mapped: Tensor = _Affine.apply(input, self.weight, bias)  # type: ignore[no-untyped-call]
         return mapped
 
 

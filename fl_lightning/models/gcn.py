@@ -17,10 +17,11 @@ from fl_lightning.kernels.autograd import first_derivative_only
 from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
 from fl_lightning.kernels.linear import Linear, add_bias
 from fl_lightning.kernels.randomness import dropout, dropout_multipliers, dropout_scale
+from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.models.output import NetOutput
 
 
-def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: GraphBatch) -> Tensor:
+def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor | None, batch: GraphBatch) -> Tensor:
     """Â x W + b, of the batch's own features where ``x_NF`` is None; on a stack with a leading client dimension.
 
     The features never change: dense ones are kept already propagated, sparse ones are multiplied as such. Clients may
@@ -28,6 +29,7 @@ def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor, batch: Grap
 
     A stack has a first derivative only, and no rule for another ``vmap``; one client, also under ``vmap``, has all.
     """
+    bias_D = weight_FD.new_zeros(weight_FD[..., 0, :].shape) if bias_D is None else bias_D
     features: BlockSparse | None = None
     adjacency: BlockSparse | None = batch.adjacency
     if x_NF is None:
@@ -109,12 +111,13 @@ class GraphConvolution(nn.Module):
     Args:
         in_channels: Width of the input.
         out_channels: Width of the output.
+        bias: Whether there is b; none is felt before a normalisation.
     """
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
-        self.bias = nn.Parameter(torch.zeros(out_channels))
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, x_NF: Tensor | None, batch: GraphBatch) -> Tensor:
@@ -128,14 +131,16 @@ class ConvolutionStack(nn.Module):
     Args:
         convs: The convolutions, in order; their outputs are of one width.
         dropout: Drop probability after each convolution, in [0, 1).
+        norms: What normalises the output of each, over the client's nodes; none if empty.
     """
 
-    def __init__(self, convs: Iterable[nn.Module], *, dropout: float) -> None:
+    def __init__(self, convs: Iterable[nn.Module], *, dropout: float, norms: Iterable[nn.Module] = ()) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.dropout = dropout
         self.convs = nn.ModuleList(convs)
+        self.norms = nn.ModuleList(norms)
 
     def encode(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
         """Return the last convolution's output, and the same after its ReLU and dropout, each (N, hidden)."""
@@ -144,6 +149,8 @@ class ConvolutionStack(nn.Module):
         multipliers: Sequence[Tensor] = ()
         for layer, conv in enumerate(self.convs):
             embedding_ND: Tensor = conv(h_ND, batch)
+            if len(self.norms):
+                embedding_ND = self.norms[layer](embedding_ND, batch.real_mask)
             if drops and layer == 0:  # for all layers at once
                 multipliers = dropout_multipliers(batch.key, len(self.convs), embedding_ND, self.dropout).unbind()
             h_ND = relu_dropout(embedding_ND, multipliers[layer], self.dropout) if drops else embedding_ND.relu()
@@ -171,7 +178,7 @@ def layer_widths(in_channels: int, hidden_channels: int, num_layers: int) -> lis
 class GCN(ConvolutionStack):
     """Graph convolutions, each followed by ReLU and dropout, then a linear head.
 
-    The convolutions (``convs.*``) are the backbone, ``head.*`` is the classifier.
+    The convolutions (``convs.*``, with their ``norms.*``) are the backbone, ``head.*`` is the classifier.
 
     Args:
         in_channels: Width of the node features.
@@ -179,6 +186,7 @@ class GCN(ConvolutionStack):
         hidden_channels: Width of every convolution.
         num_layers: Number of convolutions.
         dropout: Drop probability after each convolution, in [0, 1).
+        batch_norm: Normalise the output of each convolution (``models/batch_norm.py``).
     """
 
     #: All of it computes on leading client dimensions by itself, so a stack of clients needs no ``vmap``.
@@ -192,12 +200,45 @@ class GCN(ConvolutionStack):
         hidden_channels: int = 128,
         num_layers: int = 2,
         dropout: float = 0.5,
+        batch_norm: bool = False,
     ) -> None:
         widths = layer_widths(in_channels, hidden_channels, num_layers)
-        super().__init__((GraphConvolution(*pair) for pair in widths), dropout=dropout)
+        norms = [BatchNorm(hidden_channels) for _ in widths] if batch_norm else []
+        convs = (GraphConvolution(*pair, bias=not batch_norm) for pair in widths)
+        super().__init__(convs, dropout=dropout, norms=norms)
         self.head = Linear(hidden_channels, out_channels)
 
     def forward(self, batch: GraphBatch) -> NetOutput:
         """Return logits and embeddings of all nodes of one client."""
         embedding_ND, h_ND = self.encode(batch)
         return NetOutput(self.head(h_ND), embedding_ND)
+
+
+class NormalisedGCN(GCN):
+    """:class:`GCN` with batch normalisation.
+
+    Args:
+        in_channels: Width of the node features.
+        out_channels: Number of classes.
+        hidden_channels: Width of every convolution.
+        num_layers: Number of convolutions.
+        dropout: Drop probability after each convolution, in [0, 1).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        hidden_channels: int = 128,
+        num_layers: int = 2,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            hidden_channels=hidden_channels,
+            num_layers=num_layers,
+            dropout=dropout,
+            batch_norm=True,
+        )

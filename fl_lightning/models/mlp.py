@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fl_lightning.batches.examples import ExampleBatch
 from fl_lightning.kernels.linear import Linear, check_dropout, check_widths
 from fl_lightning.kernels.randomness import dropout
+from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.models.output import NetOutput
 
 
@@ -79,6 +80,8 @@ class MLP(_VectorNet):
         hidden_channels: Width of every hidden layer.
         num_layers: Number of linear layers, the read-out among them.
         dropout: Drop probability after each hidden layer, in [0, 1).
+        batch_norm: Normalise the output of each hidden layer before its ReLU over the examples that are trained on
+            (``models/batch_norm.py``).
 
     Shapes:
         batch.x ``(N, in_features)``; logits ``(N, num_outputs)``; embedding ``(N, hidden_channels)``; all of them with
@@ -96,18 +99,23 @@ class MLP(_VectorNet):
         hidden_channels: int = 16,
         num_layers: int = 3,
         dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__(in_features)
         check_widths(num_outputs=num_outputs, hidden_channels=hidden_channels, num_layers=num_layers)
         self.dropout = check_dropout(dropout)
         widths = [self.in_channels] + [hidden_channels] * (num_layers - 1)
-        self.layers = nn.ModuleList(Linear(*pair) for pair in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(Linear(*pair, bias=not batch_norm) for pair in itertools.pairwise(widths))
+        self.norms = nn.ModuleList([BatchNorm(width) for width in widths[1:]] if batch_norm else [])
         self.head = Linear(widths[-1], num_outputs)
 
     def forward(self, batch: ExampleBatch) -> NetOutput:
         """Return predictions and embeddings of all examples of one client."""
         embedding_ND = h_ND = self.flat(batch)
         for number, layer in enumerate(self.layers):
-            embedding_ND = layer(h_ND).relu()
+            z_ND = layer(h_ND)
+            if len(self.norms):
+                z_ND = self.norms[number](z_ND, batch.train_mask)
+            embedding_ND = z_ND.relu()
             h_ND = dropout(embedding_ND, batch.key + number, self.dropout) if self.training else embedding_ND
         return NetOutput(self.head(h_ND), embedding_ND)

@@ -2,12 +2,15 @@
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import torch
 from torch import Tensor
 
 from fl_lightning.kernels.randomness import derive_key
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Topology(ABC):
@@ -21,7 +24,7 @@ class Topology(ABC):
         self.seed = seed
 
     @abstractmethod
-    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+    def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """Draw a graph on the nodes 0..num_clients-1; it need not be connected."""
 
     def __call__(self, num_clients: int, seed: int) -> Tensor:
@@ -32,6 +35,8 @@ class Topology(ABC):
         Raises:
             ValueError: The graph is not connected.
         """
+        import networkx as nx
+
         root = seed if self.seed is None else self.seed
         for attempt in range(100):
             graph = self.draw(num_clients, derive_key(root, "topology", attempt) % 2**32)
@@ -45,6 +50,8 @@ class Topology(ABC):
 
         It need not be connected.
         """
+        import networkx as nx
+
         root = seed if self.seed is None else self.seed
         graph = self.draw(num_clients, derive_key(root, "relations") % 2**32)
         return torch.from_numpy(nx.to_numpy_array(graph, nodelist=range(num_clients), dtype="float32"))
@@ -56,6 +63,8 @@ def check_connected(adjacency_CC: Tensor, name: str) -> Tensor:
     Raises:
         ValueError: It is not connected.
     """
+    import networkx as nx
+
     if not nx.is_connected(nx.from_numpy_array(adjacency_CC.cpu().numpy())):
         raise ValueError(
             f"{name} on {len(adjacency_CC)} clients is not connected, so some would never hear from the others: add "
@@ -67,24 +76,30 @@ def check_connected(adjacency_CC: Tensor, name: str) -> Tensor:
 class Ring(Topology):
     """Each client has two neighbours."""
 
-    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+    def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """A cycle."""
+        import networkx as nx
+
         return nx.cycle_graph(num_clients) if num_clients > 2 else nx.path_graph(num_clients)
 
 
 class Complete(Topology):
     """Everyone is everyone's neighbour."""
 
-    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+    def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """All pairs."""
+        import networkx as nx
+
         return nx.complete_graph(num_clients)
 
 
 class Star(Topology):
     """Client 0 is everyone's only neighbour."""
 
-    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+    def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """Client 0 in the middle."""
+        import networkx as nx
+
         return nx.star_graph(num_clients - 1)
 
 
@@ -102,8 +117,10 @@ class ErdosRenyi(Topology):
             raise ValueError(f"topology.edge_probability must be in (0, 1], got {edge_probability}")
         self.edge_probability = edge_probability
 
-    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+    def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """Independent edges."""
+        import networkx as nx
+
         return nx.gnp_random_graph(num_clients, self.edge_probability, seed=seed)
 
 
@@ -125,8 +142,10 @@ class WattsStrogatz(Topology):
         self.num_neighbors = num_neighbors
         self.rewiring_probability = rewiring_probability
 
-    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+    def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """Rewire a ring lattice."""
+        import networkx as nx
+
         if num_clients <= self.num_neighbors:
             raise ValueError(f"topology.num_neighbors is {self.num_neighbors}, but there are {num_clients} clients")
         return nx.watts_strogatz_graph(num_clients, self.num_neighbors, self.rewiring_probability, seed=seed)
@@ -146,8 +165,10 @@ class BarabasiAlbert(Topology):
             raise ValueError(f"topology.num_edges must be at least 1, got {num_edges}")
         self.num_edges = num_edges
 
-    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+    def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """Grow the graph."""
+        import networkx as nx
+
         if num_clients <= self.num_edges:
             raise ValueError(f"topology.num_edges is {self.num_edges}, but there are {num_clients} clients")
         return nx.barabasi_albert_graph(num_clients, self.num_edges, seed=seed)
@@ -166,8 +187,10 @@ class EdgeListFile(Topology):
             raise ValueError(f"topology.path {path!r} is not a file")
         self.path = path
 
-    def draw(self, num_clients: int, seed: int) -> nx.Graph:
+    def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """Read the edges."""
+        import networkx as nx
+
         graph = nx.read_edgelist(self.path, nodetype=int, data=False)
         strangers = set(graph.nodes) - set(range(num_clients))
         if strangers:

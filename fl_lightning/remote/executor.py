@@ -100,7 +100,7 @@ class RemoteExecutor(Executor):
             )
         self.fabric, self.client, self.clients, self.seed = fabric, client.eval(), tuple(clients), seed
         self.time_limit = None
-        self.num_flat, self.slots, self.rewritten, self.original_size = client.num_parameters, {}, {}, {}
+        self.num_flat, self.slots, self.rewritten, self.original_size = client.num_travelling, {}, {}, {}
         self.collator = collator
         self.digests, self.pinned, self.unneeded = {}, set(), {}
         federation, roster = self.strategy.federation, self.data.roster

@@ -6,7 +6,7 @@ after another and the stacked executor maps them over all clients at once.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,10 @@ from torch.func import functional_call
 from torch.optim import Adam, Optimizer
 
 from fl_lightning.batches.base import Batch
+from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
+from fl_lightning.models.plain import fitted
 from fl_lightning.round.context import Context, Parameters
 
 #: A pure function of (client module, its parameters, its batch, its context): a local loss, scalar.
@@ -46,10 +48,13 @@ class ClientModule(LightningModule):
     Overriding ``training_step`` itself ties the client to the sequential executor.
 
     Args:
-        net: Builds the net from (number of features, number of outputs); it maps a batch to a ``NetOutput``. Several
-            nets are given to the clients in turn: client c has the net c modulo their number.
+        net: Builds the net from (number of features, number of outputs). It maps a batch to a ``NetOutput`` or to
+            logits alone; or is a plain PyG module, ``forward(x, edge_index)`` (see :mod:`fl_lightning.models.plain`).
+            Several nets are given to the clients in turn: client c has the net c modulo their number.
         optimizer: Builds the client's optimiser from its parameters.
         gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
+        running_statistics: Whether those of normalisation layers (BatchNorm) are ``personal``, and never leave their
+            client, or ``shared``, and travel with the parameters.
 
     Raises:
         ValueError: A value is out of its range.
@@ -63,6 +68,7 @@ class ClientModule(LightningModule):
         net: list[NetFactory] | NetFactory = GCN,
         optimizer: OptimizerFactory = default_optimizer,
         gradient_clip_val: float | None = None,
+        running_statistics: Literal["personal", "shared"] = "personal",
     ) -> None:
         super().__init__()
         self.net_factories = net if isinstance(net, list) else [net]
@@ -72,7 +78,10 @@ class ClientModule(LightningModule):
             raise ValueError(f"model.net is {net!r}: give the class of a net, or a list of them")
         if gradient_clip_val is not None and gradient_clip_val <= 0:
             raise ValueError(f"model.gradient_clip_val must be positive, or null for none, got {gradient_clip_val}")
+        if running_statistics not in ("personal", "shared"):
+            raise ValueError(f"model.running_statistics must be 'personal' or 'shared', got {running_statistics!r}")
         self.optimizer_factory = optimizer
+        self.running_statistics = running_statistics
         self.gradient_clip_val = gradient_clip_val
         self.net: nn.Module
         self.stage_objective: Objective | None = None
@@ -97,7 +106,9 @@ class ClientModule(LightningModule):
             ValueError: A net cannot be built so.
         """
         try:
-            nets = [factory(num_features, num_outputs) for factory in self.net_factories]
+            nets = [fitted(factory, num_features, num_outputs) for factory in self.net_factories]
+            for net in nets:
+                adopt_statistics(net)
         except Exception as error:  # a net is its user's code, or a class that is none
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise ValueError(f"model.net, for inputs of {num_features} and {num_outputs} outputs: {why}") from error
@@ -119,6 +130,16 @@ class ClientModule(LightningModule):
         """Numbers in the parameters of the (first) net."""
         return sum(parameter.numel() for parameter in self.net.parameters())
 
+    def travelling(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters of a net that a server may know: all but running statistics that are personal."""
+        stay = statistics_of(net) if self.running_statistics == "personal" else frozenset()
+        return {name: parameter for name, parameter in net.named_parameters() if name not in stay}
+
+    @property
+    def num_travelling(self) -> int:
+        """How many of the parameters' numbers a server may know."""
+        return sum(parameter.numel() for parameter in self.travelling(self.net).values())
+
     def parameter_dict(self) -> dict[str, Tensor]:
         """The net's parameters by name."""
         return dict(self.net.named_parameters())
@@ -126,8 +147,7 @@ class ClientModule(LightningModule):
     def output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net with the given parameters; train or eval mode is the module's."""
         # executors refuse nets with tied weights, and to look for them here takes as long as a layer
-        output: NetOutput = functional_call(self.net, dict(parameters), (batch,), tie_weights=False)
-        return output
+        return _as_output(functional_call(self.net, dict(parameters), (batch,), tie_weights=False))
 
     def ruled_output(
         self, rule: OutputRule | None, parameters: Parameters, batch: Batch, context: Context
@@ -144,8 +164,7 @@ class ClientModule(LightningModule):
             batch: One client's batch.
         """
         own = parameters_of(part, parameters)
-        output: NetOutput = functional_call(self.net.get_submodule(part), own, (batch,), tie_weights=False)
-        return output
+        return _as_output(functional_call(self.net.get_submodule(part), own, (batch,), tie_weights=False))
 
     def frozen_output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net as a teacher: without dropout and without gradient, whatever the mode of the module."""
@@ -309,6 +328,13 @@ def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[
     return {
         f"{split}/{name}": (totals[name][place], counts[place]) for place, split in enumerate(splits) for name in values
     }
+
+
+def _as_output(found: Any) -> NetOutput:
+    """What a net returned; logits that are alone are the embedding as well."""
+    if isinstance(found, NetOutput):
+        return found
+    return NetOutput(found, found) if isinstance(found, Tensor) else NetOutput(found[0], found[1])
 
 
 def _masked_mean(value_N: Tensor, mask_N: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from fl_lightning.executors import ByArchitecture, Executor
 from fl_lightning.executors.base import check_optimizer
 from fl_lightning.federation import Federation, Roster, in_turn
 from fl_lightning.kernels.randomness import derive_key
+from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
@@ -119,6 +120,7 @@ def assemble(
     training_clients = participation.training_clients(len(roster), seed)
     architectures = build_nets(fabric, model, strategy, roster, seed)
     check_architectures(strategy, len(architectures))
+    check_statistics(strategy, model)
     strategy.setup(describe_federation(fabric, model, roster, training_clients, architectures, seed))
     return Run(
         fabric=fabric,
@@ -187,7 +189,7 @@ def build_nets(
         torch.manual_seed(derive_key(seed, "client", "initialisation"))
         model.build(roster.num_features, roster.num_outputs, strategy.build_net)
     return tuple(
-        {name: p.detach().clone().to(fabric.device) for name, p in net.named_parameters()} for net in model.nets
+        {name: p.detach().clone().to(fabric.device) for name, p in model.travelling(net).items()} for net in model.nets
     )
 
 
@@ -197,6 +199,29 @@ def check_architectures(strategy: Strategy, num_nets: int) -> None:
         raise ValueError(
             f"model.net lists {num_nets} nets, but {type(strategy).__name__} needs clients that are alike: "
             "give one net, or a strategy for different architectures (SheafFMTL, FedProto, Local)"
+        )
+
+
+def check_statistics(strategy: Strategy, model: ClientModule) -> None:
+    """Refuse running statistics where a strategy would get them wrong.
+
+    Raises:
+        ValueError: It would, or there are none to share.
+    """
+    shared, name = model.running_statistics == "shared", type(strategy).__name__
+    if not any(map(statistics_of, model.nets)):
+        if shared:
+            raise ValueError("model.running_statistics is 'shared', but model.net has none: leave it out")
+        return
+    if not strategy.takes_statistics:
+        raise ValueError(
+            f"{name} computes with models whose running statistics nobody keeps: give model.net layers without them "
+            "(LayerNorm, GroupNorm), or choose another strategy"
+        )
+    if shared and not strategy.shares_statistics:
+        raise ValueError(
+            f"model.running_statistics is 'shared', but {name} does more with models than to average them, which "
+            "makes no variances: set it to 'personal'"
         )
 
 

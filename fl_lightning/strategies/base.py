@@ -50,6 +50,10 @@ class Strategy(ABC):
     default_net: ClassVar[type[nn.Module] | None] = None
     #: Whether clients may have different nets; their parameters then travel flat.
     takes_architectures: ClassVar[bool] = False
+    #: Whether clients' nets may have running statistics.
+    takes_statistics: ClassVar[bool] = True
+    #: Whether these may travel: only where models are averaged, for other steps make no variances.
+    shares_statistics: ClassVar[bool] = False
     #: Whether clients must hold graphs.
     needs_graphs: ClassVar[bool] = False
 

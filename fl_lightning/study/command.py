@@ -1,8 +1,10 @@
-"""``fl-train study run | status | table | report | check | sweep | cell FILE``."""
+"""Studies of methods × cases × seeds: ``fl-train study run | status | table | report | check | sweep | cell FILE``."""
 
 import argparse
+import importlib.util
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +15,11 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from fl_lightning.cli import fail
+from fl_lightning.command_line import fail
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner, duration
+from fl_lightning.study.single import check, sweep, train_cell
 from fl_lightning.study.store import Store
 from fl_lightning.study.table import leaderboard, markdown, tidy, write_csv
 from fl_lightning.study.version import sources
@@ -26,6 +29,9 @@ _DESCRIPTION = """Methods × cases × seeds, tuned alike, in parallel; what is d
   fl-train study run    studies/leaderboard_a.yaml          train what is missing
   fl-train study status studies/leaderboard_a.yaml          what is done, failed, stale, missing
   fl-train study table  studies/leaderboard_a.yaml          the leaderboard, in the terminal or as Markdown
+  fl-train study report studies/leaderboard_a.yaml          tables, tests and pictures, as report.md beside the results
+  fl-train study check  studies/leaderboard_a.yaml          whether the code still comes to the same figures
+  fl-train study sweep  studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml     let W&B agents take cells
 """
 
 
@@ -76,6 +82,20 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--figure", default="test", help="column of results.csv to show (test)")
     table.add_argument("--markdown", action="store_true", help="as Markdown")
     table.set_defaults(verb=_table)
+
+    checked = verbs.add_parser("check", parents=[common], help="train a cell of every method again and compare")
+    checked.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
+    checked.set_defaults(verb=_check)
+
+    swept = verbs.add_parser("sweep", parents=[common], help="print a W&B sweep over the cells that can be trained now")
+    swept.set_defaults(verb=_sweep)
+
+    cell = verbs.add_parser("cell", parents=[common], help="train one cell and send it to W&B, as a W&B agent does")
+    cell.add_argument("--cell", required=True, help="its key, as the sweep has it")
+    cell.set_defaults(verb=_cell)
+
+    report = verbs.add_parser("report", parents=[common], help="write report.md and its pictures beside the results")
+    report.set_defaults(verb=_report)
     return parser
 
 
@@ -176,6 +196,42 @@ def _tell_changed_sources(progress: Progress) -> None:
         if changed:
             shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
             _say(f"{number} cells were computed before these files changed: {shown}")
+
+
+def _check(study: Study, options: argparse.Namespace) -> int:
+    changed = check(study, Store(study.results), options.processes or study.processes, _say)
+    if changed:
+        _say(f"{changed} methods come to other figures: raise MATHEMATICS in fl_lightning/study/version.py")
+    return 1 if changed else 0
+
+
+def _sweep(study: Study, options: argparse.Namespace) -> int:
+    sys.stdout.write(sweep(study, Store(study.results)))
+    return 0
+
+
+def _cell(study: Study, options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="fl-study-") as scratch:
+        record = train_cell(study, Store(study.results), options.cell, Path(scratch))
+    if record is None:
+        fail(f"--cell {options.cell} is not to do in {study.path}: take one of fl-train study sweep {study.path}")
+    if record["error"]:
+        fail(record["error"], code=1)
+    _say(f"{record['method']} on {record['case']}, seed {record['seed']}: {record['monitor']} {record['val']:.4g}")
+    return 0
+
+
+def _report(study: Study, options: argparse.Namespace) -> int:
+    missing = [name for name in ("scikit_posthocs", "statsmodels") if importlib.util.find_spec(name) is None]
+    if missing:
+        fail(f"study report needs {' and '.join(missing)}: pip install 'fl-lightning[study]'")
+    from fl_lightning.study.report import write_report
+
+    table = _write(study)
+    if not len(table):
+        fail(f"{study.results} has no reported cells yet: fl-train study run {study.path}")
+    _say(str(write_report(Progress(study, Store(study.results)), table)))
+    return 0
 
 
 def _table(study: Study, options: argparse.Namespace) -> int:

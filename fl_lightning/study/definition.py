@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -55,11 +55,15 @@ class Case(_Part):
         tuned_on: The case whose chosen settings it takes (of the study in ``tuning.study``, if there is one); itself if
             None.
         paper: Published figures by method, in the unit that is shown.
+        panel: The panel of pictures that it is in.
+        x: Its place in them.
     """
 
     settings: Settings = {}
     tuned_on: str | None = None
     paper: dict[str, float | str] = {}
+    panel: str = ""
+    x: float | None = None
 
 
 class Tuning(_Part):
@@ -76,6 +80,30 @@ class Tuning(_Part):
     budget: int = Field(default=0, ge=0)
     grid: dict[str, Axis] = {}
     study: str | None = None
+
+
+class Picture(_Part):
+    """A picture of the report.
+
+    Attributes:
+        kind: ``lines``: the figure against the cases' ``x``, a panel for each ``panel``; ``curves``: against the rounds
+            or another figure of every round (of ``history``), a panel for each case; ``ranks``: average ranks over the
+            cases with Nemenyi's critical difference.
+        figure: A column of ``results.csv``; of curves a figure of every round.
+        x: Of curves, what they are drawn against.
+        x_scale: Its factor.
+        x_label: Label of the axis.
+        y_label: Likewise; the unit is added.
+        log: Whether the horizontal axis is logarithmic.
+    """
+
+    kind: Literal["lines", "curves", "ranks"]
+    figure: str = "test"
+    x: str = "round"
+    x_scale: float = 1.0
+    x_label: str = ""
+    y_label: str = ""
+    log: bool = False
 
 
 class Wandb(_Part):
@@ -110,7 +138,8 @@ class _File(_Part):
     tuning: Tuning = Tuning()
     baselines: list[str] = []
     history: list[str] = []
-    pictures: dict[str, dict[str, Any]] = {}
+    keep: list[str] = []
+    pictures: dict[str, Picture] = {}
     results: str | None = None
     wandb: Wandb | None = None
 
@@ -123,8 +152,8 @@ class Study:
             the number of ``processes``, the reported ``seeds``, ``settings`` of all cells, ``configs`` (shell-style
             patterns of configuration files: each strategy of theirs that no method has becomes one, but those that
             ``configs_except`` names), ``baselines`` (the simple methods that others are compared with), ``history``
-            (figures of every round that are kept), ``pictures``, ``results`` (folder; ``results/<name>`` if None) and
-            ``wandb``.
+            (figures of every round that are kept), ``keep`` (patterns of files in the runs' folders that are kept),
+            ``pictures``, ``results`` (folder; ``results/<name>`` if None) and ``wandb``.
 
     Raises:
         WrongStudy: It cannot be read, or something in it does not fit; the setting, the value and the remedy in a line.
@@ -141,6 +170,7 @@ class Study:
         self.cases = content.cases
         self.tuning = content.tuning
         self.history = tuple(content.history)
+        self.keep = tuple(content.keep)
         self.pictures = content.pictures
         self.wandb = content.wandb
         self.results = path.parent / (content.results or f"results/{path.stem}")
@@ -218,6 +248,12 @@ class Study:
             self._known("baselines", name, self.methods)
         if len(set(self.seeds)) < len(self.seeds):
             self._refuse("seeds", list(self.seeds), "give each once")
+        for name, picture in self.pictures.items():
+            needed = [figure for figure in (picture.x, picture.figure) if figure != "round"]
+            if picture.kind == "curves" and (lacking := sorted(set(needed) - set(self.history))):
+                self._refuse(f"pictures.{name}", picture.figure, f"its curves need {', '.join(lacking)} in history")
+            if picture.kind == "lines" and all(case.x is None for case in self.cases.values()):
+                self._refuse(f"pictures.{name}", "lines", "no case has an x")
         for seed in (*self.seeds, *self.tuning.seeds):
             if not 0 <= seed < 2**32:
                 self._refuse("seeds", seed, "give numbers in [0, 4294967295]")
@@ -318,6 +354,7 @@ def _told(error: ValidationError) -> str:
             ("cases", 3): Case,
             ("tuning", 2): Tuning,
             ("wandb", 2): Wandb,
+            ("pictures", 3): Picture,
         }
         known = list(parts.get((place[0], len(place)), _File).model_fields)
         near = difflib.get_close_matches(place[-1], known, n=1)

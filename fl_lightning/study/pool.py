@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -69,6 +69,15 @@ class Pool(AbstractContextManager["Pool"]):
             if worker.connection in ready or worker.process.sentinel in ready:
                 task, worker.task = worker.task, None
                 yield task, self._answer(worker)
+
+    def map(self, tasks: Sequence[tuple[Any, str, tuple[Any, ...]]]) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+        """Do all tasks, each a name for it, that in the worker's list and its arguments; in the order they end."""
+        todo = list(tasks)[::-1]
+        while todo or self.num_busy:
+            while todo and self.num_idle:
+                task, name, arguments = todo.pop()
+                self.submit(task, name, *arguments)
+            yield from self.finished()
 
     def _answer(self, worker: _Worker) -> dict[str, Any] | None:
         try:

@@ -1,20 +1,22 @@
 """Runs a study: which cell is next, what is written of each, what is said meanwhile."""
 
 import dataclasses
-import hashlib
 import json
+import re
 import shlex
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from fl_lightning.study.cells import Cell
-from fl_lightning.study.definition import Study
+from fl_lightning.study.definition import Study, Wandb, WrongStudy
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.store import Record, Store
-from fl_lightning.study.version import sources
+from fl_lightning.study.version import digest_of_sources, sources
 
 #: Figures of the chosen round that say nothing about accuracy.
 _LEFT_OUT = ("comm/", "num_", "seconds", "void")
@@ -73,15 +75,14 @@ class Runner:
     def run(self, processes: int) -> Tally:
         """Train, with so many processes, until nothing is left that can be done."""
         self._start = time.monotonic()
-        self._sources = _digest(sources())
-        self.store.keep_sources(self._sources, sources())
+        self.store.keep_sources(digest_of_sources(), sources())
         with Pool(processes) as pool:
             self._look_at_data(pool)
-            self._total = sum(1 for _ in self.todo())
+            self._check_settings(pool)
             while True:
                 while pool.num_idle and not self._time_is_up() and (cell := self._next()) is not None:
                     self._under_way.add(cell.key)
-                    pool.submit(cell, "train", task_arguments(self.study, cell), self.study.history, pool.scratch)
+                    pool.submit(cell, "train", *self._task(cell, pool.scratch))
                 if not pool.num_busy:
                     break
                 for cell, found in pool.finished():
@@ -125,6 +126,44 @@ class Runner:
     def _time_is_up(self) -> bool:
         return self.minutes is not None and time.monotonic() - self._start > 60 * self.minutes
 
+    def _task(self, cell: Cell, scratch: Path) -> tuple[Any, ...]:
+        """The arguments of :func:`fl_lightning.study.worker.train`."""
+        arguments = task_arguments(self.study, cell)
+        if cell.purpose == "tuning":
+            return arguments, scratch
+        folder = self.store.folder / "files" / _plain(cell.method) / _plain(cell.case) / str(cell.seed)
+        return arguments, scratch, self.study.history, self.study.keep, folder
+
+    def _check_settings(self, pool: Pool) -> None:
+        """Build, before anything is trained, a cell of every method and case, and one with every value of the grids.
+
+        Raises:
+            WrongStudy: Settings that are refused; a line for each message.
+        """
+        cells: list[Cell] = []
+        seen: set[tuple[str, str, str]] = set()
+        for method, case in self.groups:
+            open_cells = [cell for cell in self.progress.tuning(method, case) if self._is_open(cell)]
+            open_cells += [cell for cell in self.progress.report(method, case) if self._is_open(cell)]
+            if open_cells and not self.progress.report(method, case):
+                open_cells += self.progress.reported(method, case, open_cells[0].setting)[:1]
+            for cell in open_cells:
+                parts = {(method, cell.case, part) for part in ("", *cell.setting.split(", "))}
+                if not parts <= seen:
+                    seen |= parts
+                    cells.append(cell)
+        refused: dict[str, list[Cell]] = {}
+        for cell, found in pool.map([(cell, "build", (cell.arguments,)) for cell in cells]):
+            why = "its worker died" if found is None else found["error"]
+            if why:
+                refused.setdefault(why, []).append(cell)
+        if refused:
+            told = [
+                f"{of[0].title}{f' and {len(of) - 1} more cells' if of[1:] else ''}: {why}"
+                for why, of in refused.items()
+            ]
+            raise WrongStudy(f"{self.study.path}: {'; '.join(told)}")
+
     # ------------------------------------------------------------------ what is done
 
     def _look_at_data(self, pool: Pool) -> None:
@@ -134,17 +173,12 @@ class Runner:
             for cell in [*self.progress.tuning(method, case), *self.progress.report(method, case)]:
                 if self.progress.state(cell) == "done":
                     cells.setdefault(cell.data, cell)
-        todo = list(cells.values())
-        while todo or pool.num_busy:
-            while todo and pool.num_idle:
-                cell = todo.pop()
-                pool.submit(cell, "partition", cell.arguments)
-            for cell, found in pool.finished():
-                if found is not None and not found["error"]:
-                    self.progress.partitions[cell.data] = found["partition"]
-                else:
-                    why = "its worker died" if found is None else found["error"]
-                    self.say(f"the data of {cell.case}, seed {cell.seed}, cannot be compared with the cells': {why}")
+        for cell, found in pool.map([(cell, "partition", (cell.arguments,)) for cell in cells.values()]):
+            if found is not None and not found["error"]:
+                self.progress.partitions[cell.data] = found["partition"]
+            else:
+                why = "its worker died" if found is None else found["error"]
+                self.say(f"the data of {cell.case}, seed {cell.seed}, cannot be compared with the cells': {why}")
 
     def _take(self, cell: Cell, found: Record | None) -> None:
         self._under_way.discard(cell.key)
@@ -154,11 +188,11 @@ class Runner:
             return
         self._tried.add(cell.key)
         if found is None:
-            found = {"error": "its worker was killed, twice (out of memory?)", "killed": True, "seconds": 0.0}
+            found = {"error": "its worker was killed, twice (out of memory?)", "killed": True}
         if found.get("interrupted"):
             return
-        record = make_record(cell, found, self._sources)
-        self.store.add(record, found.get("rounds") if cell.purpose == "report" and self.study.history else None)
+        record = make_record(cell, found)
+        self.store.add(record, kept_rounds(self.study, cell, found))
         self.progress.records[cell.key] = record
         self.tally.trained += 1
         if record["error"]:
@@ -190,14 +224,15 @@ class Runner:
         return total
 
 
-def task_arguments(study: Study, cell: Cell) -> tuple[str, ...]:
-    """A cell's arguments and where it logs to, which is no part of its key."""
-    if study.wandb is None:
+def task_arguments(study: Study, cell: Cell, wandb: Wandb | None = None) -> tuple[str, ...]:
+    """A cell's arguments and where it logs to, which is no part of its key: to W&B if the study says so, or we do."""
+    wandb = wandb or study.wandb
+    if wandb is None:
         return (*cell.arguments, "--trainer.logger=false")
     logger = {
         "class_path": "fl_lightning.run.loggers.WandbLogger",
         "init_args": {
-            **study.wandb.model_dump(),
+            **wandb.model_dump(),
             "name": f"{cell.method} {cell.case} {cell.setting} {cell.seed}",
             "group": f"{cell.method} {cell.case} {cell.setting}",
             "tags": [study.name, cell.purpose, cell.method, cell.case],
@@ -206,7 +241,12 @@ def task_arguments(study: Study, cell: Cell) -> tuple[str, ...]:
     return (*cell.arguments, f"--trainer.logger={json.dumps(logger)}")
 
 
-def make_record(cell: Cell, found: Record, sources_digest: str) -> Record:
+def kept_rounds(study: Study, cell: Cell, found: Record) -> Record | None:
+    """The figures of every round that are kept; none of tuning."""
+    return found.get("rounds") if study.history and cell.purpose == "report" else None
+
+
+def make_record(cell: Cell, found: Record) -> Record:
     """What is kept of a cell; of tuning nothing that knows the test examples."""
     record: Record = {
         "key": cell.key,
@@ -218,10 +258,11 @@ def make_record(cell: Cell, found: Record, sources_digest: str) -> Record:
         "error": found["error"],
         "val": None,
         "monitor": found.get("monitor", ""),
-        "seconds": found["seconds"],
+        "seconds": found.get("seconds", 0.0),
+        "cpu_seconds": found.get("cpu_seconds", 0.0),
         "partition": found.get("partition", ""),
         "version": cell.version,
-        "sources": sources_digest,
+        "sources": digest_of_sources(),
         "command": shlex.join(["fl-train", *cell.arguments]),
     }
     if found.get("killed"):
@@ -255,5 +296,6 @@ def _any_of(cell: Cell, method: str, case: str, seed: int) -> Cell:
     return dataclasses.replace(cell, method=method, case=case, seed=seed, purpose="report", key="")
 
 
-def _digest(files: object) -> str:
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]
+def _plain(name: str) -> str:
+    """A name that can be a folder's."""
+    return re.sub(r"[^\w.-]+", "_", name)

@@ -1,7 +1,9 @@
 """The results as one tidy table, and as a leaderboard."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -18,14 +20,19 @@ def tidy(progress: Progress) -> pd.DataFrame:
     ``val`` and ``test`` are those of the round that validation chose (``round``), mean over clients; ``test_std`` and
     ``test_worst`` are over clients. ``trained_val``, ``trained_test`` and the like are of other models of the run, at
     the round of their own best validation; ``new_...`` of clients that were held out; ``benign_...`` beside attacks.
+    ``always_benign_test`` is the mean over the clients that are malicious in no cell of the seed: the same ones
+    whatever the ratio of the attack.
     """
-    rows = []
+    rows, records = [], []
     study = progress.study
     for method, case in progress.groups(study.methods, study.cases):
         for cell in progress.report(method, case):
             record = progress.records.get(cell.key)
             if record is not None:
-                rows.append({"stale": progress.state(cell) == "stale", **_row(record)})
+                names = {"method": method, "case": case, "seed": cell.seed}
+                rows.append({**_row(record), **names, "stale": progress.state(cell) == "stale"})
+                records.append(record)
+    _add_always_benign(rows, records)
     table = pd.DataFrame(rows)
     leading = [name for name in _LEADING if name in table.columns]
     trailing = [name for name in _TRAILING if name in table.columns]
@@ -34,13 +41,30 @@ def tidy(progress: Progress) -> pd.DataFrame:
 
 
 _LEADING = ("method", "case", "seed", "setting", "metric", "round", "val", "test", "test_std", "test_worst")
-_SPENT = ("seconds", "training_seconds", "rounds", "bytes_up", "bytes_down", "bytes_peer", "failures")
+_SPENT = ("seconds", "cpu_seconds", "training_seconds", "rounds", "bytes_up", "bytes_down", "bytes_peer", "failures")
 _TRAILING = (*_SPENT, "stale", "error", "partition", "version", "command")
 
 
-def _row(record: Record) -> dict[str, object]:
-    names = ("method", "case", "seed", "setting", "error", "partition", "version", "command", "seconds")
-    row: dict[str, object] = {name: record[name] for name in names}
+def _add_always_benign(rows: list[dict[str, Any]], records: Sequence[Record]) -> None:
+    """Add the column, in place, to what has figures of clients; nothing where no cell was attacked."""
+    malicious: dict[tuple[int, int], set[float]] = {}
+    for record in records:
+        if not record["error"]:
+            clients = record["clients"]["client"]
+            malicious.setdefault((record["seed"], len(clients)), set()).update(record["malicious"])
+    for row, record in zip(rows, records, strict=True):
+        if record["error"] or not any(malicious.values()):
+            continue
+        clients = record["clients"]
+        attacked = malicious[record["seed"], len(clients["client"])]
+        pairs = zip(clients["client"], clients["test"], strict=True)
+        values = [test for client, test in pairs if client not in attacked and test is not None]
+        row["always_benign_test"] = statistics.fmean(values) if values else None
+
+
+def _row(record: Record) -> dict[str, Any]:
+    names = ("setting", "error", "partition", "version", "command", "seconds", "cpu_seconds")
+    row: dict[str, Any] = {name: record[name] for name in names}
     if record["error"]:
         return row
     monitor, figures = record["monitor"], record["result"]

@@ -39,6 +39,12 @@ def sources() -> dict[str, str]:
 
 
 @functools.cache
+def digest_of_sources() -> str:
+    """A digest of all of them."""
+    return hashlib.sha256(repr(sorted(sources().items())).encode()).hexdigest()[:12]
+
+
+@functools.cache
 def _installed(package: str) -> str:
     return importlib.metadata.version(package).partition("+")[0]
 

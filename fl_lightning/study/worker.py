@@ -37,18 +37,22 @@ class _ChosenClients(Callback):
     """Keeps each client's validation and test value at the chosen round."""
 
     def __init__(self) -> None:
-        self.values: dict[str, list[float | None]] = {}
+        self.values: dict[str, list[Any]] = {}
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Keep them if the round is the best so far."""
         selection = trainer.run.selection
         if selection.best_round == trainer.run.round_idx:
             scores = trainer.run.scores[""]
-            self.values = {
-                part: [_rounded(value) for value in client_values(scores, name).tolist()]
-                for part, name in {"val": selection.monitor, "test": selection.test}.items()
-                if name in scores.signals
+            figures = {
+                part: name
+                for part, wanted in {"val": selection.monitor, "test": selection.test}.items()
+                for name in scores.signals
+                if wanted.endswith(name)  # of the benign clients, for example
             }
+            self.values = {"client": list(scores.clients)}
+            for part, name in figures.items():
+                self.values[part] = [_rounded(value) for value in client_values(scores, name).tolist()]
 
 
 class CellCLI(FederatedCLI):
@@ -83,31 +87,60 @@ class CellCLI(FederatedCLI):
             super()._run_subcommand(subcommand)
 
 
-def train(arguments: Sequence[str], history: Sequence[str], scratch: Path) -> dict[str, Any]:
+def train(
+    arguments: Sequence[str],
+    scratch: Path,
+    history: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    folder: Path | None = None,
+) -> dict[str, Any]:
     """Train a cell and say what it came to.
 
     Args:
         arguments: Of ``fl-train``.
-        history: Figures of every round to keep.
         scratch: Folder for the run's files, which are removed again.
+        history: Figures of every round to keep.
+        keep: Shell-style patterns of files in the run's folder to keep.
+        folder: Where they are kept.
 
     Returns:
         ``error`` (empty if there was none), and where it finished the chosen round's figures (``result``), those of
         other models at the round of their own choice (``kinds``: validation and test), each client's (``clients``),
         ``rounds``, bytes, seconds and what was warned about.
     """
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch) as folder, _quiet() as heard:
+    with tempfile.TemporaryDirectory(dir=scratch) as root, _quiet() as heard:
         try:
-            cli = CellCLI([*arguments, f"--trainer.default_root_dir={folder}"])
+            cli = CellCLI([*arguments, f"--trainer.default_root_dir={root}"])
             found = _found(cli, history)
+            if folder is not None:
+                _keep(keep, cli.trainer.run.folder, folder)  # type: ignore[attr-defined]
         except SystemExit:
             found = {"error": heard.refusal}
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     told = list(dict.fromkeys(heard.warnings))[:_MOST_WARNINGS]
-    return {**found, "warnings": told, "seconds": round(time.perf_counter() - start, 3)}
+    spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+    return {**found, "warnings": told, **{name: round(value, 3) for name, value in spent.items()}}
+
+
+def _keep(patterns: Sequence[str], run: Path, folder: Path) -> None:
+    for path in (path for pattern in patterns for path in sorted(run.glob(pattern))):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / path.name)
+
+
+def build(arguments: Sequence[str]) -> dict[str, Any]:
+    """Build what a cell is made of, without its data; ``error`` says what is wrong with its settings."""
+    with _quiet() as heard:
+        try:
+            CellCLI(arguments, run=False)
+        except SystemExit:
+            return {"error": heard.refusal}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": ""}
 
 
 def partition_of(arguments: Sequence[str]) -> dict[str, Any]:
@@ -216,4 +249,4 @@ def _end_with_parent(scratch: Path) -> None:
 
 
 #: What a worker can be asked to do.
-TASKS: Mapping[str, Any] = {"train": train, "partition": partition_of}
+TASKS: Mapping[str, Any] = {"train": train, "build": build, "partition": partition_of}

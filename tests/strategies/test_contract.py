@@ -84,7 +84,8 @@ def test_rounds_run_and_learn(kind, executor, federation, make_model, make_train
     assert trainer.history[-1]["train/loss"] < 0.95 * trainer.history[0]["train/loss"]
     assert all(tensor.isfinite().all() for tensor in state.tensors().values())
     learns = {name for name in state.parameters if any(stage.trains(name) for stage in trainer.run.strategy.stages(0))}
-    assert all((state.parameters[name] != trainer.run.architectures[0][name]).any() for name in learns)
+    start = trainer.run.model.parameter_dict()
+    assert all((state.parameters[name] != start[name]).any() for name in learns)
     assert result["val/acc"] == max(row["val/acc"] for row in trainer.history)
     assert result["test/acc"] == trainer.history[result["best_round"]]["test/acc"]
 
@@ -238,7 +239,7 @@ def test_new_clients_join_without_training_the_server(kind, executor, federation
     after = trainer.run.executor.state().parameters
     for name, before in states["clients"].items():
         assert torch.equal(after[name][old], before[old])
-        assert torch.equal(before[new], trainer.run.architectures[0][name].expand_as(before[new]))
+        assert torch.equal(before[new], trainer.run.model.parameter_dict()[name].expand_as(before[new]))
         learns = any(stage.trains(name) for stage in trainer.run.strategy.stages(0))
         assert torch.equal(after[name][new], before[new]) != learns
     server, changed = trainer.run.strategy.state_dict(), []

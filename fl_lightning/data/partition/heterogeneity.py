@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.spatial.distance import jensenshannon
 from torch import Tensor
 
 from fl_lightning.batches.client_examples import ClientExamples
@@ -35,6 +34,8 @@ def label_heterogeneity(histogram_CK: np.ndarray[tuple[int, int], np.dtype[np.in
         >>> round(label_heterogeneity(np.array([[4, 0], [0, 4]])), 3)
         0.833
     """
+    from scipy.spatial.distance import jensenshannon
+
     first_P, second_P = np.triu_indices(len(histogram_CK), k=1)
     if not len(first_P):
         return 0.0
@@ -43,6 +44,8 @@ def label_heterogeneity(histogram_CK: np.ndarray[tuple[int, int], np.dtype[np.in
 
 def label_divergence(histogram_CK: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> float:
     """Return the mean over clients of the Jensen-Shannon divergence of their label prior from that of all clients."""
+    from scipy.spatial.distance import jensenshannon
+
     pooled_CK = np.broadcast_to(histogram_CK.sum(axis=0), histogram_CK.shape)
     return float(np.mean(jensenshannon(histogram_CK, pooled_CK, axis=1) ** 2))
 

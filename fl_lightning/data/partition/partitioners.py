@@ -7,13 +7,10 @@ the data module's seed, its default, goes on to vary the split: papers draw spli
 import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pymetis
-import scipy.sparse as sp
 import torch
-from sknetwork.clustering import Louvain
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -21,6 +18,9 @@ from fl_lightning.data.adjacency import adjacency_matrix
 from fl_lightning.data.settings import check_count, check_number, check_seed, check_text, is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.kernels.randomness import generator
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 _METIS_DEFAULT_SEED = 4321
 """What METIS uses when no seed is given; our seed 0 maps to it, so that it gives the partitions of the papers."""
@@ -147,6 +147,8 @@ class LouvainPartitioner(Partitioner):
         self.resolution = resolution
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
+        from sknetwork.clustering import Louvain
+
         louvain = Louvain(resolution=self.resolution, shuffle_nodes=True, random_state=seed)
         community_N = louvain.fit_predict(_symmetric(data))
         sizes = np.bincount(community_N)
@@ -236,6 +238,8 @@ class GivenPartitioner(Partitioner):
 
 
 def _metis_parts(data: Data, num_parts: int, seed: int) -> list[Tensor]:
+    import pymetis
+
     graph = _symmetric(data)
     index_type = pymetis.zero_copy_dtype()
     csr = pymetis.CSRAdjacency(graph.indptr.astype(index_type), graph.indices.astype(index_type))
@@ -245,7 +249,7 @@ def _metis_parts(data: Data, num_parts: int, seed: int) -> list[Tensor]:
     return _groups(np.asarray(part_N), num_parts)
 
 
-def _symmetric(data: Data) -> sp.csr_matrix:
+def _symmetric(data: Data) -> "csr_matrix":
     """Return the adjacency matrix with both directions of every edge, also where the source keeps directions."""
     matrix = adjacency_matrix(data.edge_index, data.num_nodes)
     return matrix.maximum(matrix.T).tocsr()

@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,9 +13,12 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
-from fl_lightning.data.preparation import Preparation
+from fl_lightning.data.preparation import Preparation, prepare_graph
 from fl_lightning.data.settings import is_file, user_path
 from fl_lightning.data.sources.array_file import reading
+
+#: The node attribute that says which of several graphs a node is of.
+GRAPH = "graph"
 
 
 class Source(ABC):
@@ -40,6 +44,10 @@ class GraphSource(Source):
 
     #: Whether the papers take the largest component of this data set: what it leaves out is then no surprise.
     benchmark: ClassVar[bool] = False
+    #: The node attribute that says whose each node is, where the source's graphs are clients by themselves.
+    clients_by: str | None = None
+    #: What such clients are called; None for their numbers.
+    client_names: tuple[str, ...] | None = None
 
     def __init__(
         self, normalize_features: bool = False, largest_component: bool = False, undirected: bool = True
@@ -75,10 +83,42 @@ def allow_pickled_graphs() -> Iterator[None]:
         yield
 
 
+def joined(graphs: Iterable[Data]) -> Data:
+    """Many prepared graphs as one without edges between them.
+
+    Args:
+        graphs: With the same features; what not all of them have is left out.
+
+    Returns:
+        The graph; :data:`GRAPH` is the number of the one that each node was of, ``own_idx`` its number there.
+
+    Raises:
+        ValueError: They have different features.
+    """
+    parts = list(graphs)
+    for idx, part in enumerate(parts):
+        if part.x.shape[1] != parts[0].x.shape[1]:
+            raise ValueError(
+                f"graph {idx} has {part.x.shape[1]} features of each node, the first {parts[0].x.shape[1]}: all "
+                "clients need the same features"
+            )
+    sizes = torch.tensor([part.num_nodes for part in parts])
+    first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
+    shared = set.intersection(*(set(part.node_attrs()) for part in parts)) - {"source_idx", "own_idx", GRAPH}
+    attributes = {name: torch.cat([part[name] for part in parts]) for name in sorted(shared)}
+    return Data(
+        **attributes,
+        edge_index=torch.cat([part.edge_index + start for part, start in zip(parts, first, strict=True)], dim=1),
+        own_idx=torch.cat([part.source_idx for part in parts]),
+        **{GRAPH: torch.repeat_interleave(torch.arange(len(parts)), sizes)},
+    )
+
+
 class FileSource(GraphSource):
     """A graph of your own: a ``torch_geometric.data.Data``, or its ``to_dict()``, written by ``torch.save``.
 
-    A list of texts ``node_names``, one for each node, goes into the file of predictions.
+    A list of graphs in the file is a client each, and needs no partitioner. A list of texts ``node_names``, one for
+    each node, goes into the file of predictions.
 
     Args:
         path: The file; a relative path starts at the working directory.
@@ -101,19 +141,35 @@ class FileSource(GraphSource):
         """With the file."""
         return f"FileSource({str(self.path)!r})"
 
+    @property
+    def clients_by(self) -> str | None:  # type: ignore[override]
+        """Set where the file holds a list."""
+        return GRAPH if isinstance(self._saved, list) else None
+
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
+        saved = self._saved
+        del self._saved
+        if not isinstance(saved, list):
+            return saved
+        names = (f"{self}, graph {idx}" for idx in range(len(saved)))
+        return joined(prepare_graph(graph, self.preparation, name) for graph, name in zip(saved, names, strict=True))
+
+    @cached_property
+    def _saved(self) -> Data | list[Data]:
+        """What is in the file, from when it is first looked at until it is loaded."""
         self._check_exists()
         expected = (
-            "a torch_geometric Data that loads with weights_only=True. Save it as `torch.save(Data(x=..., "
-            "edge_index=..., y=...), path)` with only tensors, numbers and texts in it"
+            "a torch_geometric Data (or a list of them, a client each) that loads with weights_only=True. Save it as "
+            "`torch.save(Data(x=..., edge_index=..., y=...), path)` with only tensors, numbers and texts in it"
         )
         with reading(self.path, expected):
             with allow_pickled_graphs():
                 saved = torch.load(self.path, weights_only=True)
-            data = Data.from_dict(saved) if isinstance(saved, dict) else saved
-            if not isinstance(data, Data):
-                raise ValueError(f"it holds a {type(data).__name__}")
-        return data
+            graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in _listed(saved)]
+            strangers = [type(each).__name__ for each in graphs if not isinstance(each, Data)]
+            if strangers or not graphs:
+                raise ValueError(f"it holds a {strangers[0] if strangers else 'list of nothing'}")
+        return graphs if isinstance(saved, list) else graphs[0]
 
     def identity(self) -> dict[str, Any]:
         """Depends on the file's contents, not on its place."""
@@ -127,3 +183,7 @@ class FileSource(GraphSource):
                 f"path={str(self.path)!r}: {self.path.absolute()} is not a file. Write one with `torch.save(data, "
                 "path)` or correct the source's path."
             )
+
+
+def _listed(saved: Any) -> list[Any]:
+    return saved if isinstance(saved, list) else [saved]

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import aiohttp
 from filelock import FileLock
 from torch_geometric.data import Data, Dataset
 
@@ -234,6 +233,8 @@ def open_dataset(
         try:
             return derived(**arguments)
         except Exception as error:  # there is nothing that damaged pickles and archives do not raise
+            import aiohttp
+
             if isinstance(error, OSError | aiohttp.ClientError) and not steps:
                 raise FileNotFoundError(
                     f"{name} cannot be read from {root}, nor downloaded ({one_line(error)}). Set FL_DATA_ROOT or "

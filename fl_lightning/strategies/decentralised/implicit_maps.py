@@ -23,7 +23,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from scipy.fft import next_fast_len
 from torch import Tensor
 
 from fl_lightning.kernels.randomness import generator
@@ -69,6 +68,8 @@ class RandomRows:
         device: torch.device,
         place_R: Tensor | None = None,
     ) -> None:
+        from scipy.fft import next_fast_len
+
         length = int(next_fast_len(num_columns, real=True))
         sign_D = _signs(num_columns, generator(*key, "restriction_map_columns"))
         order_N = torch.randperm(length, generator=generator(*key, "restriction_map_rows"))

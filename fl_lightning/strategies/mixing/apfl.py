@@ -48,6 +48,8 @@ class APFL(Twins):
     adaptive: Literal["none", "round", "step"] = "none"
     mixture_lr: float | None = None
 
+    takes_statistics = False
+
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()

@@ -24,6 +24,8 @@ class FedAvg(Mixing):
 
     weighting: Literal["examples", "equal"] = "examples"
 
+    shares_statistics = True
+
     def mixing_matrix(self, upload: Payload) -> Tensor:
         """The common row w, (1, C)."""
         return (example_weights if self.weighting == "examples" else equal_weights)(upload)[None]

@@ -44,6 +44,8 @@ class FedOpt(FedAvg):
     second_momentum: float = 0.99
     adaptivity: float = 1e-3
 
+    shares_statistics = False
+
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()

@@ -55,7 +55,9 @@ class MOON(FedAvg):
         """The model that the client trained last, and whether there is one."""
         if not self.contrast_weight:
             return {}
-        models = {f"last/{name}": Slot(initial=p.detach().clone()) for name, p in self.federation.parameters.items()}
+        client = self.federation.client
+        assert client is not None
+        models = {f"last/{name}": Slot(initial=p.detach().clone()) for name, p in client.parameter_dict().items()}
         return {**models, "has_last": Slot(initial=torch.zeros((), dtype=torch.bool))}
 
     def training(self, round_idx: int) -> Stage:

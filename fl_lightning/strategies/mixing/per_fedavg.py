@@ -100,6 +100,8 @@ class PerFedAvg(Mixing):
     personal: Sequence[str] = field(default=(), init=False)
     blend: bool = field(default=False, init=False)
 
+    takes_statistics = False
+
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()

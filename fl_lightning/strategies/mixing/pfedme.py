@@ -55,6 +55,8 @@ class PFedMe(FedAvg):
     personal: Sequence[str] = field(default=(), init=False)
     blend: bool = field(default=False, init=False)
 
+    shares_statistics = False
+
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()

@@ -1,41 +1,25 @@
 """FedRep: its numbers on two parameters, what it is equal to, whose turn it is, what travels."""
 
+import dataclasses
 import functools
+import itertools
 
 import pytest
 import torch
 from both_executors import both_executors
 from learning import learnt, quadrants
-from quadratics import Quadratic, fit_quadratics, parameters
-from torch import nn
+from quadratics import Product, fit_quadratics, parameters
 from torch.optim import SGD
 
 from fl_lightning import Callback, Participation, StackedExecutor
-from fl_lightning.batches import ExampleBatch
 from fl_lightning.callbacks import CommunicationLedger
-from fl_lightning.models.output import NetOutput
 from fl_lightning.strategies import FedAvg, FedBABU, FedPer, FedRep
-
-
-class Product(nn.Module):
-    """Body p and head q, whose product is predicted for every example."""
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.p = nn.Parameter(torch.ones(1))
-        self.q = nn.Parameter(torch.full((1,), 0.5))
-
-    def forward(self, batch: ExampleBatch) -> NetOutput:
-        """Predict p q everywhere."""
-        x_N1 = (self.p * self.q).unsqueeze(-2).expand(*batch.y.shape)
-        return NetOutput(x_N1, x_N1)
 
 
 @pytest.fixture
 def products(tmp_path):
     """Run on the quadratics of p q."""
-    model = lambda net, optimizer: Quadratic(Product, optimizer)  # noqa: E731
-    return functools.partial(fit_quadratics, model=model, default_root_dir=str(tmp_path))
+    return functools.partial(fit_quadratics, net=Product, default_root_dir=str(tmp_path))
 
 
 @pytest.fixture
@@ -78,7 +62,7 @@ def test_with_one_joint_stage_it_is_fedper(executor, fit, assert_same) -> None:
     class Joint(FedRep):
         def stages(self, round_idx):
             (stage,) = super().stages(round_idx)
-            return [FedPer.training(self, round_idx).__class__(**{**vars(stage), "trained": ("*",)})]
+            return [dataclasses.replace(stage, trained=("*",))]
 
     joint, plain = (fit(s, executor) for s in (Joint(num_head_epochs=0, num_epochs=3), FedPer(num_epochs=3)))
     assert_same(dict(joint.run.executor.state().parameters), dict(plain.run.executor.state().parameters))
@@ -105,7 +89,7 @@ def test_each_half_rests_in_the_turn_of_the_other(decay, executor, fit) -> None:
     names = [name for name, _ in watch.seen]
     assert names == ["head", "train"] * 3
     heads = [name for name in trainer.run.architectures[0] if name.startswith("head.")]
-    for (_, before), (turn, after) in zip(watch.seen, watch.seen[1:], strict=False):
+    for (_, before), (turn, after) in itertools.pairwise(watch.seen):
         if turn == "train":  # the backbone's
             assert all(torch.equal(before[name], after[name]) for name in heads)
             assert not torch.equal(before["convs.0.weight"], after["convs.0.weight"])

@@ -1,0 +1,403 @@
+"""Keeps what a report needs of a run, and writes the report at its end.
+
+Shape legend: C clients, T training clients, N nodes or examples, D width of an embedding, K classes, P sampled points.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import fl_lightning.report
+from fl_lightning.batches.base import Batch
+from fl_lightning.callback import Callback, Trainer
+from fl_lightning.executors import Work
+from fl_lightning.kernels.randomness import generator
+from fl_lightning.relations.similarity import cosine_similarity
+from fl_lightning.report.record import (
+    MOST_CLIENTS,
+    Chosen,
+    Partition,
+    Points,
+    RunRecord,
+    Snapshot,
+    Timing,
+)
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload, flatten
+from fl_lightning.round.stage import Stage, StageAddress
+from fl_lightning.run import result
+from fl_lightning.run.processes import gather_objects
+
+Kept = TypeVar("Kept")
+
+#: Points of an embedding, and of predictions of a regression.
+_MOST_POINTS = 1500
+#: Nodes or examples in all; embeddings of more would be gathered for a sample's sake.
+_MOST_EXAMPLES = 50_000
+#: Numbers that the clients of a stage sent; the cosines of more are left out.
+_MOST_NUMBERS = 2**24
+_MOST_FAILURES = 100
+
+
+class RunReport(Callback):
+    """Writes ``report.html``, a page by itself, into the run's folder when training ends, beside ``report.json``.
+
+    ``fl-train report RUN`` writes the page anew from the files of the folder. ``report.json`` has what no other file of
+    the run has (:mod:`fl_lightning.report.record`); it is also written when an error ends the run, the page is not.
+
+    The confusions (or predictions of a regression) are those of the chosen round: whenever a round is the best so far
+    the clients predict their test examples once more. What fails here ends in a warning, not in the run's end.
+
+    Args:
+        page: Write the page; ``report.json`` is written in any case.
+        predictions: Keep confusions, or predictions, of the chosen round.
+        embeddings: Embed a sample of nodes or examples by the clients' own models after the last round.
+        num_snapshots: At how many rounds matrices over the clients are kept, evenly from the first to the last.
+        against: Folder of a run to compare each client with, of ``Local`` for example; the partitions must be equal.
+
+    Raises:
+        ValueError: A value is out of its range, or ``against`` is no run with a ``report.json``.
+    """
+
+    def __init__(
+        self,
+        *,
+        page: bool = True,
+        predictions: bool = True,
+        embeddings: bool = True,
+        num_snapshots: int = 4,
+        against: str | None = None,
+    ) -> None:
+        if num_snapshots < 0:
+            raise ValueError(f"RunReport.num_snapshots must not be negative, got {num_snapshots}")
+        if against is not None and RunRecord.read(Path(against)) is None:
+            raise ValueError(f"RunReport.against: {against} has no report.json: give the folder of a run that has")
+        self.page = page
+        self.predictions = predictions
+        self.embeddings = embeddings
+        self.num_snapshots = num_snapshots
+        self.against = against
+        self._forget()
+
+    def _forget(self) -> None:
+        self.chosen: Chosen | None = None
+        self.snapshots: list[Snapshot] = []
+        self.failures: list[tuple[int, str, str]] = []
+        self.unkept: dict[str, None] = {}
+        self._record: RunRecord | None = None
+
+    # ------------------------------------------------------------------ hooks
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Describe the clients."""
+        if trainer.run.round_idx == 0:
+            self._forget()
+        self._first_round = trainer.run.round_idx
+        self._samples: dict[int, NDArray[np.int64]] = {}
+        self._last: dict[str, Tensor] = {}
+        self._sent: dict[str, Tensor] = {}
+        self._warned: set[str] = set()
+        self._record = self._attempt("the description of the clients", lambda: _describe(trainer))
+        self._save(trainer)
+
+    def on_round_start(self, trainer: Trainer) -> None:
+        """Forget what was sent before."""
+        self._sent = {}
+
+    def on_stage_end(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
+        """Keep how alike the clients' answers are, at the rounds of the snapshots."""
+        if self._due(trainer) and payload.parameters and payload.clients:
+            self._attempt("the cosines of what clients sent", lambda: self._compare_answers(trainer, stage, payload))
+
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Keep the round's scores and predictions if it is the best so far, and the matrices if they are due."""
+        run = trainer.run
+        for name, why in run.failures.items():
+            if why != "dropped out" and len(self.failures) < _MOST_FAILURES:
+                self.failures.append((run.round_idx, name, why))
+        if run.selection.best_round == run.round_idx and run.selection.monitor in metrics:
+            wanted = self.predictions and _held(trainer) is not None
+            mine = self._attempt("the predictions", lambda: self._predict(trainer)) if wanted else None
+            parts = gather_objects(trainer.fabric, mine)
+            self.chosen = self._attempt("the scores", lambda: _choose(trainer, [p for p in parts if p is not None]))
+        if self._due(trainer):
+            self._attempt("the matrices", lambda: self._snap(trainer, run.round_idx))
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """Write the files."""
+        run = trainer.run
+        last = run.round_idx - 1
+        if self.num_snapshots and last >= 0 and last not in _snapshot_rounds(trainer, self.num_snapshots):
+            self._attempt("the matrices", lambda: self._snap(trainer, last))
+        parts: list[Any] = []
+        if self.embeddings and _held(trainer) is not None and self._can_embed(trainer):
+            parts = gather_objects(trainer.fabric, self._attempt("the embeddings", lambda: self._embed(trainer)))
+        if not trainer.fabric.is_global_zero or self._record is None:
+            return
+        found = [part for part in parts if part is not None]
+        self._record.points = self._attempt("the embeddings", lambda: _project(trainer, found)) if found else None
+        self._record.newcomers = _newcomers(trainer)
+        self._save(trainer)
+        if self.page:
+            self._attempt("report.html", lambda: self._write_page(trainer))
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        """Keep what there is for ``fl-train report``."""
+        self._save(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was kept up to the last whole round."""
+        return {
+            "chosen": None if self.chosen is None else dataclasses.asdict(self.chosen),
+            "snapshots": [dataclasses.asdict(each) for each in self.snapshots],
+            "failures": [list(each) for each in self.failures],
+            "unkept": list(self.unkept),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._forget()
+        self.chosen = None if state["chosen"] is None else Chosen(**state["chosen"])
+        self.snapshots = [Snapshot(**each) for each in state["snapshots"]]
+        self.failures = [(round_idx, name, why) for round_idx, name, why in state["failures"]]
+        self.unkept = dict.fromkeys(state["unkept"])
+
+    # ------------------------------------------------------------------ what is kept
+
+    def _attempt(self, what: str, make: Callable[[], Kept]) -> Kept | None:
+        """What can be made, or None with a warning, once for each kind of thing."""
+        try:
+            return make()
+        except Exception as error:  # of a strategy's or a client's own code: a run must not end for its report
+            if what not in self._warned:
+                self._warned.add(what)
+                warnings.warn(f"report: {what} failed and is left out ({type(error).__name__}: {error})", stacklevel=3)
+            self.unkept[f"{what} failed ({type(error).__name__}: {error})"] = None
+            return None
+
+    def _save(self, trainer: Trainer) -> None:
+        """Write ``report.json``."""
+        record = self._record
+        if record is None or not trainer.fabric.is_global_zero:
+            return
+        record.chosen, record.snapshots, record.failures = self.chosen, self.snapshots, self.failures
+        record.unkept, record.timing = list(self.unkept), _timing(trainer, self._first_round)
+        self._attempt("report.json", lambda: record.write(trainer.run.folder))
+
+    def _write_page(self, trainer: Trainer) -> None:
+        came_to = result.summary(trainer.run)
+        fl_lightning.report.write(trainer.run.folder, against=self.against, result=came_to)
+
+    def _due(self, trainer: Trainer) -> bool:
+        return trainer.run.round_idx in _snapshot_rounds(trainer, self.num_snapshots)
+
+    def _compare_answers(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
+        """Cosines of the clients' parameters, or of their updates."""
+        members = trainer.run.training_clients
+        numbers = sum(tensor.numel() for tensor in payload.parameters.values())
+        if len(trainer.run.architectures) > 1 or len(members) > MOST_CLIENTS or numbers > _MOST_NUMBERS:
+            return
+        if 2 * len(payload.clients) < len(members):  # most entries would be unknown
+            return
+        cosines = cosine_similarity(flatten({n: tensor.float() for n, tensor in payload.parameters.items()}))
+        row = torch.tensor([members.index(client) for client in payload.clients], device=cosines.device)
+        whole = torch.full((len(members), len(members)), torch.nan, device=cosines.device)
+        whole[row[:, None], row] = cosines
+        self._sent["cosines of updates" if stage.as_update else "cosines of parameters"] = whole
+
+    def _snap(self, trainer: Trainer, round_idx: int) -> None:
+        """Keep the strategy's matrices and the cosines of what was sent, as far as they have changed."""
+        found = dict(trainer.run.strategy.matrices()) | self._sent
+        if found and len(trainer.run.training_clients) > MOST_CLIENTS:
+            self.unkept[f"matrices are kept for at most {MOST_CLIENTS} training clients"] = None
+            return
+        for name, matrix in found.items():
+            values = matrix.detach().float().cpu()
+            if name in self._last and torch.equal(self._last[name].nan_to_num(), values.nan_to_num()):
+                continue
+            self._last[name] = values
+            self.snapshots.append(Snapshot.of(round_idx, name, values.numpy()))
+
+    def _sample(self, trainer: Trainer, client: int, among_N: Tensor, total: int) -> NDArray[np.int64]:
+        """A client's share of the points, drawn by the run's seed among some of its examples, ascending."""
+        if client not in self._samples:
+            among = among_N.nonzero().flatten()
+            number = min(len(among), max(1, _MOST_POINTS * len(among) // max(total, 1)))
+            draw = generator(trainer.run.seed, "report", trainer.run.roster.names[client])
+            order = torch.randperm(len(among), generator=draw)[:number]
+            self._samples[client] = among[order].sort().values.numpy()
+        return self._samples[client]
+
+    def _predict(self, trainer: Trainer) -> NDArray[Any]:
+        """Of this process's clients' test examples: counts (K, K), or sampled targets and predictions (P, 2)."""
+        run, clients = trainer.run, _held(trainer)
+        assert clients is not None
+        evaluation = run.strategy.evaluations(run.training_clients)[""]
+        predicted = run.executor.predict(evaluation, run.training_clients)
+        if clients[0].y_N.is_floating_point():
+            total = sum(int(clients[client].test_mask_N.sum()) for client in run.training_clients)
+            pairs = [np.empty((0, 2), dtype=np.float32)]
+            for client, predicted_NH in predicted.items():
+                chosen = self._sample(trainer, client, clients[client].test_mask_N, total)
+                both = (clients[client].y_N[chosen], predicted_NH.cpu()[chosen])
+                step = np.arange(len(chosen)) % both[0].shape[1]  # one number of each target
+                pairs.append(np.stack([each.numpy()[np.arange(len(chosen)), step] for each in both], axis=1))
+            return np.concatenate(pairs)
+        classes = run.roster.num_outputs
+        counts = torch.zeros(classes * classes, dtype=torch.int64)
+        for client, predicted_NK in predicted.items():
+            held = clients[client]
+            test_N = held.test_mask_N & (held.y_N >= 0)
+            place = held.y_N[test_N] * classes + predicted_NK.argmax(dim=1).cpu()[test_N]
+            counts += torch.bincount(place, minlength=classes * classes)
+        return counts.view(classes, classes).numpy()
+
+    def _can_embed(self, trainer: Trainer) -> bool:
+        run = trainer.run
+        total = sum(run.roster.sizes[client] for client in run.training_clients)
+        if total > _MOST_EXAMPLES:
+            self.unkept[f"embeddings are kept for at most {_MOST_EXAMPLES:,} nodes or examples"] = None
+        return total <= _MOST_EXAMPLES and len(run.architectures) == 1 and run.round_idx > 0
+
+    def _embed(self, trainer: Trainer) -> tuple[list[int], NDArray[np.float32], list[float | None]]:
+        """Clients, embeddings (P, D) and labels of this process's sample, by the clients' own models."""
+        run, clients = trainer.run, _held(trainer)
+        assert clients is not None
+        stage = Stage(name="report", signals={"embedding": _embedding}, per_example=("embedding",))
+        address = StageAddress(phase="callback", round_idx=run.round_idx, name=stage.name)
+        upload = run.executor.run(
+            Work(stage=stage, address=address, effort=dict.fromkeys(run.training_clients, 1.0))
+        ).upload
+        self._samples = {}
+        total = sum(run.roster.sizes[client] for client in run.training_clients)
+        holder: list[int] = []
+        rows, labels = [np.empty((0, 0), dtype=np.float32)], list[float | None]()
+        for row, client in enumerate(upload.clients):
+            held = clients[client]
+            chosen = self._sample(trainer, client, torch.ones(held.size, dtype=torch.bool), total)
+            holder += [client] * len(chosen)
+            rows.append(upload.signals["embedding"][row].float().cpu().numpy()[chosen])
+            label = held.y_N[chosen]
+            first = label[:, 0] if label.dim() > 1 else label
+            labels += [None if value < 0 and not label.is_floating_point() else value for value in first.tolist()]
+        return holder, np.concatenate(rows[1:]) if rows[1:] else rows[0], labels
+
+
+def _embedding(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+    """Of every node or example, (N, D)."""
+    return client.output(parameters, batch).embedding
+
+
+def _held(trainer: Trainer) -> Sequence[Any] | None:
+    """What the clients hold; None where that lies elsewhere."""
+    return getattr(trainer.run.datamodule, "clients", None)
+
+
+def _snapshot_rounds(trainer: Trainer, number: int) -> set[int]:
+    """Evenly from the first round to the last."""
+    return {round(place * (trainer.num_rounds - 1) / max(1, number - 1)) for place in range(number)}
+
+
+def _describe(trainer: Trainer) -> RunRecord:
+    """What is known of a run before its first round."""
+    run, clients = trainer.run, _held(trainer)
+    partition = None
+    if clients is not None and hasattr(run.datamodule, "statistics"):
+        table = run.datamodule.statistics(non_iidness=False)
+        partition = Partition(
+            columns=list(table.columns),
+            rows=[list(dataclasses.astuple(row)) for row in table.rows],
+            labels=[list(row) for row in table.label_counts],
+            heterogeneity=table.heterogeneity,
+        )
+    return RunRecord(
+        strategy=type(run.strategy).__name__,
+        kind=run.roster.kind,
+        monitor=run.selection.monitor,
+        mode="max" if run.selection.sign > 0 else "min",
+        planned_rounds=trainer.num_rounds,
+        names=list(run.roster.names),
+        sizes=list(run.roster.sizes),
+        training=list(run.training_clients),
+        regression=None if clients is None else clients[0].y_N.is_floating_point(),
+        seed=run.seed,
+        partition_hash=run.roster.partition_hash,
+        settings={} if run.config else dict(run.settings),
+        machine={
+            "device": str(trainer.fabric.device),
+            "precision": str(trainer.dtype).removeprefix("torch."),
+            "processes": str(trainer.fabric.world_size),
+            "threads": str(torch.get_num_threads()),
+        },
+        partition=partition,
+    )
+
+
+def _choose(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> Chosen:
+    """The scores of the present round, and what was predicted in it."""
+    run = trainer.run
+    scores: dict[str, dict[str, list[float | None]]] = {}
+    examples: dict[str, dict[str, list[int]]] = {}
+    clients = run.scores[""].clients
+    for kind, payload in run.scores.items():
+        if payload.clients == clients:
+            named = {n: pair for n, pair in payload.signals.items() if n.startswith(("val/", "test/"))}
+            scores[kind] = {name: _values(pair) for name, pair in named.items()}
+            examples[kind] = {name: pair[:, 1].int().tolist() for name, pair in named.items()}
+    chosen = Chosen(round=run.round_idx, clients=list(clients), scores=scores, examples=examples)
+    if parts and parts[0].dtype.kind == "i":
+        chosen.confusion = np.sum(parts, axis=0).tolist()
+    elif parts:
+        chosen.predicted = np.concatenate(parts).tolist()
+    return chosen
+
+
+def _values(totals_C2: Tensor) -> list[float | None]:
+    """Each client's mean; None for one without examples."""
+    return [total / count if count else None for total, count in totals_C2.double().cpu().tolist()]
+
+
+def _newcomers(trainer: Trainer) -> dict[str, dict[str, float | None]]:
+    """What the clients that joined at the end score, by metric and name."""
+    scores = trainer.run.scores.get("new/")
+    if scores is None:
+        return {}
+    names = [trainer.run.roster.names[client] for client in scores.clients]
+    return {metric: dict(zip(names, _values(pair), strict=True)) for metric, pair in scores.signals.items()}
+
+
+def _timing(trainer: Trainer, first_round: int) -> Timing | None:
+    clock = trainer.run.clock
+    if not clock.num_rounds:
+        return None
+    seconds = {name: share * clock.total for name, _, share in clock.rows()}
+    return Timing(first_round=first_round, num_rounds=clock.num_rounds, seconds=seconds)
+
+
+def _project(trainer: Trainer, parts: Sequence[tuple[list[int], NDArray[np.float32], list[float | None]]]) -> Points:
+    """The first two principal components of the sample."""
+    rows = np.concatenate([part[1] for part in parts if len(part[1])]).astype(np.float64)
+    centred_PD = rows - rows.mean(axis=0)
+    _, variance, axes = np.linalg.svd(centred_PD, full_matrices=False)
+    axes *= np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])[:, None]  # else the sign is anyone's
+    place_P2 = centred_PD @ axes[:2].T
+    if place_P2.shape[1] < 2:
+        place_P2 = np.pad(place_P2, ((0, 0), (0, 1)))
+    total = max(float((variance**2).sum()), 1e-30)
+    return Points(
+        round=trainer.run.round_idx - 1,
+        x=place_P2[:, 0].tolist(),
+        y=place_P2[:, 1].tolist(),
+        client=[client for part in parts for client in part[0]],
+        label=[label for part in parts for label in part[2]],
+        explained=(variance[:2] ** 2 / total).tolist(),
+        total=sum(trainer.run.roster.sizes[client] for client in trainer.run.training_clients),
+    )

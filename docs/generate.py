@@ -1,0 +1,205 @@
+"""The pages that are made from the code and from the studies' files; called by conf.py."""
+
+import collections
+import inspect
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import docstring_parser
+from lightning.fabric.loggers.logger import Logger
+
+import fl_lightning.callbacks
+import fl_lightning.data
+import fl_lightning.models
+import fl_lightning.run.loggers
+from fl_lightning.callback import Callback
+from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
+from fl_lightning.executors import Executor
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.participation import Participation
+from fl_lightning.strategies import Strategy
+from fl_lightning.strategies.mixing.aggregation import Aggregation
+from fl_lightning.trainer import FederatedTrainer
+
+ROOT = Path(__file__).parents[1]
+FAMILIES = {
+    "mixing": "Mixing: the server averages, by one rule for all or by one for each client",
+    "hypernetwork": "Hypernetwork: the server generates models",
+    "decentralised": "Decentralised: clients talk to their neighbours",
+    "strategies": "Without communication",
+}
+#: What settings can name, by the setting.
+GROUPS: dict[str, type] = {
+    "data.source": Source,
+    "data.partitioner": Partitioner,
+    "data.splitter": Splitter,
+    "trainer.callbacks": Callback,
+    "trainer.executor": Executor,
+    "trainer.logger": Logger,
+    "strategy.aggregation": Aggregation,
+    "model": ClientModule,
+}
+
+
+def all_pages(docs: Path) -> None:
+    """Write every generated page below ``docs/generated``, which git ignores."""
+    target = docs / "generated"
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "strategies").mkdir(parents=True)
+    families = collections.defaultdict(list)
+    for strategy in concrete(Strategy):
+        family = strategy.__module__.split(".")[-2]
+        families[family].append(strategy)
+        (target / "strategies" / f"{strategy.__name__}.md").write_text(strategy_page(strategy))
+    (target / "strategies.md").write_text(strategies_page(families))
+    (target / "settings.md").write_text(settings_page())
+    (target / "results.md").write_text(results_page())
+
+
+def concrete(base: type) -> list[type]:
+    """The classes of this project that can be named where ``base`` is asked for, by name."""
+    found: dict[str, type] = {}
+    waiting = [base]
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        is_ours = cls.__module__.startswith("fl_lightning.")
+        if is_ours and not inspect.isabstract(cls) and not cls.__name__.startswith("_") and cls is not Callback:
+            found[cls.__name__] = cls
+    return [found[name] for name in sorted(found, key=str.lower)]
+
+
+def strategy_page(strategy: type[Strategy]) -> str:
+    """A strategy: its module's text (source, equations, departures) and its settings."""
+    module = inspect.getmodule(strategy)
+    assert module is not None
+    text = inspect.cleandoc(module.__doc__ or "")
+    first, _, rest = text.partition("\n")
+    file = Path(inspect.getfile(strategy)).relative_to(ROOT)
+    return "\n".join(
+        [
+            f"# {strategy.__name__}",
+            "",
+            markdown(first),
+            markdown(rest),
+            "",
+            f"File: `{file}`.",
+            "",
+            "## Settings",
+            "",
+            *settings_of(strategy),
+            "",
+        ]
+    )
+
+
+def strategies_page(families: dict[str, list[type]]) -> str:
+    """The list of all strategies."""
+    lines = ["# Strategies", "", "One file each; the page of each has its source, its equations and its settings.", ""]
+    for family, title in FAMILIES.items():
+        lines += [f"## {title}", "", "| strategy | in one line |", "|---|---|"]
+        for strategy in families[family]:
+            module = inspect.getmodule(strategy)
+            first = inspect.cleandoc((module and module.__doc__) or "").partition("\n")[0]
+            lines.append(f"| [{strategy.__name__}](strategies/{strategy.__name__}.md) | {cell(first)} |")
+        lines.append("")
+    every = [strategy.__name__ for family in FAMILIES for strategy in families[family]]
+    return "\n".join([*lines, "```{toctree}", ":hidden:", "", *(f"strategies/{name}" for name in every), "```", ""])
+
+
+def settings_page() -> str:
+    """Every setting that is not a strategy's."""
+    lines = ["# Settings", "", "Those of the strategies are on [their own pages](strategies.md).", ""]
+    for group, cls in {
+        "trainer": FederatedTrainer,
+        "trainer.participation": Participation,
+        "data": FederatedDataModule,
+    }.items():
+        lines += [f"## {group}", "", *settings_of(cls), ""]
+    for group, base in GROUPS.items():
+        lines += [f"## {group}", ""]
+        for cls in concrete(base):
+            lines += [f"### {cls.__name__}", "", markdown(summary(cls)), "", *settings_of(cls), ""]
+    lines += ["## model.net", ""]
+    for name in sorted(fl_lightning.models.__all__):
+        cls = getattr(fl_lightning.models, name)
+        if inspect.isclass(cls) and "forward" in vars(cls):
+            lines += [f"### {name}", "", markdown(summary(cls)), "", *settings_of(cls), ""]
+    return "\n".join(lines)
+
+
+def settings_of(cls: type) -> list[str]:
+    """A table of the settings of a class, those of its bases among them."""
+    told = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("fl_lightning"):
+            told |= {each.arg_name: each.description for each in docstring_parser.parse(base.__doc__ or "").params}
+    rows = [
+        f"| `{name}` | {default(parameter)} | {cell(told.get(name) or '')} |"
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    ]
+    return ["| setting | default | meaning |", "|---|---|---|", *rows] if rows else ["No settings."]
+
+
+def default(parameter: inspect.Parameter) -> str:
+    """The default value as a configuration file would have it."""
+    value = parameter.default
+    if value is inspect.Parameter.empty:
+        return "(required)"
+    names = {None: "null", True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return f"`{names[value]}`"
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return f"`{value.__name__}`"
+    if type(value).__repr__ is object.__repr__ or "<" in repr(value):
+        return f"`{type(value).__name__}`"
+    return f"`{value!r}`".replace("|", "\\|")
+
+
+def summary(cls: type) -> str:
+    """What a class's docstring says before its arguments."""
+    parsed = docstring_parser.parse(inspect.cleandoc(cls.__doc__ or ""))
+    parts = [parsed.short_description, parsed.long_description]
+    return "\n\n".join(part for part in parts if part)
+
+
+def markdown(text: str) -> str:
+    """A docstring as Markdown: blocks that are indented stay as they are, roles lose their role."""
+    lines = [line if line.startswith("    ") else plain(line) for line in text.splitlines()]
+    return "\n".join(lines)
+
+
+def plain(line: str) -> str:
+    """A line of prose without what Markdown would take for markup."""
+    for role in ("class", "meth", "func", "mod", "attr"):
+        line = line.replace(f":{role}:", "")
+    parts = line.split("``") if "``" in line else [line]
+    prose = [
+        part.replace("*", "\\*").replace("<", "&lt;").replace("|", "\\|").replace("_", "\\_") for part in parts[::2]
+    ]
+    code = [f"`{part}`" for part in parts[1::2]]
+    return "".join(a + b for a, b in zip(prose, [*code, *[""] * (len(prose) - len(code))], strict=True))
+
+
+def cell(text: str) -> str:
+    """A text in one cell of a table."""
+    return plain(" ".join(text.split())).replace("\\|", "|").replace("|", "\\|")
+
+
+def results_page() -> str:
+    """The tables that benchmarks and studies wrote, as they wrote them."""
+    lines = ["# Results", "", "Each table is a file of the repository that the command under it rewrites.", ""]
+    for file in results():
+        body = file.read_text().replace("](", f"](../../{file.parent.relative_to(ROOT)}/").replace("\n#", "\n##")
+        if not body.startswith("#"):
+            body = f"# {file.stem}\n\n{body}"
+        lines += [f"#{body}", "", f"File: `{file.relative_to(ROOT)}`.", ""]
+    return "\n".join(lines)
+
+
+def results() -> Iterable[Path]:
+    """The files with tables."""
+    yield from sorted((ROOT / "studies" / "results").glob("**/*.md"))
+    yield from sorted((ROOT / "benchmarks" / "results").glob("*.md"))

@@ -1,0 +1,88 @@
+"""Graphs of your own: in memory, or many that are a client each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch_geometric.data import Data
+
+from fl_lightning.data.preparation import prepare_graph
+from fl_lightning.data.sources.base import GRAPH, FileSource, GraphSource, joined
+
+
+class InMemorySource(GraphSource):
+    """A graph that is there already.
+
+    Args:
+        data: With ``x``, ``edge_index`` and ``y``.
+        normalize_features: Row-normalise the features, which must not be negative.
+        largest_component: Keep the largest connected component only.
+        undirected: Add missing reverse edges.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        normalize_features: bool = False,
+        largest_component: bool = False,
+        undirected: bool = True,
+    ) -> None:
+        super().__init__(normalize_features, largest_component, undirected)
+        if not isinstance(data, Data):
+            raise ValueError(f"the graph is a {type(data).__name__}: give a torch_geometric.data.Data")
+        self.graph = data
+
+    def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
+        return self.graph
+
+    def identity(self) -> dict[str, Any]:
+        """The graph itself is part of a partition's key."""
+        return {"source": type(self).__name__}
+
+
+class ManyGraphs(GraphSource):
+    """Graphs that are a client each, such as the countries of Twitch: needs no partitioner.
+
+    Features and classes mean the same in all graphs.
+
+    Args:
+        sources: Where each client's graph comes from; each is prepared as it says itself.
+        names: Of the clients; None for their numbers.
+
+    Raises:
+        ValueError: There are no graphs, or not a name for each.
+    """
+
+    clients_by = GRAPH
+
+    def __init__(self, sources: list[GraphSource], names: list[str] | None = None) -> None:
+        super().__init__()
+        if not isinstance(sources, Sequence) or not sources:
+            raise ValueError(f"ManyGraphs.sources is {sources!r}: give a source for each client")
+        strangers = [each for each in sources if not isinstance(each, GraphSource)]
+        if strangers:
+            raise ValueError(f"ManyGraphs.sources holds {strangers[0]!r}, which is no source of a graph")
+        if names is not None and (len(names) != len(sources) or len(set(names)) < len(names)):
+            raise ValueError(f"ManyGraphs.names is {names}: give each of the {len(sources)} graphs its own")
+        self.sources = sources
+        self.client_names = None if names is None else tuple(names)
+
+    def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
+        return joined(
+            prepare_graph(source.load(root, cache_dir), source.preparation, str(source)) for source in self.sources
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What each of the graphs depends on."""
+        return {"source": type(self).__name__, "sources": [source.identity() for source in self.sources]}
+
+
+def as_source(source: Any) -> Any:
+    """A source, a graph in memory, or a list of graphs, of files or of sources that are a client each, as a source."""
+    if isinstance(source, Data):
+        return InMemorySource(source)
+    if isinstance(source, str | Path):
+        return FileSource(str(source))
+    if isinstance(source, list | tuple):
+        return ManyGraphs([as_source(each) for each in source])
+    return source

@@ -1,0 +1,175 @@
+"""Code of libraries that runs when it is first used, not when the package is imported.
+
+``import lightning`` also runs PyTorch's compiler, all of torchmetrics, SciPy's signals and Matplotlib, and ``import
+torch_geometric`` its data sets and pandas; every ``torch.optim`` optimiser begins with the compiler, too. That takes
+longer than ``import torch``, and a run uses none of it. There is no switch for it in the libraries, so the modules in
+:data:`KNOWN` are put into ``sys.modules`` unexecuted, as ``importlib.util.LazyLoader`` does. They run as soon as
+anything is asked of them but the few names below, one of their submodules included. Nothing that a library does is
+changed by it: with versions that ask for other names, start-up is slower and no more. What was imported before this
+package stays as it is.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from threading import RLock
+from types import ModuleType
+from typing import Any
+
+_DYNAMO, _METRICS, _PLOTS = "torch._dynamo", "torchmetrics", "torchmetrics.utilities.plot"
+_lock = RLock()
+
+
+def is_deferred(name: str) -> bool:
+    """Whether a module has not been asked for anything yet, and so has not run."""
+    return isinstance(sys.modules.get(name), _Deferred)
+
+
+class _Deferred(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if value := KNOWN[self.__name__].get(name):
+            try:
+                return value()
+            except ImportError:  # another version, whose parts cannot be had by themselves
+                pass
+        elif name.startswith("__") and name != "__all__":  # what is asked of every module by the interpreter
+            raise AttributeError(name)
+        return getattr(_run(self.__name__), name)
+
+
+def _run(name: str) -> ModuleType:
+    """The module, executed."""
+    with _lock:
+        module = sys.modules[name]
+        if isinstance(module, _Deferred):
+            module.__class__ = ModuleType  # type: ignore[assignment]
+            try:
+                module.__spec__.loader.original.exec_module(module)  # type: ignore[union-attr]
+            except BaseException:
+                module.__class__ = _Deferred
+                raise
+    return module
+
+
+class _DeferringLoader(Loader):
+    def __init__(self, original: Loader) -> None:
+        self.original = original
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.original.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Deferred
+
+
+class _LoadedLoader(Loader):
+    """Gives a module that its package has imported while it was looked for."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.spec
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package = fullname.rpartition(".")[0]
+        if is_deferred(package) and package != _METRICS:  # whose parts do without the whole
+            _run(package)
+            if fullname in sys.modules:
+                return ModuleSpec(fullname, _LoadedLoader(sys.modules[fullname]))
+        if fullname not in KNOWN:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _DeferringLoader(spec.loader)
+        return spec
+
+
+# ---------------------------------------------------------------- what is known without running a module
+
+
+class _IsOptimized(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return not is_deferred(_DYNAMO) and isinstance(instance, sys.modules[_DYNAMO].OptimizedModule)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return not is_deferred(_DYNAMO) and issubclass(subclass, sys.modules[_DYNAMO].OptimizedModule)
+
+
+class _OptimizedModule(metaclass=_IsOptimized):
+    """What ``torch.compile`` returns: nothing is of this class before it was called."""
+
+
+def _disable(
+    function: Any = None, recursive: bool = True, *, reason: str | None = None, wrapping: bool = True
+) -> Callable[..., Any]:
+    """``torch._dynamo.disable``: nothing has to be kept from a compiler that has not been loaded."""
+
+    @functools.cache
+    def disabled() -> Callable[..., Any]:
+        kept: Callable[..., Any] = _run(_DYNAMO).disable(function, recursive, reason=reason, wrapping=wrapping)
+        return kept
+
+    if function is None:
+        return disabled()
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (function if is_deferred(_DYNAMO) else disabled())(*args, **kwargs)
+
+    return call
+
+
+def _graph_break(msg: str = "") -> None:
+    """``torch._dynamo.graph_break``: there is no graph before the compiler has been loaded."""
+    if not is_deferred(_DYNAMO):
+        sys.modules[_DYNAMO].graph_break(msg)
+
+
+def _metric(module: str, name: str) -> Any:
+    importlib.import_module("torchmetrics.utilities")  # where their circle of imports has to be entered
+    return getattr(importlib.import_module(module), name)
+
+
+def _plot(name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(_run(_PLOTS), name)(*args, **kwargs)
+
+    return call
+
+
+#: The modules, and of each the names that need not run it, with what makes their values.
+KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
+    _DYNAMO: {
+        "OptimizedModule": lambda: _OptimizedModule,  # Lightning asks objects whether they are one
+        "disable": lambda: _disable,  # optimisers, of their methods
+        "graph_break": lambda: _graph_break,  # in every step of an optimiser
+    },
+    _METRICS: {
+        "Metric": functools.partial(_metric, "torchmetrics.metric", "Metric"),
+        "MetricCollection": functools.partial(_metric, "torchmetrics.collections", "MetricCollection"),
+        "__version__": functools.partial(importlib.metadata.version, "torchmetrics"),
+        "_logger": functools.partial(logging.getLogger, "torchmetrics"),
+    },
+    _PLOTS: {
+        **{name: lambda: object for name in ("_AX_TYPE", "_CMAP_TYPE", "_PLOT_OUT_TYPE")},  # for annotations
+        **{
+            name: functools.partial(_plot, name)
+            for name in ("plot_confusion_matrix", "plot_curve", "plot_single_or_multi_val")
+        },
+    },
+    "torch_geometric.datasets": {},
+}
+sys.meta_path.insert(0, _Finder())

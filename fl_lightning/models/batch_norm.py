@@ -1,0 +1,108 @@
+"""Batch normalisation in clients: a layer that leaves padding out, and what of it is a running statistic.
+
+Ioffe, Szegedy: "Batch Normalization", ICML 2015. Running statistics are parameters without gradient here, named
+``running_mean`` and ``running_var``: so they are in checkpoints, and travel or stay as other parameters do.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.kernels.linear import check_widths
+
+#: Their names in a layer.
+STATISTICS = ("running_mean", "running_var")
+#: Layers of PyTorch's that have them, and that count padding.
+TORCH_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+
+class BatchNorm(nn.Module):
+    """Normalise each channel over the examples of a client that count; of one client, on a stack, or under ``vmap``.
+
+    In training mode by the batch's mean and variance, whose running means are kept; in eval mode by these.
+
+    Args:
+        num_features: Channels.
+        momentum: Share of the batch's in the new running statistics, in (0, 1].
+        eps: Added to the variance.
+
+    Shapes:
+        x ``(..., N, num_features)``, mask ``(..., N)``, result as x; all with a leading C for a stack.
+    """
+
+    def __init__(self, num_features: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        check_widths(num_features=num_features)
+        if not 0 < momentum <= 1:
+            raise ValueError(f"momentum={momentum} is impossible: set it above 0, to at most 1")
+        super().__init__()
+        self.momentum = momentum
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.running_mean = nn.Parameter(torch.zeros(num_features), requires_grad=False)
+        self.running_var = nn.Parameter(torch.ones(num_features), requires_grad=False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Normalise.
+
+        Args:
+            x: The examples.
+            mask: Which of them count for the statistics.
+        """
+        mean: Tensor = self.running_mean
+        variance: Tensor = self.running_var
+        if self.training:
+            wide = x.to(torch.promote_types(x.dtype, mean.dtype))
+            weight = mask.unsqueeze(-1).to(wide)
+            count = weight.sum(dim=-2)
+            mean = (wide * weight).sum(dim=-2) / count.clamp(min=1)
+            variance = ((wide - mean.unsqueeze(-2)).square() * weight).sum(dim=-2) / count.clamp(min=1)
+            with torch.no_grad():
+                share = torch.where(count > 1, self.momentum, 0.0)  # of one example there is no variance
+                unbiased = variance * count / (count - 1).clamp(min=1)
+                for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                    running.add_((share * (new.detach() - running)).to(running.dtype))
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (x * scale.unsqueeze(-2) + (self.bias - mean * scale).unsqueeze(-2)).to(x.dtype)
+
+
+def adopt_statistics(net: nn.Module) -> None:
+    """Make the running statistics of PyTorch's layers parameters without gradient, as those of :class:`BatchNorm` are.
+
+    Raises:
+        ValueError: A layer averages over all batches that it has seen, whose number is no parameter.
+    """
+    for name, layer in net.named_modules():
+        if not isinstance(layer, TORCH_NORMS) or layer.running_mean is None:
+            continue
+        if layer.momentum is None:
+            raise ValueError(f"{name} is a {type(layer).__name__} with momentum None: give it one, for example 0.1")
+        for statistic in STATISTICS:
+            value = layer._buffers.pop(statistic)
+            assert value is not None
+            layer.register_parameter(statistic, nn.Parameter(value, requires_grad=False))
+        layer.num_batches_tracked = None
+
+
+def statistics_of(net: nn.Module) -> frozenset[str]:
+    """Names of the running statistics among a net's parameters."""
+    named = net.named_parameters()
+    return frozenset(n for n, p in named if n.rpartition(".")[2] in STATISTICS and not p.requires_grad)
+
+
+def has_torch_norms(net: nn.Module) -> bool:
+    """Whether the net has layers of PyTorch's that normalise over examples, padding among them."""
+    return any(isinstance(layer, TORCH_NORMS) for layer in net.modules())
+
+
+def norm_parameters(net: nn.Module) -> tuple[str, ...]:
+    """Names of all parameters of normalisation layers, running statistics included."""
+    kinds = (BatchNorm, *TORCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.SyncBatchNorm)
+    layers = [name for name, layer in net.named_modules() if isinstance(layer, kinds)]
+    return tuple(name for name, _ in net.named_parameters() if name.rpartition(".")[0] in layers)

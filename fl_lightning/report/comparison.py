@@ -1,0 +1,501 @@
+"""Runs side by side: what differs in their settings, how they learn, and paired differences over seeds and clients.
+
+Runs that differ in nothing but seeds, names and folders are of one configuration. A difference is paired where two
+configurations have runs of the same seed on the same partition.
+"""
+
+import html
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich import box
+from rich.console import Group
+from rich.table import Table as RichTable
+from scipy import stats
+
+from fl_lightning.report.document import Document, Section
+from fl_lightning.report.folder import Recorded
+from fl_lightning.report.pictures import Album, Curve, Picture, Table
+from fl_lightning.report.wording import count, duration, number, setting, signed, size, size_unit
+
+#: Settings in which runs of one configuration may differ.
+_OF_A_RUN = (
+    "ckpt_path",
+    "config",
+    "data.cache_dir",
+    "data.partitioner.seed",
+    "data.root",
+    "data.seed",
+    "profile",
+    "resume_with_changes",
+    "seed",
+    "seed_everything",
+    "trainer.accelerator",
+    "trainer.default_root_dir",
+    "trainer.devices",
+    "trainer.executor",
+    "trainer.logger",
+    "trainer.num_nodes",
+    "trainer.run_name",
+    "trainer.strategy",
+)
+_UNSET = "–"
+#: Fewer pairs have no p-value below 0.05.
+_FEWEST_FOR_RANKS = 6
+_TIE = 1e-9
+
+
+class Comparison:
+    """Runs side by side.
+
+    Args:
+        runs: The runs.
+        reference: The label of the configuration that the others are compared with; None for the first.
+
+    Attributes:
+        runs: The runs.
+        metric: The test metric that all of them report.
+        labels: Names of the configurations, in the order of their first runs.
+        reference: The one that the others are compared with.
+        notes: What could not be compared, and why.
+
+    Raises:
+        ValueError: The runs report different metrics, or there is no such configuration.
+    """
+
+    def __init__(self, runs: Sequence[Recorded], *, reference: str | None = None) -> None:
+        metrics = list(dict.fromkeys(run.test_metric for run in runs))
+        if len(metrics) > 1:
+            raise ValueError(f"the runs report {' and '.join(metrics)}: compare runs of one metric")
+        self.recorded = list(runs)
+        self.metric = metrics[0]
+        self.less_is_better = runs[0].less_is_better
+        self.notes: list[str] = []
+        self._group_of, self.labels = _grouped(self.recorded)
+        if reference is not None and reference not in self.labels:
+            raise ValueError(f"there is no configuration {reference!r} among {', '.join(map(repr, self.labels))}")
+        self.reference = reference or self.labels[0]
+
+    def members(self, label: str) -> list[Recorded]:
+        """The runs of a configuration."""
+        return [run for run, own in zip(self.recorded, self._group_of, strict=True) if own == label]
+
+    # ------------------------------------------------------------------ tables
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row for each run: its figures at the chosen round, bytes and seconds of all rounds."""
+        rows = []
+        for run, label in zip(self.recorded, self._group_of, strict=True):
+            figures = run.figures
+            rows.append(
+                {
+                    "run": run.name,
+                    "configuration": label,
+                    "seed": _seed(run),
+                    "status": run.status,
+                    "rounds": len(run.rounds),
+                    "chosen_round": run.chosen_round,
+                    run.monitor: figures.get(run.monitor, math.nan),
+                    self.metric: figures.get(self.metric, math.nan),
+                    f"{self.metric}_std": figures.get(f"{self.metric}_std", math.nan),
+                    f"{self.metric}_worst": figures.get(f"{self.metric}_worst", math.nan),
+                    "bytes": _total(run, "comm/bytes_total", last=True),
+                    "seconds": _total(run, "seconds", last=False),
+                    "folder": str(run.path),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def configurations(self) -> pd.DataFrame:
+        """A row for each configuration: means over its runs, and the standard deviation of the metric over them."""
+        rows = []
+        for label in self.labels:
+            mine = self.runs[self.runs["configuration"] == label]
+            rows.append(
+                {
+                    "configuration": label,
+                    "runs": len(mine),
+                    self.metric: mine[self.metric].mean(),
+                    "std_over_runs": mine[self.metric].std(ddof=1),
+                    "std_over_clients": mine[f"{self.metric}_std"].mean(),
+                    "worst_client": mine[f"{self.metric}_worst"].mean(),
+                    "bytes": mine["bytes"].mean(),
+                    "seconds": mine["seconds"].mean(),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def settings(self) -> pd.DataFrame:
+        """The settings that differ: a row for each, a column for each configuration; those that all have come first."""
+        firsts = {label: _configuration(self.members(label)[0]) for label in self.labels}
+        names = dict.fromkeys(name for settings in firsts.values() for name in settings)
+        rows = {
+            name: [settings.get(name, _UNSET) for settings in firsts.values()]
+            for name in names
+            if len({str(settings.get(name, _UNSET)) for settings in firsts.values()}) > 1
+        }
+        order = sorted(rows, key=lambda name: rows[name].count(_UNSET) > 0)
+        rows = {name: rows[name] for name in order}
+        return pd.DataFrame.from_dict(rows, orient="index", columns=self.labels, dtype=object).rename_axis("setting")
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """A row for each round of each run: the metrics, bytes and seconds since the beginning."""
+        parts = []
+        for run, label in zip(self.recorded, self._group_of, strict=True):
+            nothing = np.full(len(run.rounds), math.nan)
+            seconds = run.column("seconds")
+            columns = {
+                "run": run.name,
+                "configuration": label,
+                "seed": _seed(run),
+                "round": run.rounds,
+                run.monitor: run.history.get(run.monitor, nothing),
+                self.metric: run.history.get(self.metric, nothing),
+                "bytes": run.history.get("comm/bytes_total", nothing),
+                "seconds": nothing if seconds is None else np.nancumsum(seconds),
+            }
+            parts.append(pd.DataFrame(columns))
+        return pd.concat(parts, ignore_index=True)
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """A row for each client of each run: its value of the metric at the chosen round."""
+        rows = [
+            {"run": run.name, "configuration": label, "seed": _seed(run), "client": client, self.metric: value}
+            for run, label in zip(self.recorded, self._group_of, strict=True)
+            for client, value in run.client_values(run.client_metric).items()
+        ]
+        return pd.DataFrame(rows, columns=["run", "configuration", "seed", "client", self.metric])
+
+    @cached_property
+    def over_seeds(self) -> pd.DataFrame:
+        """Each configuration minus the reference, paired over seeds: mean, its 95 % interval (Student's t), wins."""
+        rows = []
+        for label in self._others:
+            pairs = self._pairs(label)
+            gaps = np.array(
+                [a.figures.get(self.metric, math.nan) - b.figures.get(self.metric, math.nan) for a, b in pairs]
+            )
+            rows.append({"configuration": label, **self._told(gaps, "seeds")})
+        return pd.DataFrame(rows, columns=["configuration", *_columns("seeds")])
+
+    @cached_property
+    def over_clients(self) -> pd.DataFrame:
+        """Each configuration minus the reference, paired over the clients of all paired seeds.
+
+        The p-value is of Wilcoxon's signed-rank test. Clients of one federation are not independent of each other: the
+        interval and the p-value describe these clients and say nothing of other seeds.
+        """
+        rows = []
+        for label in self._others:
+            gaps = np.array([gap for a, b in self._pairs(label) for gap in _client_gaps(a, b)])
+            told = self._told(gaps, "clients")
+            differing = gaps[np.abs(gaps) > _TIE]
+            p_value = float(stats.wilcoxon(differing).pvalue) if len(differing) >= _FEWEST_FOR_RANKS else math.nan
+            rows.append({"configuration": label, **told, "p_value": p_value})
+        return pd.DataFrame(rows, columns=["configuration", *_columns("clients"), "p_value"])
+
+    @property
+    def _others(self) -> list[str]:
+        return [label for label in self.labels if label != self.reference]
+
+    def _pairs(self, label: str) -> list[tuple[Recorded, Recorded]]:
+        """Runs of a configuration and of the reference with one seed and one partition."""
+        mine, theirs = self._by_seed(label), self._by_seed(self.reference)
+        pairs = []
+        for seed, run in mine.items():
+            if seed not in theirs:
+                continue
+            first, second = (_partition(each) for each in (run, theirs[seed]))
+            if first and second and first != second:
+                self._note(f"{label} and {self.reference} are not paired at seed {seed}: their partitions differ.")
+            else:
+                pairs.append((run, theirs[seed]))
+        if not pairs:
+            self._note(f"{label} and {self.reference} have no seed in common on one partition, so nothing is paired.")
+        return pairs
+
+    def _by_seed(self, label: str) -> dict[Any, Recorded]:
+        found: dict[Any, Recorded] = {}
+        for run in self.members(label):
+            if _seed(run) in found:
+                self._note(f"{label} has several runs of seed {_seed(run)}: the last one is paired.")
+            found[_seed(run)] = run
+        return found
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _told(self, gaps: np.ndarray[Any, Any], what: str) -> dict[str, float]:
+        gaps = gaps[np.isfinite(gaps)]
+        total = len(gaps)
+        mean = float(gaps.mean()) if total else math.nan
+        spread = float(gaps.std(ddof=1)) if total > 1 else math.nan
+        half = float(stats.t.ppf(0.975, total - 1)) * spread / math.sqrt(total) if total > 1 else math.nan
+        sign = -1 if self.less_is_better else 1
+        better, worse = int((sign * gaps > _TIE).sum()), int((sign * gaps < -_TIE).sum())
+        return dict(zip(_columns(what), (total, mean, spread, mean - half, mean + half, better, worse), strict=True))
+
+    # ------------------------------------------------------------------ to look at
+
+    def __rich__(self) -> Group:
+        """Tables for a terminal."""
+        tables: list[RichTable | str] = [
+            _rich(f"{count(len(self.recorded), 'run')}, {self.metric} at the chosen round", self._summary_table()),
+            *([_rich("Settings that differ", self._settings_table(shared=True))] if len(self.settings) else []),
+        ]
+        if lone := sum((self.settings == _UNSET).any(axis=1)):
+            tables.append(
+                f"(and {count(int(lone), 'setting')} that not every configuration has: they are on the page)\n"
+            )
+        if self._others:
+            tables.append(
+                _rich(f"Differences from {self.reference}, paired over seeds", self._gaps_table(self.over_seeds))
+            )
+            if len(self.clients):
+                paired = self._gaps_table(self.over_clients)
+                tables.append(_rich(f"Differences from {self.reference}, paired over clients", paired))
+        return Group(*tables, *self.notes)
+
+    def _repr_html_(self) -> str:
+        """The page, for notebooks, in a frame of its own."""
+        page = html.escape(self.document().html(), quote=True)
+        return f'<iframe title="Comparison of runs" srcdoc="{page}" style="width:100%;height:45rem;border:0"></iframe>'
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page.
+
+        Raises:
+            CannotWrite: The disk is full, the folder read-only, ...
+        """
+        return self.document().write(Path(path))
+
+    def document(self) -> Document:
+        """The page."""
+        album = Album()
+        differences = self._differences(album)
+        return Document(
+            title=f"{count(len(self.recorded), 'run')} compared",
+            subtitle=f"{self.metric} of {count(len(self.labels), 'configuration')}; "
+            f"{'less' if self.less_is_better else 'more'} is better",
+            sections=[self._overview(), self._curves(album), differences, self._clients(album), self._all_runs()],
+            footer=[f"Folders: {', '.join(str(run.path) for run in self.recorded[:50])}"],
+        )
+
+    def _overview(self) -> Section:
+        empty = "" if len(self.settings) else "The runs have the same settings, but for seeds, names and folders."
+        tables = [self._summary_table(), *([self._settings_table()] if len(self.settings) else [])]
+        text = f"{self.metric} at the round that validation chose: means over the runs of a configuration."
+        return Section(anchor="overview", title="Overview", text=text, tables=tables, empty=empty)
+
+    def _summary_table(self) -> Table:
+        columns = ["mean", "std over runs", "over clients", "worst client", "runs", "sent", "time"]
+        rows = [
+            [
+                str(row["configuration"]),
+                *(
+                    number(row[name])
+                    for name in (self.metric, "std_over_runs", "std_over_clients", "worst_client", "runs")
+                ),
+                size(row["bytes"]) if math.isfinite(row["bytes"]) else _UNSET,
+                duration(row["seconds"]) if math.isfinite(row["seconds"]) else _UNSET,
+            ]
+            for row in self.configurations.to_dict("records")
+        ]
+        return Table(title="Configurations", columns=["configuration", *columns], rows=rows)
+
+    def _settings_table(self, *, shared: bool = False) -> Table:
+        """All of them, or those that every configuration has."""
+        found = [(str(name), *map(setting, values)) for name, *values in self.settings.itertuples()]
+        rows = [row for row in found if not (shared and _UNSET in row)]
+        return Table(title="Settings that differ", columns=["setting", *self.labels], rows=rows)
+
+    def _gaps_table(self, gaps: pd.DataFrame) -> Table:
+        what = gaps.columns[1]
+        columns = ["configuration", what, "mean", "95 % interval", "better", "worse"]
+        columns += ["p (signed ranks)"] if "p_value" in gaps else []
+        rows = []
+        for row in gaps.to_dict("records"):
+            interval = f"{signed(row['low'])} to {signed(row['high'])}" if math.isfinite(row["low"]) else _UNSET
+            line = [str(row["configuration"]), number(row[what]), signed(row["mean"]), interval]
+            line += [number(row["better"]), number(row["worse"])]
+            rows.append(line + ([number(row["p_value"])] if "p_value" in gaps else []))
+        return Table(title=f"Paired over {what}", columns=columns, rows=rows)
+
+    def _curves(self, album: Album) -> Section:
+        validation = self.recorded[0].monitor
+        pictures = []
+        for metric in dict.fromkeys((self.metric, validation)):
+            drawn = self._over(album, metric, "round", "round", 1.0)
+            pictures += [drawn] if drawn else []
+        largest = self.rounds["bytes"].max()
+        factor, unit = size_unit(largest if math.isfinite(largest) else 0)
+        for what, label, scale in (("bytes", f"sent, {unit}", factor), ("seconds", "seconds of training", 1.0)):
+            drawn = self._over(album, self.metric, what, label, scale)
+            pictures += [drawn] if drawn else []
+        several = any(len(self.members(label)) > 1 for label in self.labels)
+        text = (
+            "Lines are means over the runs of a configuration, bands reach from the least to the largest."
+            if several
+            else ""
+        )
+        empty = "" if pictures else "No round of these runs was logged."
+        return Section(anchor="curves", title="Learning", text=text, pictures=pictures, empty=empty)
+
+    def _over(self, album: Album, metric: str, what: str, label: str, factor: float) -> Picture | None:
+        curves = []
+        for place, name in enumerate(self.labels):
+            mine = self.rounds[self.rounds["configuration"] == name]
+            if metric not in mine or mine[metric].isna().all() or mine[what].isna().all():
+                continue
+            by_round = mine.groupby("round")
+            x, y = (by_round["round"].first() if what == "round" else by_round[what].mean()) / factor, by_round[metric]
+            alone = len(self.members(name)) == 1
+            curves.append(
+                Curve(
+                    label=name,
+                    x=x.to_numpy(dtype=float),
+                    y=y.mean().to_numpy(dtype=float),
+                    low=None if alone else y.min().to_numpy(dtype=float),
+                    high=None if alone else y.max().to_numpy(dtype=float),
+                    place=place,
+                )
+            )
+        title = {"round": "Over rounds", "bytes": "Over bytes", "seconds": "Over seconds"}[what]
+        return album.curves(curves, title=title, x_label=label, y_label=metric) if curves else None
+
+    def _differences(self, album: Album) -> Section:
+        anchor, title = "differences", f"Differences from {self.reference}"
+        if not self._others:
+            return Section(
+                anchor=anchor, title="Differences", empty="There is one configuration, so nothing to compare."
+            )
+        pictures, tables = [], []
+        for gaps, what in ((self.over_seeds, "seeds"), (self.over_clients, "clients")):
+            if not len(gaps) or not gaps[what].sum():
+                continue
+            known = gaps[gaps[what] > 0]
+            tables.append(self._gaps_table(gaps))
+            columns = (known[name].to_numpy(dtype=float) for name in ("mean", "low", "high"))
+            names = [str(name) for name in known["configuration"]]
+            heading = f"Paired over {what}"
+            pictures.append(album.intervals(names, *columns, title=heading, x_label=f"difference of {self.metric}"))
+        better = "negative" if self.less_is_better else "positive"
+        text = f"A {better} difference is better than {self.reference}. Intervals cover 95 % (Student's t)."
+        notes = [
+            *self.notes,
+            "Clients of one federation are not independent: their interval says nothing of other seeds.",
+        ]
+        empty = "" if tables else "No seed and partition is common to two configurations."
+        return Section(
+            anchor=anchor, title=title, text=text, pictures=pictures, tables=tables, notes=notes, empty=empty
+        )
+
+    def _clients(self, album: Album) -> Section:
+        pictures = []
+        for label in self._others[:6]:
+            pairs = self._pairs(label)
+            if not pairs:
+                continue
+            own, theirs = (each.client_values(each.client_metric) for each in pairs[0])
+            names = sorted(set(own) & set(theirs), key=lambda name: own[name] - theirs[name])
+            if names:
+                pictures.append(
+                    album.bars(
+                        names,
+                        np.array([own[name] for name in names]),
+                        title=f"{label} and {self.reference}, seed {_seed(pairs[0][0])}",
+                        x_label=self.metric,
+                        other=np.array([theirs[name] for name in names]),
+                        labels=(label, self.reference),
+                    )
+                )
+        empty = "" if pictures else "No two configurations have scores of the same clients (report.json)."
+        return Section(anchor="clients", title="Clients", pictures=pictures, empty=empty)
+
+    def _all_runs(self) -> Section:
+        shown = self.runs.drop(columns=["folder"])
+        rows = [[_cell(value) for value in row] for row in shown.itertuples(index=False)]
+        table = Table(title="Table of the runs", columns=list(shown.columns), rows=rows)
+        return Section(anchor="runs", title="Runs", folded=[table])
+
+
+def _grouped(runs: Sequence[Recorded]) -> tuple[list[str], list[str]]:
+    """The label of each run's configuration, and all labels."""
+    settings = [_configuration(run) for run in runs]
+    keys = [
+        repr(sorted((name, str(value)) for name, value in each.items())) + run.strategy
+        for each, run in zip(settings, runs, strict=True)
+    ]
+    firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
+    order = sorted(firsts.values())
+    differing = [
+        name
+        for name in dict.fromkeys(name for place in order for name in settings[place])
+        if name != "strategy" and len({str(settings[place].get(name, _UNSET)) for place in order}) > 1
+    ]
+    labels: dict[str, str] = {}
+    for place in order:
+        alike = [other for other in order if runs[other].strategy == runs[place].strategy]
+        telling = [n for n in differing if len({str(settings[other].get(n, _UNSET)) for other in alike}) > 1]
+        parts = [f"{n.rpartition('.')[2]} {setting(settings[place].get(n, _UNSET))}" for n in telling[:3]]
+        label = ", ".join([runs[place].strategy or "run", *parts])
+        labels[keys[place]] = label if label not in labels.values() else f"{label} ({runs[place].name})"
+    return [labels[key] for key in keys], [labels[keys[place]] for place in order]
+
+
+def _configuration(run: Recorded) -> dict[str, Any]:
+    """The settings that make a configuration."""
+    return {
+        name: value
+        for name, value in run.flat_settings.items()
+        if not any(name == own or name.startswith(f"{own}.") for own in _OF_A_RUN)
+    }
+
+
+def _seed(run: Recorded) -> Any:
+    return run.result.get("seed", run.record.seed if run.record else None)
+
+
+def _partition(run: Recorded) -> str:
+    return str(run.result.get("partition_hash") or (run.record.partition_hash if run.record else ""))
+
+
+def _total(run: Recorded, name: str, *, last: bool) -> float:
+    column = run.column(name)
+    if column is None:
+        return math.nan
+    return float(np.nanmax(column)) if last else float(np.nansum(column))
+
+
+def _client_gaps(first: Recorded, second: Recorded) -> list[float]:
+    own, other = first.client_values(first.client_metric), second.client_values(second.client_metric)
+    return [own[name] - other[name] for name in own if name in other]
+
+
+def _columns(what: str) -> list[str]:
+    return [what, "mean", "std", "low", "high", "better", "worse"]
+
+
+def _cell(value: Any) -> str:
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
+def _rich(title: str, table: Table) -> RichTable:
+    style = {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
+    drawn = RichTable(title=title, box=box.SIMPLE_HEAD, **style)  # type: ignore[arg-type]
+    for place, column in enumerate(table.columns):
+        drawn.add_column(column, justify="right" if place else "left", no_wrap=not place)
+    for row in table.rows:
+        drawn.add_row(*row)
+    return drawn

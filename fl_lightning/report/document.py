@@ -1,0 +1,102 @@
+"""A page: sections of pictures, tables and facts, put into one file without scripts that asks for nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fl_lightning.report.pictures import Picture, Table
+from fl_lightning.report.theme import variables
+from fl_lightning.run.folder import whole_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A figure with its name, and a line that says more."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A card of the page.
+
+    Attributes:
+        anchor: Its id.
+        title: Its heading.
+        text: A line beneath the heading.
+        pictures: Side by side where there is room.
+        small: Whether they are small, so that more of them stand side by side.
+        tables: Open ones.
+        folded: Tables that are opened by a click.
+        facts: Figures by themselves.
+        notes: Lines at its end.
+        empty: What is said where there is nothing to show.
+    """
+
+    anchor: str
+    title: str
+    text: str = ""
+    pictures: Sequence[Picture] = ()
+    small: bool = False
+    tables: Sequence[Table] = ()
+    folded: Sequence[Table] = ()
+    facts: Sequence[Fact] = ()
+    notes: Sequence[str] = ()
+    empty: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A page.
+
+    Attributes:
+        title: Of the page.
+        subtitle: A line beneath it.
+        status: A word about how it ended, and whether that is ``good``, ``warn`` or ``bad``.
+        alerts: What has to be read before anything else.
+        facts: The figures at its head.
+        sections: The cards.
+        footer: Lines at its end.
+    """
+
+    title: str
+    subtitle: str = ""
+    status: tuple[str, str] | None = None
+    alerts: Sequence[str] = ()
+    facts: Sequence[Fact] = ()
+    sections: Sequence[Section] = field(default=())
+    footer: Sequence[str] = ()
+
+    def html(self) -> str:
+        """The page."""
+        light, dark = (Markup(variables(scheme)) for scheme in (0, 1))
+        return _environment().get_template("document.html").render(document=self, light=light, dark=dark)
+
+    def write(self, path: Path) -> Path:
+        """Write the page, whole.
+
+        Raises:
+            CannotWrite: The disk is full, the folder read-only, ...
+        """
+        with whole_file(path) as temporary:
+            temporary.write_text(self.html(), encoding="utf-8")
+        return path
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fl_lightning.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["drawn"] = Markup
+    return environment

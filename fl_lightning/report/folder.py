@@ -1,0 +1,228 @@
+"""A run as its folder tells it: what the files hold, read without torch and without the data."""
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from fl_lightning.report.record import RunRecord
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What is known of a run.
+
+    Attributes:
+        path: The folder, or another place that the run is known by.
+        rounds: Numbers of the rounds that are over, (R,).
+        history: Figures of the rounds by name, (R,) each, nan where there is none.
+        result: The content of ``result.json``; empty for a run that was killed or goes on.
+        settings: Of the configuration, nested.
+        record: The content of ``report.json``; None where there is none.
+        malicious: Names of the malicious clients, by attack.
+    """
+
+    path: Path
+    rounds: NDArray[np.int64]
+    history: Mapping[str, Column]
+    result: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    record: RunRecord | None = None
+    malicious: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What the run is called: its last two folders."""
+        return "/".join(self.path.parts[-2:])
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's name; empty where no file tells it."""
+        told = self.result.get("strategy") or (self.record.strategy if self.record else "")
+        return str(told or _class_name(self.settings.get("strategy")))
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``interrupted``, ``failed``, or ``unknown`` for a run that was killed or goes on."""
+        return str(self.result.get("status", "unknown"))
+
+    @property
+    def monitor(self) -> str:
+        """The metric that chooses the round."""
+        return str(self.result.get("monitor") or (self.record.monitor if self.record else "val/acc"))
+
+    @property
+    def test_metric(self) -> str:
+        """The metric that is reported."""
+        return self.monitor.replace("val/", "test/")
+
+    @property
+    def less_is_better(self) -> bool:
+        """Whether a smaller value of the monitored metric is better."""
+        if self.record is not None:
+            return self.record.mode == "min"
+        return self.monitor.endswith(("loss", "mse"))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Figures of the chosen round; from the rounds themselves where the run left no result."""
+        told = self.result.get("result") or {}
+        if told:
+            return {name: math.nan if value is None else float(value) for name, value in told.items()}
+        column = self.history.get(self.monitor)
+        if column is None or not np.isfinite(column).any():
+            return {}
+        best = int(np.nanargmin(column) if self.less_is_better else np.nanargmax(column))
+        figures = {name: float(values[best]) for name, values in self.history.items()}
+        return {**figures, "best_round": float(self.rounds[best])}
+
+    @property
+    def chosen_round(self) -> int | None:
+        """The round that validation chose."""
+        found = self.figures.get("best_round")
+        return None if found is None else int(found)
+
+    def column(self, name: str) -> Column | None:
+        """The figures of a metric; None where no round has one."""
+        found = self.history.get(name)
+        return found if found is not None and np.isfinite(found).any() else None
+
+    def client_values(self, metric: str, kind: str = "") -> dict[str, float]:
+        """Each client's value at the chosen round, by name; those without examples are left out."""
+        chosen = None if self.record is None else self.record.chosen
+        if self.record is None or chosen is None:
+            return {}
+        values = chosen.scores.get(kind, {}).get(metric, [])
+        named = zip((self.record.names[client] for client in chosen.clients), values, strict=False)
+        return {name: value for name, value in named if value is not None}
+
+    @property
+    def client_metric(self) -> str:
+        """The clients' own name of the reported metric: ``test/acc`` where ``benign/val/acc`` is monitored."""
+        chosen = None if self.record is None else self.record.chosen
+        known = list(chosen.scores.get("", {})) if chosen else []
+        return next((name for name in known if self.test_metric.endswith(name)), self.test_metric)
+
+    @property
+    def flat_settings(self) -> dict[str, Any]:
+        """The settings by dotted name; of a run from Python those that it could tell."""
+        return flatten(self.settings or (self.record.settings if self.record else {}))
+
+
+def read(folder: Path, *, result: Mapping[str, Any] | None = None) -> Recorded:
+    """Read a run's folder.
+
+    Args:
+        folder: The folder.
+        result: What the run came to, in place of its ``result.json``.
+
+    Raises:
+        ValueError: There is no such folder, it is no run's, or a file is damaged.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}: give the folder of a run, such as runs/quickstart/version_0")
+    names = ("metrics.csv", "result.json", "report.json", "config.yaml")
+    if not any((folder / name).is_file() for name in names):
+        raise ValueError(f"{folder} is no run's folder: it has none of {', '.join(names)}")
+    rounds, history = _read_rounds(folder / "metrics.csv")
+    came_to = _read_json(folder / "result.json") if result is None else result
+    return Recorded(
+        path=folder.absolute(),
+        rounds=rounds,
+        history=history,
+        result=came_to,
+        settings=_read_settings(folder / str(came_to.get("config") or "config.yaml")),
+        record=RunRecord.read(folder),
+        malicious=_read_json(folder / "malicious_clients.json"),
+    )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder has a file that only runs have."""
+    return any((folder / name).is_file() for name in ("metrics.csv", "result.json", "report.json"))
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.int64], dict[str, Column]]:
+    """Figures by name; rows of the same round are one, and later ones win."""
+    merged: dict[int, dict[str, float]] = {}
+    for row in rows:
+        found = {name: _number(value) for name, value in row.items() if name != "round" and name is not None}
+        known = {name: value for name, value in found.items() if not math.isnan(value)}
+        merged.setdefault(int(row["round"]), {}).update(known)
+    names = dict.fromkeys(name for row in merged.values() for name in row)
+    rounds = sorted(merged)
+    columns = {name: np.array([merged[round_idx].get(name, math.nan) for round_idx in rounds]) for name in names}
+    return np.array(rounds, dtype=np.int64), columns
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Leaves of nested settings by their dotted name; a class and its arguments are one step of the name.
+
+    Example:
+        >>> flatten({"strategy": {"class_path": "fl_lightning.strategies.FedAvg", "init_args": {"num_epochs": 3}}})
+        {'strategy': 'FedAvg', 'strategy.num_epochs': 3}
+    """
+    if isinstance(value, Mapping) and "class_path" in value:
+        inner = flatten(value.get("init_args") or {}, path)
+        return {path: _class_name(value), **{name: leaf for name, leaf in inner.items() if name != path}}
+    if isinstance(value, Mapping):
+        dot = f"{path}." if path else ""
+        return {name: leaf for key, item in value.items() for name, leaf in flatten(item, f"{dot}{key}").items()}
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return {
+            name: leaf for place, item in enumerate(value) for name, leaf in flatten(item, f"{path}.{place}").items()
+        }
+    return {path: value}
+
+
+def _class_name(value: Any) -> str:
+    path = value.get("class_path", value.get("class", "")) if isinstance(value, Mapping) else value or ""
+    return str(path).rpartition(".")[2]
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):  # an empty cell, or a word
+        return math.nan
+
+
+def _read_rounds(path: Path) -> tuple[NDArray[np.int64], dict[str, Column]]:
+    if not path.is_file():
+        return np.empty(0, dtype=np.int64), {}
+    whole_lines = path.read_text().rpartition("\n")[0]  # a crash may have cut the last one off
+    try:
+        return columns_of(list(csv.DictReader(whole_lines.splitlines())))
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: a row has no number of a round ({error})") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: it holds no names and values")
+    return content
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,227 @@
+"""What a report needs of a run beside its other files: ``report.json`` in the run's folder.
+
+Figures of the rounds are in ``metrics.csv``, what the run came to in ``result.json``, its settings in ``config.yaml``.
+This file has the rest: the clients, the chosen round's scores of each of them and its confusions, matrices over the
+clients at a few rounds, embeddings, and where the time went. It is small: at most some hundred kilobytes, a megabyte at
+:data:`MOST_CLIENTS` clients. Numbers that are not finite are null.
+
+Shape legend: C clients, T training clients, K classes, P points.
+"""
+
+import base64
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_lightning.run.folder import whole_file
+
+FILE_NAME = "report.json"
+#: Of the file's layout; raised with every change that older files do not have.
+FORMAT_VERSION = 1
+#: Matrices over more training clients are not kept.
+MOST_CLIENTS = 128
+
+Matrix = NDArray[np.float32]
+
+
+@dataclass(kw_only=True)
+class Partition:
+    """How the data are shared out.
+
+    Attributes:
+        columns: Names of the statistics; the first is the client.
+        rows: A row for each client.
+        labels: For each client the labelled nodes or examples of every class, (C, K); empty in a regression.
+        heterogeneity: Median Jensen-Shannon distance of two clients' labels, in [0, 0.833].
+    """
+
+    columns: list[str]
+    rows: list[list[str | float]]
+    labels: list[list[int]]
+    heterogeneity: float | None
+
+
+@dataclass(kw_only=True)
+class Chosen:
+    """The round that validation chose.
+
+    Attributes:
+        round: Its number, from 0.
+        clients: Indices of the clients that were scored.
+        scores: Each client's value by kind of model (``""`` is the result, ``"trained/"``, ...) and metric.
+        examples: How many examples each of these values is a mean of.
+        confusion: Test examples of each class (row) that were taken for each class (column), (K, K).
+        predicted: Target and prediction of test examples in a regression, (P, 2).
+    """
+
+    round: int
+    clients: list[int]
+    scores: dict[str, dict[str, list[float | None]]]
+    examples: dict[str, dict[str, list[int]]]
+    confusion: list[list[int]] | None = None
+    predicted: list[list[float]] | None = None
+
+
+@dataclass(kw_only=True)
+class Snapshot:
+    """A matrix over the training clients after a round.
+
+    Attributes:
+        round: The round's number.
+        name: Of the matrix: ``adjacency``, ``mixing``, ...
+        size: T.
+        values: float32, little-endian, row by row, in base 64; nan where it is unknown.
+    """
+
+    round: int
+    name: str
+    size: int
+    values: str
+
+    @classmethod
+    def of(cls, round_idx: int, name: str, matrix: Matrix) -> "Snapshot":
+        """Pack a matrix (T, T)."""
+        packed = base64.b64encode(np.ascontiguousarray(matrix, dtype="<f4").tobytes()).decode()
+        return cls(round=round_idx, name=name, size=len(matrix), values=packed)
+
+    def matrix(self) -> Matrix:
+        """Unpack it, (T, T)."""
+        flat = np.frombuffer(base64.b64decode(self.values), dtype="<f4")
+        return flat.reshape(self.size, self.size).astype(np.float32)
+
+
+@dataclass(kw_only=True)
+class Points:
+    """Embeddings of a sample of nodes or examples, projected on their first two principal components.
+
+    Attributes:
+        round: Of the last training of the models that embed them.
+        x: First coordinate.
+        y: Second coordinate.
+        client: Index of the client that holds the point.
+        label: Its class or first target; None where it is unknown.
+        explained: Share of the variance that either component explains.
+        total: Nodes or examples of which these are a sample.
+    """
+
+    round: int
+    x: list[float]
+    y: list[float]
+    client: list[int]
+    label: list[float | None]
+    explained: list[float]
+    total: int
+
+
+@dataclass(kw_only=True)
+class Timing:
+    """Where the time of the rounds went.
+
+    Attributes:
+        first_round: The first that was timed; above 0 after a resume.
+        num_rounds: How many were timed.
+        seconds: Of each part of the rounds; ``other`` belongs to none.
+    """
+
+    first_round: int
+    num_rounds: int
+    seconds: dict[str, float]
+
+
+@dataclass(kw_only=True)
+class RunRecord:
+    """The file.
+
+    Attributes:
+        strategy: Name of the strategy's class.
+        kind: Whether clients hold graphs or independent examples.
+        monitor: The validation metric that chooses the round.
+        mode: Whether ``max`` or ``min`` of it is best.
+        planned_rounds: Rounds that were asked for.
+        names: Of all clients, by index.
+        sizes: Their nodes or examples.
+        training: Indices of those that take part in the rounds.
+        regression: Whether targets are numbers; None where the data lie elsewhere.
+        seed: Root of the training's draws.
+        partition_hash: Of data, partition and split.
+        settings: What can be told of the settings of a run that has no configuration file.
+        machine: Device, precision, processes and threads.
+        partition: How the data are shared out; None where they lie elsewhere.
+        chosen: The chosen round; None before one was evaluated.
+        newcomers: Scores of the clients that joined at the end, by metric.
+        snapshots: Matrices over the training clients.
+        unkept: Why there are no matrices, embeddings or predictions; empty where nothing is missing.
+        points: Embeddings of nodes or examples.
+        failures: Round, client and cause of the first failures.
+        timing: Where the time went; None before the first round was over.
+    """
+
+    strategy: str
+    kind: Literal["graphs", "examples"]
+    monitor: str
+    mode: Literal["max", "min"]
+    planned_rounds: int
+    names: list[str]
+    sizes: list[int]
+    training: list[int]
+    regression: bool | None
+    seed: int
+    partition_hash: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, str] = field(default_factory=dict)
+    partition: Partition | None = None
+    chosen: Chosen | None = None
+    newcomers: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    unkept: list[str] = field(default_factory=list)
+    points: Points | None = None
+    failures: list[tuple[int, str, str]] = field(default_factory=list)
+    timing: Timing | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the file into a run's folder, whole."""
+        content = {"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}
+        with whole_file(folder / FILE_NAME) as temporary:
+            temporary.write_text(json.dumps(_plain(content), separators=(",", ":"), allow_nan=False) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunRecord | None":
+        """Read the file of a run; None if the run has none.
+
+        Raises:
+            ValueError: It is damaged, or of another format.
+        """
+        path = folder / FILE_NAME
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}): train the run again for a full report") from error
+        found = content.pop("format_version", None) if isinstance(content, dict) else None
+        if found != FORMAT_VERSION:
+            raise ValueError(
+                f"{path} has format version {found}, this version of fl_lightning reads {FORMAT_VERSION}: use the "
+                "version that wrote it"
+            )
+        parts: dict[str, Any] = {"partition": Partition, "chosen": Chosen, "points": Points, "timing": Timing}
+        for name, kind in parts.items():
+            content[name] = None if content[name] is None else kind(**content[name])
+        content["snapshots"] = [Snapshot(**each) for each in content["snapshots"]]
+        content["failures"] = [(int(round_idx), name, why) for round_idx, name, why in content["failures"]]
+        return cls(**content)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers with six digits, and null for those that are not finite."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,27 @@
+"""``fl-train report RUN...``: write the pages of runs anew, from their folders alone."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import fl_lightning.report
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the verb; returns the exit code, 2 for a mistake of the user's."""
+    parser = argparse.ArgumentParser(
+        prog="fl-train report",
+        description="Write the page of each run (report.html), from the files of its folder alone.",
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="folder of a run, of several runs, or a pattern of folders"
+    )
+    parser.add_argument("--against", metavar="RUN", help="compare each client with this run, of Local for example")
+    given = parser.parse_args(arguments)
+    try:
+        for folder in fl_lightning.report.folders(given.runs):
+            print(fl_lightning.report.write(folder, against=given.against))
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"fl-train report: error: {error}\n")
+        return 2
+    return 0

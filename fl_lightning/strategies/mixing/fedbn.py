@@ -1,0 +1,44 @@
+"""FedBN: FedAvg in which every client normalises in its own way.
+
+Li, Jiang, Zhang, Kamp, Dou: "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
+Algorithm 1: all parameters but those of normalisation layers are averaged; scales, shifts and running statistics stay.
+The layers are known by their classes, not by their names. A newcomer starts with the initial ones.
+
+Leaves the client: its model without the normalisation layers.
+"""
+
+from dataclasses import dataclass
+
+from fl_lightning.federation import Federation
+from fl_lightning.models import NormalisedGCN
+from fl_lightning.models.batch_norm import norm_parameters
+from fl_lightning.strategies.mixing.fedavg import FedAvg
+
+
+@dataclass(kw_only=True, eq=False)
+class FedBN(FedAvg):
+    """FedAvg with personal normalisation layers.
+
+    Args:
+        personal: Shell-style patterns of further parameters that never leave their client.
+    """
+
+    default_net = NormalisedGCN
+
+    def setup(self, federation: Federation) -> None:
+        """Find the normalisation layers.
+
+        Raises:
+            ValueError: The net has none.
+        """
+        net = None if federation.client is None else federation.client.net
+        found = () if net is None else norm_parameters(net)
+        if not found:
+            raise ValueError(
+                f"FedBN keeps normalisation layers at home, but {type(net).__name__} has none: give model.net some "
+                "(batch_norm: true), or choose FedAvg"
+            )
+        given = self.personal
+        self.personal = [*given, *(name for name in found if name in federation.parameters and name not in given)]
+        super().setup(federation)
+        self.personal = given

@@ -1,0 +1,152 @@
+"""The pictures of a study: lines over its cases, curves over rounds or bytes, average ranks."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fl_lightning.run.folder import whole_file
+from fl_lightning.study.definition import Picture
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.statistics import average_ranks, case_means, nemenyi
+from fl_lightning.study.table import scale_of
+
+_WIDTH, _HEIGHT = 4.6, 3.8
+_MARKERS = "os^Dv<>Pp*Xh"
+
+
+def draw(progress: Progress, table: pd.DataFrame, folder: Path) -> list[str]:
+    """Draw every picture of the study that has data; returns the names of the files."""
+    kinds: Mapping[str, Callable[[Progress, pd.DataFrame, Picture], Figure | None]] = {
+        "lines": _lines,
+        "curves": _curves,
+        "ranks": _ranks,
+    }
+    drawn = []
+    for name, picture in progress.study.pictures.items():
+        figure = kinds[picture.kind](progress, table, picture)
+        if figure is not None:
+            with whole_file(folder / f"{name}.png") as temporary:
+                figure.savefig(temporary, dpi=130)
+            drawn.append(f"{name}.png")
+    return drawn
+
+
+def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
+    """A figure against the cases' ``x``: mean and standard deviation over seeds, a panel for each ``panel``."""
+    if picture.figure not in table:
+        return None
+    study = progress.study
+    panels = list(dict.fromkeys(case.panel for case in study.cases.values() if case.x is not None))
+    figure, all_axes = _panels(len(panels), share_y=True)
+    unit = ""
+    for axes, panel in zip(all_axes, panels, strict=True):
+        cases = {name: case.x for name, case in study.cases.items() if case.panel == panel and case.x is not None}
+        for place, method in enumerate(study.methods):
+            rows = table[(table["method"] == method) & table["case"].isin(list(cases)) & table[picture.figure].notna()]
+            if not len(rows):
+                continue
+            scale, unit = _unit(rows)
+            grouped = rows.assign(x=rows["case"].map(cases)).groupby("x")[picture.figure]
+            mean, spread = scale * grouped.mean(), scale * grouped.std().fillna(0.0)
+            lines = axes.errorbar(
+                mean.index, mean, spread, capsize=2, linewidth=1.3, label=method, color=_colour(place)
+            )
+            lines.lines[0].set(marker=_MARKERS[place % len(_MARKERS)], markersize=4)
+        _dress(axes, panel, picture, ticks=sorted(set(cases.values())))
+    return _finish(figure, all_axes, f"{picture.y_label or picture.figure}{unit}")
+
+
+def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
+    """A figure of every round against the rounds or another figure, mean over seeds, a panel for each case."""
+    study, history = progress.study, progress.store.history()
+    shown = [case for case in study.cases if case in set(table["case"])]
+    figure, all_axes = _panels(len(shown), share_y=False)
+    unit, any_drawn = "", False
+    for axes, case in zip(all_axes, shown, strict=True):
+        for place, method in enumerate(study.methods):
+            found = [history.get(cell.key, {}) for cell in progress.report(method, case)]
+            found = [rounds for rounds in found if picture.figure in rounds and picture.x in rounds]
+            if not found:
+                continue
+            rows = table[(table["method"] == method) & (table["case"] == case)]
+            scale, unit = _unit(rows)
+            length = min(len(rounds[picture.x]) for rounds in found)
+            x, y = (
+                np.array([rounds[name][:length] for rounds in found], dtype=float).mean(axis=0)
+                for name in (picture.x, picture.figure)
+            )
+            any_drawn = True
+            if picture.x != "round" and not x.any():
+                axes.axhline(scale * y[-1], linestyle="--", color=_colour(place), label=method)
+            else:
+                axes.plot(picture.x_scale * x, scale * y, color=_colour(place), linewidth=1.3, label=method)
+        _dress(axes, case, picture)
+    return _finish(figure, all_axes, f"{picture.y_label or picture.figure}{unit}") if any_drawn else None
+
+
+def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
+    """Average ranks, methods that Nemenyi's test does not tell apart joined by a bar."""
+    import scikit_posthocs
+
+    means = case_means(table, picture.figure)
+    if means.shape[0] < 3 or means.shape[1] < 3:
+        return None
+    figure = Figure(figsize=(9, 1.6 + 0.24 * means.shape[1]), layout="constrained")
+    axes = figure.add_subplot()
+    ranks = average_ranks(means)
+    scikit_posthocs.critical_difference_diagram(ranks, nemenyi(means), ax=axes, label_fmt_left="{label} ({rank:.1f}) ")
+    axes.set_title(f"average rank over {len(means)} cases", loc="left", fontsize="medium")
+    return figure
+
+
+# ---------------------------------------------------------------- how they look
+
+
+def _panels(count: int, *, share_y: bool) -> tuple[Figure, list[Axes]]:
+    columns = min(max(count, 1), 3)
+    rows = -(-max(count, 1) // columns)
+    figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, sharey=share_y, squeeze=False)
+    all_axes = list(grid.flat)
+    for spare in all_axes[count:]:
+        spare.set_visible(False)
+    return figure, all_axes[:count]
+
+
+def _dress(axes: Axes, title: str, picture: Picture, ticks: list[float] | None = None) -> None:
+    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_xlabel(picture.x_label or picture.x)
+    if picture.log:
+        axes.set_xscale("log")
+    elif ticks:
+        axes.set_xticks(ticks)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _finish(figure: Figure, all_axes: list[Axes], y_label: str) -> Figure:
+    entries: dict[str, Artist] = {}
+    for axes in all_axes:
+        handles, labels = axes.get_legend_handles_labels()
+        entries |= {str(label): handle for label, handle in zip(labels, handles, strict=True)}
+    if all_axes:
+        all_axes[0].set_ylabel(y_label)
+    figure.legend(list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize="small")
+    return figure
+
+
+def _unit(rows: pd.DataFrame) -> tuple[float, str]:
+    metric = str(rows["metric"].dropna().iloc[0])
+    return scale_of(metric), ", %" if scale_of(metric) == 100.0 else ", thousandths"
+
+
+def _colour(place: int) -> tuple[float, float, float]:
+    colours: tuple[tuple[float, float, float], ...] = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
+    order = [*range(0, 20, 2), *range(1, 20, 2)]
+    return colours[order[place % 20]]

@@ -1,0 +1,138 @@
+"""The report of a study: tables, tests and pictures in one Markdown file that a command rewrites."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fl_lightning.run.folder import whole_file
+from fl_lightning.study import statistics
+from fl_lightning.study.pictures import draw
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.table import leaderboard, markdown, scale_of
+
+_SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼", statistics.SAME: "", statistics.UNTESTED: ""}
+
+
+def write_report(progress: Progress, table: pd.DataFrame) -> Path:
+    """Write ``report.md`` and its pictures into the folder of the results."""
+    study, folder = progress.study, progress.store.folder
+    comparisons = statistics.against_baselines(table, study.baselines)
+    parts = [f"# {study.title}", _preamble(progress)]
+    parts += ["## Test figures", _leaderboard(progress, table, comparisons)]
+    if any(case.paper for case in study.cases.values()):
+        parts += ["## Beside the papers", _papers(progress, table)]
+    for metric, found in comparisons.groupby("metric", sort=False):
+        several = comparisons["metric"].nunique() > 1
+        parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(found)]
+    means = statistics.case_means(table)
+    if means.shape[0] > 1 and means.shape[1] > 1:
+        parts += ["## Average ranks", _average_ranks(means)]
+    matrix = statistics.wins_ties_losses(table)
+    if (matrix != "").any(axis=None):
+        parts += [
+            "## Wins, ties and losses",
+            "Cases in which the row's method is above / not distinguishable from / below the column's.",
+            markdown(matrix, "method"),
+        ]
+    for title, figure in {
+        "Spread over clients (standard deviation)": "test_std",
+        "Worst client": "test_worst",
+        "Validation": "val",
+    }.items():
+        if figure in table:
+            parts += [f"## {title}", markdown(leaderboard(progress, table, figure), "method")]
+    parts += ["## Other models of the same runs", _kinds(progress, table)]
+    if any(case.tuned_on or study.tuning.budget or study.tuning.study for case in study.cases.values()):
+        parts += ["## Chosen settings", _choices(progress)]
+    parts += [f"![{name}]({name})" for name in draw(progress, table, folder)]
+    path = folder / "report.md"
+    with whole_file(path) as temporary:
+        temporary.write_text("\n\n".join(part for part in parts if part) + "\n")
+    return path
+
+
+def _preamble(progress: Progress) -> str:
+    study, tuning = progress.study, (progress.study.other or progress.study).tuning
+    lines = [
+        f"Mean ± standard deviation over seeds {', '.join(map(str, study.seeds))}; accuracy in per cent, errors in "
+        "thousandths. Round and settings are chosen on validation. What is empty was not run.",
+    ]
+    if tuning.budget:
+        seeds = ", ".join(map(str, tuning.seeds))
+        lines.append(f"Every method tried {tuning.budget} settings on the seeds {seeds}, which are not reported.")
+    lines.append(
+        f"`fl-train study run {study.path.parent.name}/{study.path.name}` makes what is missing, `fl-train study "
+        "report` this file; every figure stands in `results.csv` with its command."
+    )
+    return " ".join(lines)
+
+
+def _leaderboard(progress: Progress, table: pd.DataFrame, comparisons: pd.DataFrame) -> str:
+    shown = leaderboard(progress, table)
+    for row in comparisons.itertuples():
+        shown.loc[row.method, row.case] += _SIGNS[row.verdict]
+    best = statistics.best_baselines(table, progress.study.baselines)
+    for case, method in best.items():
+        shown.loc[method, case] += " (best simple)"
+    note = (
+        "▲ above, ▼ below the simple baseline that validation ranks first (paired t-test over seeds, Holm over the "
+        f"methods of a case, {statistics.LEVEL:g}); without a sign: not distinguishable from it, or too few runs."
+    )
+    return f"{markdown(shown, 'method')}\n\n{note if best else ''}".rstrip()
+
+
+def _papers(progress: Progress, table: pd.DataFrame) -> str:
+    rows = []
+    for case, settings in progress.study.cases.items():
+        for method, printed in settings.paper.items():
+            found = table[(table["case"] == case) & (table["method"] == method)]["test"].dropna()
+            metric = table[table["case"] == case]["metric"].dropna()
+            scale = scale_of(str(metric.iloc[0])) if len(metric) else 100.0
+            ours = f"{scale * found.mean():.1f}" if len(found) else ""
+            rows.append({"method": method, "case": case, "ours": ours, "printed": printed})
+    return markdown(pd.DataFrame(rows).set_index("method"), "method")
+
+
+def _comparisons(comparisons: pd.DataFrame) -> str:
+    counts = comparisons.groupby("method", sort=False)["verdict"].value_counts().unstack(fill_value=0)
+    overall = statistics.over_cases(comparisons).set_index("method")
+    scale = scale_of(str(comparisons["metric"].iloc[0]))
+    shown = pd.DataFrame(index=overall.index)
+    shown["cases"] = overall["cases"].astype(str)
+    shown["mean difference"] = [f"{scale * value:+.1f}" for value in overall["difference"]]
+    for word in (statistics.ABOVE, statistics.SAME, statistics.BELOW, statistics.UNTESTED):
+        shown[word] = [str(int(counts.get(word, pd.Series(dtype=int)).get(method, 0))) for method in overall.index]
+    shown["p over cases (Wilcoxon, Holm)"] = ["" if np.isnan(p) else f"{p:.2g}" for p in overall["holm"]]
+    shown["over all cases"] = overall["verdict"]
+    return markdown(shown, "method")
+
+
+def _average_ranks(means: pd.DataFrame) -> str:
+    ranks = statistics.average_ranks(means)
+    p = statistics.friedman_p(means)
+    shown = pd.DataFrame({"average rank": [f"{rank:.2f}" for rank in ranks]}, index=ranks.index)
+    test = "" if np.isnan(p) else f" Friedman's test that all are alike: p = {p:.2g}."
+    return f"Over the {len(means)} cases that all of these methods have.{test}\n\n{markdown(shown, 'method')}"
+
+
+def _kinds(progress: Progress, table: pd.DataFrame) -> str:
+    """Trained before mixing, generated, of new clients: each at the round of its own best validation."""
+    parts = []
+    for figure in (name for name in table.columns if name.endswith("_test") and table[name].notna().any()):
+        shown = leaderboard(progress, table[table[figure].notna()], figure)
+        shown = shown[(shown != "").any(axis=1)]
+        parts.append(f"{figure.removesuffix('_test')}\n\n{markdown(shown, 'method')}")
+    return "\n\n".join(parts)
+
+
+def _choices(progress: Progress) -> str:
+    study = progress.study
+    cases = list(dict.fromkeys(case.tuned_on or name for name, case in study.cases.items()))
+    shown = pd.DataFrame("", index=list(study.methods), columns=cases)
+    for method in study.methods:
+        for name in study.cases_of(method):
+            chosen = progress.choice(method, name)
+            if chosen is not None and chosen.point[0]:
+                shown.loc[method, study.cases[name].tuned_on or name] = chosen.point[0]
+    return markdown(shown, "method")

@@ -1,0 +1,202 @@
+"""Whether differences are more than chance: paired tests, average ranks, wins, ties and losses.
+
+Figures are paired by case and seed: a seed draws partition, split and initialisation, alike for every method. Seeds of
+a case are compared by the paired t-test (five pairs are too few for a rank test to reject anything), cases by the
+Wilcoxon signed-rank test of their means and by Friedman's with Nemenyi's (Demšar, "Statistical comparisons of
+classifiers over multiple data sets", JMLR 2006). Several tests that are read together are corrected by Holm's method.
+"""
+
+import warnings
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+from numpy.typing import NDArray
+
+from fl_lightning.round.metrics import less_is_better
+
+#: Differences with a smaller corrected p-value are called differences.
+LEVEL = 0.05
+#: Fewer pairs are not tested.
+FEWEST_PAIRS = 3
+_TESTED = ("difference", "p", "holm", "verdict")
+ABOVE, BELOW, SAME, UNTESTED = "above", "below", "not distinguishable", "too few runs to test"
+
+
+def best_baselines(table: pd.DataFrame, baselines: Sequence[str]) -> dict[str, str]:
+    """The baseline of every case that is best on validation, mean over its seeds."""
+    known = table[table["method"].isin(baselines) & table["val"].notna()]
+    found: dict[str, str] = {}
+    for case, rows in known.groupby("case", sort=False):
+        means = rows.groupby("method", sort=False)["val"].mean() * _sign(rows)
+        found[str(case)] = str(means.idxmax())
+    return found
+
+
+def against_baselines(table: pd.DataFrame, baselines: Sequence[str], figure: str = "test") -> pd.DataFrame:
+    """Every method against the best simple baseline of the case, over the seeds that both have.
+
+    Returns:
+        A row for each case and method: ``metric``, ``baseline``, ``pairs``, ``difference`` (in the metric's unit,
+        positive where the method is better), ``p`` of the paired t-test, ``holm`` (corrected over the methods of the
+        case) and ``verdict``.
+    """
+    found = []
+    for case, baseline in best_baselines(table, baselines).items():
+        values = _by_seed(table, case, figure)
+        rows = []
+        for method in values.columns.drop(baseline):
+            gain_S = (values[method] - values[baseline]).dropna().to_numpy()
+            rows.append(
+                {
+                    "case": case,
+                    "method": method,
+                    "metric": str(table[table["case"] == case]["metric"].dropna().iloc[0]),
+                    "baseline": baseline,
+                    "pairs": len(gain_S),
+                    "difference": float(gain_S.mean()) if len(gain_S) else np.nan,
+                    "p": paired_p(gain_S),
+                }
+            )
+        holm = corrected([row["p"] for row in rows])
+        found += [
+            {**row, "holm": p, "verdict": verdict(row["difference"], p)} for row, p in zip(rows, holm, strict=True)
+        ]
+    return pd.DataFrame(found, columns=["case", "method", "metric", "baseline", "pairs", *_TESTED])
+
+
+def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
+    """Every method against the best simple baselines over all its cases: the Wilcoxon signed-rank test of the means.
+
+    Args:
+        comparisons: Of :func:`against_baselines`, of one metric.
+
+    Returns:
+        A row for each method: ``cases``, mean ``difference``, ``p``, ``holm`` (corrected over the methods) and
+        ``verdict``.
+    """
+    rows = []
+    for method, found in comparisons.dropna(subset="difference").groupby("method", sort=False):
+        gain_K = found["difference"].to_numpy()
+        p = np.nan
+        if len(gain_K) >= FEWEST_PAIRS and np.any(gain_K):
+            p = float(scipy.stats.wilcoxon(gain_K, method="exact" if len(gain_K) <= 50 else "auto").pvalue)
+        rows.append({"method": method, "cases": len(gain_K), "difference": float(gain_K.mean()), "p": p})
+    holm = corrected([row["p"] for row in rows])
+    told = [{**row, "holm": p, "verdict": verdict(row["difference"], p)} for row, p in zip(rows, holm, strict=True)]
+    return pd.DataFrame(told, columns=["method", "cases", *_TESTED])
+
+
+def case_means(table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
+    """Mean over seeds, cases × methods, more being better, of the cases and methods that have no gap.
+
+    Methods that lack more cases than half are left out first, then cases that any method lacks.
+    """
+    signed = table.assign(value=table[figure] * table["metric"].map(_sign_of, na_action="ignore"))
+    means = signed.pivot_table(index="case", columns="method", values="value", sort=False)
+    means = means.loc[:, means.notna().sum() * 2 > len(means)]
+    return means.dropna()
+
+
+def average_ranks(means: pd.DataFrame) -> "pd.Series[float]":
+    """The average rank of each method over the cases, 1 for the best; ties share."""
+    ranks: pd.Series[float] = means.rank(axis=1, ascending=False).mean().sort_values()
+    return ranks
+
+
+def friedman_p(means: pd.DataFrame) -> float:
+    """Friedman's test that all methods are alike; nan with fewer than three methods or cases."""
+    if means.shape[1] < 3 or means.shape[0] < 3:
+        return float("nan")
+    return float(scipy.stats.friedmanchisquare(*(means[method] for method in means.columns)).pvalue)
+
+
+def nemenyi(means: pd.DataFrame) -> pd.DataFrame:
+    """P-values of Nemenyi's test of every pair of methods, methods × methods.
+
+    Raises:
+        ModuleNotFoundError: ``scikit-posthocs`` is not installed.
+    """
+    import scikit_posthocs
+
+    return scikit_posthocs.posthoc_nemenyi_friedman(means)
+
+
+def wins_ties_losses(table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
+    """Of the method of a row against that of a column: cases above / not distinguishable / below, as text.
+
+    Seeds of a case are compared by the paired t-test, corrected over the cases of a pair of methods.
+    """
+    methods = list(dict.fromkeys(table["method"]))
+    values = {case: _by_seed(table, case, figure) for case in dict.fromkeys(table["case"])}
+    shown = pd.DataFrame("", index=methods, columns=methods)
+    for first in methods:
+        for second in methods:
+            pairs = [found for found in values.values() if {first, second} <= set(found.columns)]
+            gains = [(found[first] - found[second]).dropna().to_numpy() for found in pairs]
+            gains = [gain_S for gain_S in gains if len(gain_S) >= FEWEST_PAIRS]
+            if first == second or not gains:
+                continue
+            holm = corrected([paired_p(gain_S) for gain_S in gains])
+            told = [verdict(float(gain_S.mean()), p) for gain_S, p in zip(gains, holm, strict=True)]
+            shown.loc[first, second] = "/".join(str(told.count(word)) for word in (ABOVE, SAME, BELOW))
+    return shown
+
+
+# ---------------------------------------------------------------- one test
+
+
+def paired_p(difference_S: NDArray[np.float64]) -> float:
+    """The paired t-test's p-value; nan with too few pairs, 1 where there is no difference at all."""
+    if len(difference_S) < FEWEST_PAIRS:
+        return float("nan")
+    if not np.any(difference_S):
+        return 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # differences that are all alike: their p-value is 0
+        return float(scipy.stats.ttest_1samp(difference_S, 0.0).pvalue)
+
+
+def corrected(p_values: Iterable[float]) -> list[float]:
+    """Holm's correction of those that are no nan.
+
+    Raises:
+        ModuleNotFoundError: ``statsmodels`` is not installed.
+    """
+    from statsmodels.stats.multitest import multipletests
+
+    p_T = np.array(list(p_values), dtype=float)
+    tested_T = ~np.isnan(p_T)
+    if tested_T.any():
+        p_T[tested_T] = multipletests(p_T[tested_T], alpha=LEVEL, method="holm")[1]
+    return [float(p) for p in p_T]
+
+
+def verdict(difference: float, p: float) -> str:
+    """The word for a tested difference.
+
+    Example:
+        >>> verdict(0.02, 0.01), verdict(0.02, 0.2), verdict(-0.02, 0.01)
+        ('above', 'not distinguishable', 'below')
+    """
+    if np.isnan(p):
+        return UNTESTED
+    if p >= LEVEL:
+        return SAME
+    return ABOVE if difference > 0 else BELOW
+
+
+def _by_seed(table: pd.DataFrame, case: str, figure: str) -> pd.DataFrame:
+    """Seeds × methods of a case, more being better."""
+    rows = table[(table["case"] == case) & table[figure].notna()]
+    sign = _sign(rows) if len(rows) else 1.0
+    return rows.pivot_table(index="seed", columns="method", values=figure, sort=False) * sign
+
+
+def _sign(rows: pd.DataFrame) -> float:
+    return _sign_of(str(rows["metric"].dropna().iloc[0]))
+
+
+def _sign_of(metric: str) -> float:
+    return -1.0 if less_is_better(metric) else 1.0

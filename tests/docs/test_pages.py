@@ -1,0 +1,63 @@
+"""What the documentation shows works as shown: tutorials are run, other commands are parsed, names exist."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.command_line import VERBS, main
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*(ROOT / "docs").glob("*/*.md"), ROOT / "README.md"])
+PAGES = [page for page in PAGES if "generated" not in page.parts]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[!i]*.md"))
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The blocks of code of a page, in order: language and text."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> list[str]:
+    """The command lines of ``fl-train`` that a page shows after a ``$``."""
+    lines = [line for language, text in blocks(page) if language == "console" for line in text.splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ fl-train")]
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_tutorials_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
+    names: dict[str, object] = {"__name__": page.stem}
+    for language, text in blocks(page):
+        if language == "python":
+            exec(compile(text, page.name, "exec"), names)
+        elif language == "console":
+            for line in text.splitlines():
+                assert main(shlex.split(line.removeprefix("$ fl-train "))) == 0, line
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in TUTORIALS and commands(page)], ids=lambda page: page.stem
+)
+def test_commands_are_accepted(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    for line in commands(page):
+        words = shlex.split(line, comments=True)[1:]
+        if words[0] in VERBS:
+            continue  # their own tests run them
+        with pytest.raises(SystemExit) as ended:
+            main([word for word in words if word not in ("--ckpt_path", "last", "--profile")] + ["--print_config"])
+        assert not ended.value.code, line
+        assert "strategy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(
+        r"(?:configs|benchmarks|studies|examples)/[\w/]+\.(?:yaml|py|json|md|ipynb)", page.read_text()
+    ):
+        assert (ROOT / name).is_file(), name

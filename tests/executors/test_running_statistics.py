@@ -1,0 +1,204 @@
+"""Clients whose nets have running statistics: both executors, checkpoints, what travels, who is refused."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from both_executors import both_executors
+from torch import nn
+
+from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor, StackedExecutor
+from fl_lightning.batches.graphs import GraphBatch
+from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.models import NormalisedGCN
+from fl_lightning.models.output import NetOutput
+from fl_lightning.relations.topology import Complete
+from fl_lightning.strategies import (
+    APFL,
+    DPSGD,
+    MOON,
+    SCAFFOLD,
+    Ditto,
+    FedAvg,
+    FedAvgFinetune,
+    FedBN,
+    FedDyn,
+    FedProto,
+    FedRep,
+    Local,
+    PFedHN,
+    PFedMe,
+)
+
+BUSY = {"num_clients": 4, "dropout_probability": 0.2, "straggler_probability": 0.5}
+
+
+class TorchNet(nn.Module):
+    """A linear layer and PyTorch's batch normalisation."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(in_features, 8), nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, out_features)
+
+    def forward(self, batch: GraphBatch) -> NetOutput:
+        """Return logits and embeddings of all nodes of one client."""
+        h_ND = self.norm(self.layer(batch.propagated_x))
+        return NetOutput(self.head(h_ND.relu()), h_ND)
+
+
+@pytest.fixture
+def fit(federation, make_model, make_trainer):
+    """Run on the graphs with a net that normalises."""
+
+    def run(strategy, executor=StackedExecutor, *, shared=False, net=None, ckpt_path=None, **settings):
+        trainer = make_trainer(executor=executor(), **{"seed": 1, "precision": "64-true", **settings})
+        base = make_model()
+        kind = "shared" if shared else "personal"
+        net = net or functools.partial(NormalisedGCN, hidden_channels=8)
+        model = ClientModule(net, base.optimizer_factory, running_statistics=kind)
+        trainer.fit(model, federation, strategy, ckpt_path=ckpt_path)
+        return trainer
+
+    return run
+
+
+CASES = [
+    (FedAvg, {}, True),
+    (FedAvg, {}, False),
+    (FedBN, {}, False),
+    (FedAvgFinetune, {}, True),
+    (FedRep, {"num_head_epochs": 1}, True),
+    (MOON, {}, False),
+    (Ditto, {}, False),
+    (FedProto, {}, False),
+    (PFedMe, {}, False),
+    (SCAFFOLD, {}, False),
+    (PFedHN, {}, False),
+    (DPSGD, {"topology": Complete()}, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "shared"), CASES, ids=lambda case: getattr(case, "__name__", str(case)))
+def test_executors_agree(kind, settings, shared, fit, assert_same) -> None:
+    runs = []
+    for executor in (
+        SequentialExecutor,
+        functools.partial(StackedExecutor, max_padding=0.8),
+        functools.partial(StackedExecutor, max_clients_per_group=2),
+    ):
+        trainer = fit(kind(**settings), executor, shared=shared, participation=Participation(**BUSY), num_rounds=4)
+        runs.append((trainer.state_dict()["clients"], trainer.run.strategy.state_dict(), trainer.history))
+    for other in runs[1:]:
+        assert_same(other[0]["parameters"], runs[0][0]["parameters"], tolerance=1e-9)
+        assert_same(other[1], runs[0][1], tolerance=1e-9)
+        assert_same(other[2], runs[0][2], tolerance=1e-6)
+    moved = [name for name in runs[0][0]["parameters"] if "running" in name]
+    assert moved
+    for name in moved:
+        table = runs[0][0]["parameters"][name]
+        assert (table != (1 if name.endswith("var") else 0)).any()
+
+
+class SaveAfterTwo(Callback):
+    """Writes a checkpoint after two rounds."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def on_checkpoint_point(self, trainer) -> None:
+        if trainer.run.round_idx == 2:
+            trainer.save_checkpoint(self.path)
+
+
+@both_executors
+@pytest.mark.parametrize("shared", [True, False])
+def test_resuming_is_exact(shared, executor, fit, assert_same, tmp_path) -> None:
+    settings = {"participation": Participation(**BUSY), "shared": shared, "precision": "32-true"}
+    whole = fit(FedAvg(), executor, num_rounds=4, **settings)
+    path = tmp_path / "v" / "two.ckpt"
+    fit(FedAvg(), executor, num_rounds=2, callbacks=SaveAfterTwo(path), **settings)
+    resumed = fit(FedAvg(), executor, num_rounds=4, ckpt_path=str(path), **settings)
+    assert_same(dict(resumed.run.executor.state().tensors()), dict(whole.run.executor.state().tensors()))
+    assert_same(resumed.history, whole.history)
+
+
+@both_executors
+def test_shared_statistics_are_averaged_and_personal_ones_stay(executor, fit) -> None:
+    shared, personal = (fit(FedAvg(weighting="equal"), executor, shared=each, num_rounds=1) for each in (True, False))
+    assert set(shared.run.strategy.models) - set(personal.run.strategy.models) == {
+        f"norms.{layer}.running_{kind}" for layer in (0, 1) for kind in ("mean", "var")
+    }
+    own = shared.run.executor.state().parameters["norms.1.running_var"]
+    torch.testing.assert_close(shared.run.strategy.models["norms.1.running_var"][0], own.mean(dim=0))
+    assert not torch.equal(own[0], own[1])
+
+
+def test_bytes(fit) -> None:
+    numbers = 6 * 8 + 8 * 8 + 8 * 3 + 3
+    affine, statistics = 2 * 2 * 8, 2 * 2 * 8
+    for strategy, shared, each in (
+        (FedAvg(), True, numbers + affine + statistics),
+        (FedAvg(), False, numbers + affine),
+        (FedBN(), True, numbers),
+        (FedBN(), False, numbers),
+    ):
+        row = fit(strategy, shared=shared, callbacks=CommunicationLedger(), precision="32-true").history[-1]
+        assert row["comm/bytes_up"] == row["comm/bytes_down"] == 5 * 4 * each
+    row = fit(DPSGD(topology=Complete()), callbacks=CommunicationLedger(), precision="32-true").history[-1]
+    assert row["comm/bytes_peer"] == 5 * 4 * 4 * (numbers + affine)
+
+
+@pytest.mark.filterwarnings("ignore:client-.. failed")
+@both_executors
+def test_a_client_that_fails_has_the_statistics_that_it_began_with(executor, fit, federation) -> None:
+    class Fails(Callback):
+        needs_data = True
+
+        def on_clients(self, trainer, clients):
+            broken = dataclasses.replace(clients[2], x_NF=clients[2].x_NF * float("inf"))
+            return (*clients[:2], broken, *clients[3:])
+
+    trainer = fit(Local(), executor, callbacks=Fails())
+    state = trainer.run.executor.state().parameters
+    for layer in (0, 1):
+        assert state[f"norms.{layer}.running_mean"][2].tolist() == [0] * 8
+        assert state[f"norms.{layer}.running_var"][2].tolist() == [1] * 8
+        assert (state[f"norms.{layer}.running_mean"][1] != 0).all()
+
+
+def test_pytorchs_layers_are_run_one_client_after_another(fit, assert_same) -> None:
+    with pytest.warns(UserWarning, match=r"model\.net has torch\.nn's BatchNorm or InstanceNorm, which would count"):
+        handed_over = fit(FedAvg(), StackedExecutor, net=TorchNet, shared=True)
+    assert isinstance(handed_over.run.executor, SequentialExecutor)
+    sequential = fit(FedAvg(), SequentialExecutor, net=TorchNet, shared=True)
+    assert_same(handed_over.history, sequential.history)
+    assert sequential.history[-1]["train/loss"] < sequential.history[0]["train/loss"]
+    assert "norm.running_var" in sequential.run.strategy.models
+    assert (sequential.run.strategy.models["norm.running_mean"] != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shared", "net", "message"),
+    [
+        (APFL(), False, None, "APFL computes with models whose running statistics nobody keeps"),
+        (
+            FedDyn(),
+            True,
+            None,
+            r"model\.running_statistics is 'shared', but FedDyn does more with models than",
+        ),
+        (FedAvg(), True, "plain", r"model\.running_statistics is 'shared', but model\.net has none: leave it out"),
+        (FedBN(), False, "plain", "FedBN keeps normalisation layers at home, but GCN has none"),
+    ],
+)
+def test_what_is_refused(strategy, shared, net, message, fit, make_model) -> None:
+    net = make_model().net_factories[0] if net == "plain" else None
+    with pytest.raises(ValueError, match=message):
+        fit(strategy, shared=shared, net=net)
+
+
+def test_an_unknown_setting() -> None:
+    with pytest.raises(ValueError, match=r"model\.running_statistics must be 'personal' or 'shared', got 'both'"):
+        ClientModule(running_statistics="both")  # type: ignore[arg-type]

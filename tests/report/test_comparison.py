@@ -1,0 +1,224 @@
+"""Runs side by side: groups, differences, where runs come from, and the two verbs."""
+
+import io
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from page_checks import check_page
+from rich.console import Console
+from run_folders import record, write_run
+
+import fl_lightning as fl
+from fl_lightning.command_line import VERBS, main
+from fl_lightning.report import compare
+from fl_lightning.report.comparison import Comparison
+from fl_lightning.report.sources import find
+
+TESTS = Path(__file__).parents[1]
+
+
+def settings(strategy: str, *, seed: int, lr: float = 0.1) -> dict[str, Any]:
+    return {
+        "seed_everything": seed,
+        "strategy": {"class_path": f"fl_lightning.strategies.{strategy}", "init_args": {"num_epochs": 3}},
+        "model": {
+            "class_path": "ClientModule",
+            "init_args": {"optimizer": {"class_path": "SGD", "init_args": {"lr": lr}}},
+        },
+        "data": {"seed": seed},
+        "trainer": {"run_name": f"{strategy}{seed}", "num_rounds": 3},
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FedAvg and Local with three seeds each, FedAvg with another learning rate and one."""
+    root = tmp_path_factory.mktemp("runs")
+    tests = {"FedAvg": (0.60, 0.70, 0.80), "Local": (0.55, 0.60, 0.80)}
+    for strategy, values in tests.items():
+        for seed, test in enumerate(values):
+            told = record((test - 0.1, test, test + 0.1), strategy=strategy, seed=seed, partition_hash=f"p{seed}")
+            given = {"strategy": strategy, "seed": seed, "partition_hash": f"p{seed}"}
+            own = settings(strategy, seed=seed)
+            write_run(root / strategy / f"version_{seed}", told=told, test=test, settings=own, **given)
+    write_run(root / "other" / "version_0", settings=settings("FedAvg", seed=0, lr=0.2), partition_hash="elsewhere")
+    return root
+
+
+def test_groups_and_labels(runs: Path) -> None:
+    found = compare([runs])
+    assert found.labels == ["FedAvg, lr 0.1", "Local", "FedAvg, lr 0.2"]
+    assert [len(found.members(label)) for label in found.labels] == [3, 3, 1]
+    assert compare([runs / "FedAvg", runs / "Local"]).labels == ["FedAvg", "Local"]
+    assert set(found.settings.index) == {"strategy", "model.optimizer.lr"}
+    assert list(found.settings.loc["model.optimizer.lr"]) == [0.1, 0.1, 0.2]
+
+
+def test_tables_have_the_figures_of_the_runs(runs: Path) -> None:
+    found = compare([runs / "FedAvg", runs / "Local"])
+    assert list(found.runs["test/acc"]) == [0.6, 0.7, 0.8, 0.55, 0.6, 0.8]
+    assert list(found.runs["bytes"]) == [900.0] * 6
+    assert list(found.runs["seconds"]) == [1.5] * 6
+    means = found.configurations.set_index("configuration")
+    assert means.loc["FedAvg", "test/acc"] == pytest.approx(0.7)
+    assert means.loc["FedAvg", "std_over_runs"] == pytest.approx(0.1)
+    rounds = found.rounds
+    assert len(rounds) == 18
+    assert list(rounds["bytes"][:3]) == [300, 600, 900]
+    assert list(rounds["seconds"][:3]) == [0.5, 1.0, 1.5]
+    assert len(found.clients) == 18
+
+
+def test_differences_are_paired_by_hand(runs: Path) -> None:
+    found = compare([runs / "FedAvg", runs / "Local"])
+    (seeds,) = found.over_seeds.to_dict("records")
+    gaps = np.array([-0.05, -0.10, 0.0])
+    assert (seeds["configuration"], seeds["seeds"]) == ("Local", 3)
+    assert seeds["mean"] == pytest.approx(gaps.mean())
+    half = 4.302652729696142 * gaps.std(ddof=1) / math.sqrt(3)  # Student's t with two degrees of freedom, 97.5 %
+    assert (seeds["low"], seeds["high"]) == (pytest.approx(gaps.mean() - half), pytest.approx(gaps.mean() + half))
+    assert (seeds["better"], seeds["worse"]) == (0, 2)
+    (clients,) = found.over_clients.to_dict("records")
+    assert clients["clients"] == 9
+    assert clients["mean"] == pytest.approx(gaps.mean())
+    assert (clients["better"], clients["worse"]) == (0, 6)
+    assert clients["p_value"] == pytest.approx(2 / 2**6)  # all six signs alike
+    swapped = Comparison(found.recorded, reference="Local").over_seeds.to_dict("records")
+    assert swapped[0]["mean"] == pytest.approx(-gaps.mean())
+
+
+def test_what_is_not_paired_is_said(runs: Path) -> None:
+    found = compare([runs / "FedAvg" / "version_0", runs / "other"])
+    assert found.over_seeds["seeds"].tolist() == [0]
+    assert "their partitions differ" in found.notes[0]
+    twice = compare([runs / "FedAvg" / "version_0", runs / "Local" / "version_0"])
+    twice.recorded.append(twice.recorded[0])
+    twice._group_of.append("FedAvg")
+    assert twice.over_seeds["seeds"].tolist() == [1]
+    assert any("several runs of seed 0" in note for note in twice.notes)
+
+
+def test_page_terminal_and_notebook(runs: Path, tmp_path: Path) -> None:
+    found = compare([runs])
+    words = check_page(found.write(tmp_path / "comparison.html").read_text())
+    for told in (
+        "7 runs compared",
+        "Over bytes",
+        "Over seconds",
+        "Paired over clients",
+        "model.optimizer.lr",
+        "−0.0500",
+    ):
+        assert told in words, told
+    console = Console(width=100, file=io.StringIO())
+    with console.capture() as printed:
+        console.print(found)
+    text = printed.get()
+    assert "7 runs, test/acc at the chosen round" in text
+    assert "−0.0500" in text
+    frame = found._repr_html_()
+    assert frame.startswith("<iframe")
+    assert '"' not in frame.partition('srcdoc="')[2].partition('" style')[0]
+
+
+def test_one_run_alone(runs: Path, tmp_path: Path) -> None:
+    words = check_page(compare(runs / "FedAvg" / "version_0").write(tmp_path / "page.html").read_text())
+    assert "nothing to compare" in words
+
+
+def test_runs_of_different_metrics_are_refused(runs: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "run", monitor="val/mse")
+    with pytest.raises(ValueError, match="the runs report test/acc and test/mse: compare runs of one metric"):
+        compare([runs / "FedAvg", other])
+    with pytest.raises(ValueError, match="there is no configuration 'Ditto' among 'FedAvg', 'Local'"):
+        compare([runs / "FedAvg", runs / "Local"], reference="Ditto")
+
+
+def test_folders_and_patterns(runs: Path) -> None:
+    assert len(find([str(runs / "*" / "version_0")])) == 3
+    assert len(find([runs, runs / "FedAvg" / "version_1"])) == 7, "each run once"
+    assert [run.path.name for run in find([runs / "Local"])] == ["version_0", "version_1", "version_2"]
+    with pytest.raises(ValueError, match="is no run, and there is none below it"):
+        find([runs / "nowhere*"])
+    with pytest.raises(ValueError, match="no runs were given"):
+        find([])
+
+
+class FakeRun:
+    state = "finished"
+    config = settings("FedProx", seed=0)
+
+    def scan_history(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "trainer/global_step": place,
+                "_step": 7 * place,
+                "val/acc": value,
+                "test/acc": value + 0.1,
+                "seconds": 1.0,
+            }
+            for place, value in enumerate((0.4, 0.6, 0.5))
+        ]
+
+
+class FakeApi:
+    asked: ClassVar[list[str]] = []
+
+    def run(self, path: str) -> FakeRun:
+        self.asked.append(path)
+        if path.endswith("gone"):
+            raise RuntimeError("Could not find run\n<Run gone (not found)>")
+        return FakeRun()
+
+
+def test_runs_of_wandb(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setattr(wandb, "Api", FakeApi)
+    found = compare([runs / "FedAvg" / "version_0", "wandb:lab/project/abc"])
+    assert FakeApi.asked[-1] == "lab/project/abc"
+    assert found.labels == ["FedAvg", "FedProx"]
+    row = found.runs.to_dict("records")[1]
+    assert (row["seed"], row["chosen_round"], row["test/acc"], row["seconds"]) == (0, 1, pytest.approx(0.7), 3.0)
+    assert found.over_seeds["mean"].tolist() == [pytest.approx(0.1)]
+    with pytest.raises(ValueError, match="give a W&B run as wandb:entity/project/run"):
+        compare("wandb:abc")
+    with pytest.raises(ValueError, match=r"cannot be read from W&B: Could not find run <Run gone \(not found\)>"):
+        compare("wandb:lab/project/gone")
+
+
+def test_the_verbs(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    assert main(["compare", str(runs / "FedAvg"), str(runs / "Local"), "--output", str(page)]) == 0
+    assert "page.html" in capsys.readouterr().out
+    check_page(page.read_text())
+    assert main(["report", str(runs / "FedAvg"), "--against", str(runs / "Local" / "version_0")]) == 2
+    assert "of another partition" in capsys.readouterr().err
+    assert main(["report", str(runs / "FedAvg" / "version_*")]) == 0
+    assert capsys.readouterr().out.count("report.html") == 3
+    assert main(["compare", str(tmp_path / "nothing")]) == 2
+    assert "fl-train compare: error: " in capsys.readouterr().err
+    assert main(["compare", str(runs / "FedAvg"), "--output", str(tmp_path / "page.html" / "x.html")]) == 2
+    for verb in VERBS:
+        with pytest.raises(SystemExit) as ended:
+            main([verb, "--help"])
+        assert ended.value.code == 0
+
+
+def test_what_draws_is_imported_when_it_is_used() -> None:
+    assert fl.compare is compare
+    program = (
+        "import sys, types\n"
+        "package = types.ModuleType('fl_lightning')\n"
+        f"package.__path__ = [{str(TESTS.parent / 'fl_lightning')!r}]\n"
+        "sys.modules['fl_lightning'] = package\n"  # what the package itself imports is not the matter here
+        "import fl_lightning.command_line, fl_lightning.report.compare_command, fl_lightning.report.report_command\n"
+        "print([name for name in ('matplotlib', 'jinja2', 'pandas', 'scipy', 'torch', 'wandb') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

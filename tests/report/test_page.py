@@ -1,0 +1,188 @@
+"""A page from the files of a folder alone: whole ones, and those that lack this or that."""
+
+import json
+from pathlib import Path
+
+import pytest
+from page_checks import check_page
+from run_folders import record, write_run
+
+from fl_lightning.report import write
+from fl_lightning.report.record import Chosen, RunRecord, Snapshot
+
+
+def words_of(folder: Path, **options: object) -> str:
+    return check_page(write(folder, **options).read_text())  # type: ignore[arg-type]
+
+
+def test_everything_is_told(tmp_path: Path) -> None:
+    words = words_of(write_run(tmp_path / "run" / "version_0"))
+    for told in (
+        "FedAvg finished",
+        "run/version_0 · 3 clients and 1 held out · seed 0",
+        "chosen round 1",
+        "0.6500",
+        "of 20 test examples of all training clients 17 are right",
+        "balanced accuracy",
+        "client-03 0.4000",
+        "Labels of the clients",
+        "Embedding after round 0",
+        "Adjacency after round 0, as a graph",
+        "60 % and 20 % of the variance",
+        "FloatingPointError",
+        "milliseconds a round",
+        "num_epochs",
+        "torch 2.13.0",
+    ):
+        assert told in words, told
+
+
+def test_clients_against_another_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", told=record((0.5, 0.6, 0.7)))
+    local = write_run(tmp_path / "b", told=record((0.4, 0.6, 0.9), strategy="Local"), strategy="Local")
+    words = words_of(run, against=local)
+    assert "Of 3 clients, 1 do better than under Local, 1 worse, 1 equally; the mean gain is −0.0333." in words
+    assert "+0.1000" in words
+
+
+def test_less_is_better_in_a_regression(tmp_path: Path) -> None:
+    def told(values: list[float | None], strategy: str) -> RunRecord:
+        scores = {"": {"val/mse": values, "test/mse": values}}
+        chosen = Chosen(round=1, clients=[0, 1, 2], scores=scores, examples={}, predicted=[[1, 1.5], [2, 2]])
+        changes = {"monitor": "val/mse", "mode": "min", "regression": True, "strategy": strategy, "chosen": chosen}
+        return record(partition=None, **changes)
+
+    rounds = [{"round": 0, "val/mse": 2.0, "test/mse": 3.0, "test/mse_std": 1, "test/mse_worst": 4.0, "seconds": 1}]
+    given = {"rounds": rounds, "monitor": "val/mse", "result": {"val/mse": 2.0, "test/mse": 3.0, "test/mse_worst": 4.0}}
+    run = write_run(tmp_path / "a", told=told([1.0, 2.0, 4.0], "FedAvg"), **given)
+    other = write_run(tmp_path / "b", told=told([2.0, 2.0, 3.0], "Local"), strategy="Local", **given)
+    words = words_of(run, against=other)
+    assert "1 do better than under Local, 1 worse, 1 equally; the mean gain is +0." in words
+    assert "its mean squared error is 0.1250" in words
+    assert "worst client 4 client-02" in words
+    assert "How the data are shared out was not kept." in words
+
+
+def test_of_another_partition_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    other = write_run(tmp_path / "b", told=record(partition_hash="def"))
+    with pytest.raises(ValueError, match="of another partition than"):
+        write(run, against=other)
+    (tmp_path / "b" / "report.json").unlink()
+    with pytest.raises(ValueError, match="no scores of single clients"):
+        write(run, against=other)
+
+
+@pytest.mark.parametrize("missing", ["metrics.csv", "result.json", "report.json", "config.yaml"])
+def test_without_one_of_the_files(missing: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / missing).unlink()
+    words = words_of(folder)
+    told = {
+        "metrics.csv": "There is no metrics.csv",
+        "result.json": "There is no result.json",
+        "report.json": "There is no report.json",
+        "config.yaml": "There is no config.yaml",
+    }
+    assert told[missing] in words
+    if missing == "result.json":
+        assert "FedAvg unknown" in words
+        assert "chosen round (from 0) 1" in words
+
+
+def test_a_row_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    path = folder / "metrics.csv"
+    path.write_text(path.read_text() + "3,0.")
+    (folder / "result.json").unlink()
+    assert "of 3, by val/acc 0.6000" in words_of(folder)
+
+
+def test_failed_interrupted_and_attacked_runs(tmp_path: Path) -> None:
+    failed = write_run(tmp_path / "a", status="failed", error="TooFewAnswers: the last 3 rounds were void")
+    assert "The run failed: TooFewAnswers: the last 3 rounds were void" in words_of(failed)
+    interrupted = write_run(
+        tmp_path / "b", status="interrupted", changes=["from round 2 on: strategy.mu: 1 then, 2 now"]
+    )
+    words = words_of(interrupted)
+    assert "can be continued with --ckpt_path last" in words
+    assert "from round 2 on: strategy.mu" in words
+    attacked = write_run(tmp_path / "c")
+    (attacked / "malicious_clients.json").write_text(json.dumps({"1 Backdoor": ["client-01"]}))
+    words = words_of(attacked)
+    assert "Attack 1 Backdoor: client-01 (1 client)." in words
+    assert "Under attack" in words
+
+
+def test_before_the_first_round_was_evaluated(tmp_path: Path) -> None:
+    empty = record(chosen=None, snapshots=[], points=None, failures=[], timing=None, newcomers={})
+    folder = write_run(tmp_path / "run", told=empty, result={}, failures={})
+    (folder / "metrics.csv").unlink()
+    words = words_of(folder)
+    for told in (
+        "No round was evaluated",
+        "were not kept",
+        "No embeddings",
+        "Neither bytes nor seconds",
+        "No client failed",
+    ):
+        assert told in words, told
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    names = ["<script>alert(1)</script>", 'a"b', "c&d", "e"]
+    told = record(names=names)
+    told.partition.rows = [[name, *row[1:]] for name, row in zip(names, told.partition.rows, strict=True)]  # type: ignore[union-attr]
+    words = words_of(write_run(tmp_path / "run", told=told))
+    assert "<script>" in words
+    assert 'a"b' in words
+
+
+def test_many_clients_and_classes(tmp_path: Path) -> None:
+    names = [f"client-{place:03d}" for place in range(150)]
+    told = record(names=names, sizes=[10] * 150, training=list(range(150)), snapshots=[], newcomers={})
+    told.unkept = ["matrices are kept for at most 128 training clients"]
+    assert told.partition is not None
+    told.partition.rows = [[name, *told.partition.rows[0][1:]] for name in names]
+    told.partition.labels = [[1] * 40 for _ in names]
+    values: list[float | None] = [place / 150 for place in range(150)]
+    told.chosen = Chosen(
+        round=1,
+        clients=list(range(150)),
+        scores={"": {"val/acc": values, "test/acc": values}},
+        examples={},
+        confusion=[[1] * 40 for _ in range(40)],
+    )
+    words = words_of(write_run(tmp_path / "run", told=told))
+    assert "Left out: matrices are kept for at most 128 training clients." in words
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no folder"):
+        write(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"is no run's folder: it has none of metrics.csv"):
+        write(tmp_path / "empty")
+    for name, content, why in (
+        ("result.json", "{", r"result.json is damaged"),
+        ("result.json", "[]", r"result.json is damaged"),
+        ("report.json", "{", r"report.json is damaged"),
+        ("report.json", "{}", "has format version None"),
+        ("config.yaml", "a: [", r"config.yaml is no YAML"),
+        ("metrics.csv", "a,b\n1,2\n", r"metrics.csv is damaged"),
+    ):
+        folder = write_run(tmp_path / name)
+        (folder / name).write_text(content)
+        with pytest.raises(ValueError, match=why):
+            write(folder)
+
+
+def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    told = record()
+    told.write(tmp_path)
+    found = RunRecord.read(tmp_path)
+    assert found == told
+    assert found is not None
+    assert str(found.snapshots[0].matrix()) == str(told.snapshots[0].matrix())
+    assert Snapshot.of(0, "a", told.snapshots[1].matrix()).values == told.snapshots[1].values
+    assert RunRecord.read(tmp_path / "nowhere") is None

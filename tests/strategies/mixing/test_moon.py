@@ -1,0 +1,130 @@
+"""MOON: the contrast and its gradient, first rounds, what a client remembers."""
+
+import functools
+
+import pytest
+import torch
+from both_executors import both_executors
+from learning import learnt, quadrants
+
+from fl_lightning import Callback, Participation, StackedExecutor
+from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.models import MLP
+from fl_lightning.strategies import MOON, FedAvg
+
+
+@pytest.fixture
+def fit(federation, make_model, make_trainer):
+    """Run on the graphs, with dropout and Adam."""
+
+    def run(strategy, executor=StackedExecutor, **settings):
+        trainer = make_trainer(executor=executor(), seed=1, **settings)
+        trainer.fit(make_model(dropout=0.5), federation, strategy)
+        return trainer
+
+    return run
+
+
+def rows(*numbers):
+    return torch.tensor([numbers], dtype=torch.float64)
+
+
+def test_numbers() -> None:
+    strategy = MOON(temperature=0.5)
+    found = strategy.contrast(rows(1.0, 0.0), rows(0.6, 0.8), rows(0.0, 1.0))
+    assert float(found) == pytest.approx(0.2632824672, rel=1e-9)
+    by_definition = torch.tensor([0.6, 0.0], dtype=torch.float64).div(0.5).log_softmax(0)[0]
+    assert float(found) == pytest.approx(-float(by_definition), rel=1e-12)
+    assert float(strategy.contrast(rows(3.0, 0.0), rows(6.0, 8.0), rows(0.0, 0.1))) == pytest.approx(float(found))
+
+
+def test_gradient() -> None:
+    """In the cosines, by turning z on the unit circle; none where there is no last model, or no length."""
+    angle = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    z = torch.stack([angle.cos(), angle.sin()])[None]
+    strategy = MOON(temperature=0.7)
+    strategy.contrast(2 * z, rows(0.6, 0.8), rows(0.0, 1.0)).sum().backward()
+    to_global, to_last = (float(z.detach()[0] @ torch.tensor(t, dtype=torch.float64)) for t in ([0.6, 0.8], [0.0, 1.0]))
+    turned = torch.stack([-angle.sin(), angle.cos()]).detach()
+    slope = torch.tensor([0.0, 1.0], dtype=torch.float64) - torch.tensor([0.6, 0.8], dtype=torch.float64)
+    expected = torch.sigmoid(torch.tensor((to_last - to_global) / 0.7)) / 0.7 * (turned @ slope)
+    assert float(angle.grad) == pytest.approx(float(expected))
+    for z, last in ((rows(0.6, 0.1), rows(3.0, 4.0)), (rows(0.0, 0.0), rows(0.0, 1.0))):
+        z.requires_grad_()
+        loss = strategy.contrast(z, rows(3.0, 4.0), last)
+        (gradient,) = torch.autograd.grad(loss.sum(), [z])
+        assert not gradient.any()
+        assert float(loss.detach()) == pytest.approx(0.6931471806)
+
+
+@both_executors
+def test_without_weight_it_is_fedavg(executor, fit, assert_same) -> None:
+    busy = Participation(num_clients=3, dropout_probability=0.2, straggler_probability=0.5)
+    runs = [fit(strategy, executor, participation=busy) for strategy in (MOON(contrast_weight=0.0), FedAvg())]
+    assert_same(runs[0].history, runs[1].history)
+    assert_same(dict(runs[0].run.strategy.models), dict(runs[1].run.strategy.models))
+
+
+@both_executors
+def test_the_first_participation_is_that_of_fedavg(executor, fit, assert_same) -> None:
+    models = {
+        rounds: [dict(fit(s, executor, num_rounds=rounds).run.strategy.models) for s in (MOON(), FedAvg())]
+        for rounds in (1, 2)
+    }
+    assert_same(*models[1])
+    assert (models[2][0]["convs.0.weight"] - models[2][1]["convs.0.weight"]).abs().max() > 1e-3
+
+
+class Watch(Callback):
+    """Keeps what was sent up by each client last."""
+
+    def __init__(self) -> None:
+        self.sent = {}
+
+    def on_stage_end(self, trainer, stage, payload) -> None:
+        for row, client in enumerate(payload.clients):
+            self.sent[client] = {name: tensor[row].clone() for name, tensor in payload.parameters.items()}
+
+
+@both_executors
+def test_a_client_remembers_the_model_that_it_trained_last(executor, fit) -> None:
+    watch = Watch()
+    trainer = fit(MOON(), executor, callbacks=watch, participation=Participation(num_clients=2), num_rounds=2)
+    signals = trainer.run.executor.state().signals
+    for client in range(5):
+        assert bool(signals["memory/has_last"][client]) == (client in watch.sent)
+        expected = watch.sent.get(client, trainer.run.architectures[0])
+        for name, tensor in expected.items():
+            assert torch.equal(signals[f"memory/last/{name}"][client], tensor)
+    assert 0 < len(watch.sent) < 5
+
+
+def test_bytes_are_those_of_fedavg(fit) -> None:
+    busy = Participation(num_clients=3, dropout_probability=0.2)
+    found = [fit(s, callbacks=CommunicationLedger(), participation=busy).history[-1] for s in (FedAvg(), MOON())]
+    assert {n: v for n, v in found[0].items() if n.startswith("comm/")} == {
+        n: v for n, v in found[1].items() if n.startswith("comm/")
+    }
+
+
+def test_clients_that_drift_apart() -> None:
+    """Two classes each, and many local epochs."""
+    clients = quadrants(6, num_train=40, classes=lambda client: (client % 4, (client + 1) % 4))
+    net = functools.partial(MLP, hidden_channels=32)
+    contrasted, plain = (
+        learnt(strategy, clients, num_rounds=10, lr=0.2, net=net)
+        for strategy in (MOON(num_epochs=20, contrast_weight=5.0), FedAvg(num_epochs=20))
+    )
+    assert contrasted > plain + 0.02
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"contrast_weight": -1}, r"strategy\.contrast_weight must not be negative, got -1"),
+        ({"temperature": 0.0}, r"strategy\.temperature must be positive, got 0"),
+    ],
+)
+def test_settings(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        MOON(**settings)

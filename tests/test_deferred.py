@@ -1,0 +1,129 @@
+"""What importing the package does not run, and that what is put off works as if it had run."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+HEAVY = (
+    "matplotlib",
+    "networkx",
+    "pandas",
+    "scipy.signal",
+    "scipy.stats",
+    "sklearn",
+    "sympy",
+    "torch.distributed.fsdp",
+    "torchmetrics.functional.audio",
+    "torch_geometric.datasets.planetoid",
+    "torch_geometric.llm",
+    "wandb",
+)
+
+
+def run(code: str) -> str:
+    """What a fresh process prints."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "statement", ["fl_lightning.FederatedTrainer; fl_lightning.callbacks", "import fl_lightning.cli"]
+)
+def test_the_package_leaves_heavy_libraries_alone(statement: str) -> None:
+    found = run(f"""
+        import sys
+        import fl_lightning
+        assert "torch" not in sys.modules
+        {statement}
+        from fl_lightning.deferred import KNOWN, is_deferred
+        print([name for name in {HEAVY!r} if name in sys.modules], [name for name in KNOWN if not is_deferred(name)])
+    """)
+    assert found.strip() == "[] []"
+
+
+def test_a_step_of_an_optimiser_leaves_the_compiler_alone_until_it_is_used() -> None:
+    run("""
+        import fl_lightning.deferred, torch
+        from fl_lightning import FederatedTrainer
+        from fl_lightning.deferred import is_deferred
+        from lightning.fabric.wrappers import OptimizedModule
+        from torch import nn
+
+        layer = nn.Linear(2, 1)
+        optimizer = torch.optim.Adam(layer.parameters())
+        optimizer.zero_grad()
+        layer(torch.ones(1, 2)).sum().backward()
+        before = layer.weight.clone()
+        optimizer.step()
+        assert not torch.equal(layer.weight, before)
+        assert not isinstance(layer, OptimizedModule) and is_deferred("torch._dynamo")
+
+        compiled = torch.compile(layer, backend="eager")
+        assert torch.equal(compiled(torch.ones(1, 2)), layer(torch.ones(1, 2)))
+        assert not is_deferred("torch._dynamo")
+        assert isinstance(compiled, OptimizedModule) and issubclass(type(compiled), OptimizedModule)
+        assert not isinstance(layer, OptimizedModule)
+        optimizer.step()
+        assert torch.optim.Adam(compiled.parameters()).param_groups
+    """)
+
+
+def test_a_submodule_runs_its_package_once() -> None:
+    run("""
+        import sys
+        import fl_lightning.deferred, torch
+        from fl_lightning.deferred import is_deferred
+        import torch._dynamo
+        assert is_deferred("torch._dynamo")
+        import torch._dynamo.utils as utils
+        assert not is_deferred("torch._dynamo") and torch._dynamo.utils is utils is sys.modules["torch._dynamo.utils"]
+        assert utils.__spec__.name == "torch._dynamo.utils" and torch._dynamo.disable.__module__.startswith("torch.")
+    """)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_libraries_are_whole_when_they_are_asked_for() -> None:
+    run("""
+        from fl_lightning import FederatedTrainer
+        from fl_lightning.deferred import is_deferred
+        import matplotlib, torch, torchmetrics
+        matplotlib.use("agg")
+        assert is_deferred("torchmetrics") and is_deferred("torchmetrics.utilities.plot")
+        accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3)
+        assert isinstance(accuracy, torchmetrics.Metric) and not is_deferred("torchmetrics")
+        accuracy.update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
+        figure, axes = accuracy.plot()
+        assert figure is axes.figure and not is_deferred("torchmetrics.utilities.plot")
+
+        import torch_geometric
+        assert is_deferred("torch_geometric.datasets")
+        from torch_geometric.datasets import Planetoid
+        assert torch_geometric.datasets.Planetoid is Planetoid and not is_deferred("torch_geometric.datasets")
+    """)
+
+
+def test_other_versions_of_a_library_are_slower_and_no_more() -> None:
+    run("""
+        import fl_lightning.deferred
+        fl_lightning.deferred.KNOWN["torchmetrics"].pop("_logger")
+        fl_lightning.deferred.KNOWN["torch._dynamo"].clear()
+        from fl_lightning import FederatedTrainer
+        import torch, torchmetrics
+        assert not fl_lightning.deferred.is_deferred("torchmetrics")
+        assert torchmetrics.Accuracy(task="multiclass", num_classes=3)
+        torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]).step()
+    """)
+
+
+def test_what_was_imported_before_stays() -> None:
+    run("""
+        import torchmetrics, torch._dynamo
+        disable = torch._dynamo.disable
+        from fl_lightning import FederatedTrainer
+        from fl_lightning.deferred import KNOWN, is_deferred
+        assert not any(is_deferred(name) for name in ("torchmetrics", "torchmetrics.utilities.plot", "torch._dynamo"))
+        assert torch._dynamo.disable is disable
+    """)

@@ -1,0 +1,67 @@
+"""The entry of the command line: what it answers by itself, and what it hands on."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fl_lightning import FederatedTrainer, __version__, command_line
+from fl_lightning.command_line import TRAINER_VERBS, main
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a mistake is told, in one line."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(command_line.VERBS, "colour", "fl_lightning.run.folder")
+    assert main(["--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "fl-train fit --config configs/quickstart.yaml" in text
+    for verb, purpose in TRAINER_VERBS.items():
+        assert f"{verb} {purpose}" in text
+        assert (inspect.getdoc(getattr(FederatedTrainer, verb)) or "").partition("\n")[0] == purpose
+    folder = sys.modules["fl_lightning.run.folder"]
+    assert f"colour {(folder.__doc__ or '').partition(chr(10))[0]}" in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fl-train {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "no verb is given: give one of fit, validate, test, predict, data"),
+        (["fitt"], "there is no verb 'fitt': did you mean fit?"),
+        (["quickstart.yaml"], "there is no verb 'quickstart.yaml': give one of fit"),
+        (["fit", "--config", "missing.yaml"], "--config missing.yaml cannot be read (No such file or directory)"),
+        (["fit", "-c=missing.yaml"], "--config missing.yaml cannot be read"),
+        (["test", "--ckpt_path=missing.ckpt"], "--ckpt_path missing.ckpt does not exist"),
+    ],
+)
+def test_mistakes(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expected in answered(capsys, *words)
+
+
+def test_the_other_verbs_are_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "painting.py").write_text("def main(words):\n    return len(words)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(command_line.VERBS, "paint", "painting")
+    assert main(["paint", "it", "black"]) == 2
+
+
+def test_torch_is_not_imported_for_an_answer() -> None:
+    code = "import sys; from fl_lightning.command_line import main; main(['--help']); assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
