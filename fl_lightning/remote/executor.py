@@ -290,6 +290,7 @@ class RemoteExecutor(Executor):
             ValueError: A site does not hold its state any more.
         """
         found = digests_of(state)
+        self.pinned |= set(self.digests.items())  # which an older checkpoint may have
         self._insist(
             {client: Message(kind="load", about={"state": found[client]}) for client in self.clients},
             "go back to the checkpoint",
