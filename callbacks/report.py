@@ -54,8 +54,8 @@ class RunReport(Callback):
     the run has (:mod:`fl_lightning.report.record`); it is also written when an error ends the run, the page is not.
 
     The confusions (or predictions of a regression) are those of the chosen round: whenever a round is the best so far
-    the clients predict their test examples once more. What fails here ends in a warning, not in the run's end. Where the
-    clients' data lie elsewhere, partition, predictions and embeddings are left out.
+    the clients predict their test examples once more. What fails here ends in a warning, not in the run's end.
+    Where the clients' data lie elsewhere, partition, predictions and embeddings are left out.
 
     Args:
         page: Write the page; ``report.json`` is written in any case.

@@ -19,8 +19,8 @@ import yaml
 
 import fl_lightning
 
-#: The verbs that are not of :mod:`fl_lightning.cli`, and the functions (arguments) -> exit code that run them. The first
-#: line of the function's docstring, or of the module's where it is ``main``, is what ``--help`` says of the verb.
+#: The verbs that are not of :mod:`fl_lightning.cli`, and the functions (arguments) -> exit code that run them. The
+#: first line of the function's docstring, or of the module's where it is ``main``, is what ``--help`` says of the verb.
 VERBS: dict[str, str] = {
     "compare": "fl_lightning.report.compare_command:main",
     "provision": "fl_lightning.remote.command:provision",
@@ -100,7 +100,8 @@ def _purpose(place: str) -> str:
     path = Path(fl_lightning.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
     tree = ast.parse(path.read_text())
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function != "main"]
-    return (ast.get_docstring(found[0] if found else tree) or "").partition("\n")[0]
+    purpose = (ast.get_docstring(found[0] if found else tree) or "").partition("\n")[0]
+    return purpose.partition(": ``")[0].rstrip(".") + "."
 
 
 def check_files(words: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from fl_lightning.cli import fail
+from fl_lightning.command_line import fail
 
 _DESCRIPTION = {
     "provision": """Make kits with certificates for a server, its sites and who submits runs.
@@ -89,17 +89,17 @@ def _run(verb: Callable[[argparse.Namespace, list[str]], int], name: str, argume
 
 
 def provision(arguments: Sequence[str]) -> int:
-    """Run ``fl-train provision``; returns the exit code."""
+    """Make the kits of a real federation, with certificates: ``fl-train provision``; returns the exit code."""
     return _run(_provision, "provision", arguments)
 
 
 def submit(arguments: Sequence[str]) -> int:
-    """Run ``fl-train submit``; returns the exit code."""
+    """Have a provisioned federation train, and fetch the run: ``fl-train submit``; returns the exit code."""
     return _run(_submit, "submit", arguments)
 
 
 def sites(arguments: Sequence[str]) -> int:
-    """Run ``fl-train sites``; returns the exit code."""
+    """Try a real federation on this machine alone: ``fl-train sites``; returns the exit code."""
     return _run(_sites, "sites", arguments)
 
 
