@@ -37,6 +37,7 @@ def test_clients_that_see_on_different_scales() -> None:
     clients = quadrants(6, num_train=20, inputs=lambda client, x_NF: x_NF * 4.0**client / 32 + client)
     net = functools.partial(MLP, batch_norm=True)
     settings = {"num_rounds": 20, "lr": 0.1}
-    local, plain = (learnt(s(num_epochs=5), clients, net=net, **settings) for s in (FedBN, FedAvg))
+    local = learnt(FedBN(num_epochs=5), clients, net=net, **settings)
+    shared = learnt(FedAvg(num_epochs=5), clients, net=net, running_statistics="shared", **settings)
     without = learnt(FedAvg(num_epochs=5), clients, **settings)
-    assert local > max(plain, without) + 0.02
+    assert local > max(shared, without) + 0.05
