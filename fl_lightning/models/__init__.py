@@ -1,6 +1,8 @@
 """Nets of clients; none of them knows of federated learning."""
 
+from fl_lightning.models.adaptive_gcn import AdaptiveGCN
 from fl_lightning.models.cnn import CNN
+from fl_lightning.models.disentangled_gcn import DisentangledGCN
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.masked_gcn import MaskedGCN
@@ -9,4 +11,16 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.twin import Twin
 
-__all__ = ["CNN", "GCN", "MLP", "GRUForecaster", "LinearModel", "MaskedGCN", "NetOutput", "ProjectionGCN", "Twin"]
+__all__ = [
+    "CNN",
+    "GCN",
+    "MLP",
+    "AdaptiveGCN",
+    "DisentangledGCN",
+    "GRUForecaster",
+    "LinearModel",
+    "MaskedGCN",
+    "NetOutput",
+    "ProjectionGCN",
+    "Twin",
+]
