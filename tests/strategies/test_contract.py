@@ -35,6 +35,8 @@ TINY = {
     "init_epochs": 2,
     "pretrain_epochs": 2,
     "refine_epochs": 2,
+    "num_federated_rounds": 2,
+    "num_join_epochs": 2,
     "num_finetune_epochs": 2,
     "num_neighbors": 2,
     "refresh_every": 2,
@@ -244,7 +246,8 @@ def test_new_clients_join_without_training_the_server(kind, executor, federation
     for name, before in states["clients"].items():
         assert torch.equal(after[name][old], before[old])
         assert torch.equal(before[new], trainer.run.model.parameter_dict()[name].expand_as(before[new]))
-        learns = any(stage.trains(name) for stage in trainer.run.strategy.stages(0))
+        strategy = trainer.run.strategy
+        learns = any(stage.trains(name) for stage in [*strategy.stages(0), *strategy.admission_stages()])
         assert torch.equal(after[name][new], before[new]) != learns
     server, changed = trainer.run.strategy.state_dict(), []
 
