@@ -19,8 +19,8 @@ import yaml
 
 import fl_lightning
 
-#: The verbs that are not of :mod:`fl_lightning.cli`, and the functions (arguments) -> exit code that run them. The first
-#: line of the function's docstring, or of the module's where it is ``main``, is what ``--help`` says of the verb.
+#: The verbs that are not of :mod:`fl_lightning.cli`, and the functions (arguments) -> exit code that run them. The
+#: first line of the function's docstring, or of the module's where it is ``main``, is what ``--help`` says of it.
 VERBS: dict[str, str] = {
     "compare": "fl_lightning.report.compare_command:main",
     "provision": "fl_lightning.remote.command:provision",
