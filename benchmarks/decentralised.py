@@ -4,7 +4,7 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/decentralised.py --cases Vehicle --seeds 0
 
 Writes benchmarks/results/decentralised.json (every figure with its command; what is there of other cases is kept),
-decentralised.png and the table in README.md between its two markers. Every run has a process of its own, whose peak of
+decentralised.png and the table in docs/results.md between its two markers. Every run has a process of its own, whose peak of
 memory is the one reported; another run beside it makes the seconds longer. About an hour on 2 cores.
 """
 
@@ -88,15 +88,15 @@ def run(arguments: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         cli = FederatedCLI([*arguments, f"--trainer.default_root_dir={folder}", "--trainer.logger=false"])
         trainer: Any = cli.trainer
-        history = [row for row in trainer.history if "test/acc" in row]
+        history = [row for row in trainer.run.history if "test/acc" in row]
         return {
             "val": trainer.run.selection.result["val/acc"],
             "test": trainer.run.selection.result["test/acc"],
             "best_round": trainer.run.selection.result["best_round"],
-            "bytes": trainer.history[-1]["comm/bytes_total"],
-            "seconds_a_round": statistics.median(row["seconds"] for row in trainer.history if "test/acc" not in row)
-            if len(history) < len(trainer.history)
-            else statistics.median(row["seconds"] for row in trainer.history),
+            "bytes": trainer.run.history[-1]["comm/bytes_total"],
+            "seconds_a_round": statistics.median(row["seconds"] for row in trainer.run.history if "test/acc" not in row)
+            if len(history) < len(trainer.run.history)
+            else statistics.median(row["seconds"] for row in trainer.run.history),
             "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "curve": [[row["comm/bytes_total"], row["test/acc"]] for row in history],
         }

@@ -171,14 +171,16 @@ def arxiv_like() -> FederatedDataModule:
 def fit(data: FederatedDataModule, algorithm: Strategy, net: NetFactory, **settings: Any) -> FederatedTrainer:
     """A run without callbacks and loggers unless they are asked for, whose output goes nowhere."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        trainer = FederatedTrainer(accelerator="cpu", default_root_dir=folder, **{"logger": False, **settings})
+        trainer = FederatedTrainer(
+            accelerator="cpu", default_root_dir=folder, **{"logger": False, "default_callbacks": False, **settings}
+        )
         trainer.fit(ClientModule(net), data, algorithm)
     return trainer
 
 
 def seconds_a_round(trainer: FederatedTrainer) -> float:
     """Median without the first round."""
-    return statistics.median(row["seconds"] for row in trainer.history[1:])
+    return statistics.median(row["seconds"] for row in trainer.run.history[1:])
 
 
 def round_limit(
@@ -338,7 +340,7 @@ def many_clients(num_clients: int) -> dict[str, Any]:
                 "limit": limit,
                 "handling_share": shares["payloads"] + shares["server"] + shares["other"],
             }
-            found.setdefault("first_round_seconds", trainer.history[0]["seconds"])
+            found.setdefault("first_round_seconds", trainer.run.history[0]["seconds"])
     return found | {"peak_mib": peak.mib}
 
 

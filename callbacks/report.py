@@ -55,6 +55,7 @@ class RunReport(Callback):
 
     The confusions (or predictions of a regression) are those of the chosen round: whenever a round is the best so far
     the clients predict their test examples once more. What fails here ends in a warning, not in the run's end.
+    Where the clients' data lie elsewhere, partition, predictions and embeddings are left out.
 
     Args:
         page: Write the page; ``report.json`` is written in any case.
@@ -207,6 +208,8 @@ class RunReport(Callback):
             return
         if 2 * len(payload.clients) < len(members):  # most entries would be unknown
             return
+        if not set(payload.clients) <= set(members):  # sums of several clients' answers
+            return
         cosines = cosine_similarity(flatten({n: tensor.float() for n, tensor in payload.parameters.items()}))
         row = torch.tensor([members.index(client) for client in payload.clients], device=cosines.device)
         whole = torch.full((len(members), len(members)), torch.nan, device=cosines.device)
@@ -298,7 +301,8 @@ def _embedding(client: ClientModule, parameters: Parameters, batch: Batch, conte
 
 def _held(trainer: Trainer) -> Sequence[Any] | None:
     """What the clients hold; None where that lies elsewhere."""
-    return getattr(trainer.run.datamodule, "clients", None)
+    clients: Sequence[Any] | None = getattr(trainer.run.datamodule, "clients", None)
+    return None if clients is None or any(client is None for client in clients) else clients
 
 
 def _snapshot_rounds(trainer: Trainer, number: int) -> set[int]:

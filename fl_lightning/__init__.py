@@ -43,7 +43,7 @@ __all__ = [
     "strategies",
 ]
 
-#: Where each class is; what is not here is a module of the package.
+#: Where each class and function is; what is not here is a module of the package.
 _HOMES = {
     "Callback": "callback",
     "ClientModule": "round.client",

@@ -94,9 +94,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _purpose(module: str) -> str:
-    """The first line of a module's docstring, which is not imported for it."""
+    """The first line of a module's docstring, which is not imported for it, without the command line in it."""
     path = Path(fl_lightning.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
-    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+    first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+    return first.partition(": ``")[0].rstrip(".") + "."
 
 
 def check_files(words: Sequence[str]) -> None:

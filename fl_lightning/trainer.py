@@ -4,15 +4,20 @@ Every process holds a share of the clients and all processes compute the same se
 there is no server process to lose. Its rounds are in :mod:`fl_lightning.round_loop`.
 """
 
-from collections.abc import Iterator
+import importlib
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import yaml
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from rich import box
+from rich.table import Table
 from torch import Tensor
 
 from fl_lightning.callback import Callback, check_hooks
@@ -31,6 +36,9 @@ from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
 from fl_lightning.run.processes import check_cores, gather_objects, leave_at_exit
 from fl_lightning.run.profiling import RoundTrace
 from fl_lightning.strategies import Strategy
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _DTYPES = {
     "32-true": torch.float32,
@@ -54,6 +62,8 @@ class FederatedTrainer(RoundLoop):
         executor: How the clients of a process are run; the stacked executor by default.
         participation: Who takes part in a round; everyone by default.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        evaluate_union: Also score every model on the examples of all training clients together (``union/...``), which
+            takes as many times as long as there are clients.
         monitor: The validation metric that chooses the reported round; None for the model's own choice.
         monitor_mode: Whether ``max`` or ``min`` of it is best; None to go by its name.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
@@ -62,7 +72,10 @@ class FederatedTrainer(RoundLoop):
         precision: ``32-true``, ``bf16-mixed``, ``bf16-true`` or ``64-true``.
         strategy: Fabric's launch strategy, for example ``auto`` or ``ddp``. (The algorithm is another argument.)
         callbacks: Callbacks, in the order they are called.
-        logger: Loggers; true for CSV and TensorBoard in the run's folder, false or null for none.
+        default_callbacks: Add the usual ones (communication ledger, checkpoints, report, progress bar) where none of
+            the class is given.
+        logger: Loggers, with a CSV file in the run's folder beside them; true for CSV and TensorBoard, false or null
+            for none.
         default_root_dir: Folder of all runs.
         run_name: Folder of this run's versions in it.
         seed: Root of every random draw of the training (the data module has its own).
@@ -78,6 +91,7 @@ class FederatedTrainer(RoundLoop):
         executor: Executor | None = None,
         participation: Participation | None = None,
         evaluate_every: int = 1,
+        evaluate_union: bool = False,
         monitor: str | None = None,
         monitor_mode: Literal["max", "min"] | None = None,
         accelerator: str = "auto",
@@ -86,6 +100,7 @@ class FederatedTrainer(RoundLoop):
         precision: str = "32-true",
         strategy: str = "auto",
         callbacks: list[Callback] | Callback | None = None,
+        default_callbacks: bool = True,
         logger: list[Logger] | Logger | bool | None = True,
         default_root_dir: str = "runs",
         run_name: str = "federation",
@@ -104,9 +119,12 @@ class FederatedTrainer(RoundLoop):
         self.executor = executor or StackedExecutor()
         self.participation = participation or Participation()
         self.evaluate_every = evaluate_every
+        self.evaluate_union = evaluate_union
         self.precision = precision
         self.dtype = _DTYPES[precision]
-        self.callbacks = [] if callbacks is None else _listed(callbacks)
+        self.callbacks = [] if callbacks is None else [*_listed(callbacks)]
+        if default_callbacks:
+            self.callbacks += _defaults_beside(self.callbacks)
         self.logger = logger if isinstance(logger, bool) else _listed(logger or [])
         if not isinstance(self.logger, bool) and not all(hasattr(each, "log_metrics") for each in self.logger):
             raise ValueError(
@@ -138,9 +156,30 @@ class FederatedTrainer(RoundLoop):
         self._run: Run | None = None
 
     @property
-    def history(self) -> list[dict[str, float]]:
-        """The figures of each round that is over, with its number under ``round``."""
-        return self.run.history
+    def history(self) -> "DataFrame":
+        """The figures of each round that is over: a row a round, its number the index.
+
+        ``trainer.run.history`` has them as dictionaries.
+        """
+        from pandas import DataFrame
+
+        return DataFrame(self.run.history, columns=None if self.run.history else ["round"]).set_index("round")
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        """What a notebook shows: the settings, or what the run came to."""
+        table = Table(
+            title="FederatedTrainer" if not self.has_run else type(self.run.strategy).__name__, box=box.SIMPLE
+        )
+        table.add_column("")
+        table.add_column("", justify="right")
+        rows: dict[str, Any] = {"num_rounds": self.num_rounds, "seed": self.seed, "device": str(self.fabric.device)}
+        if self.has_run:
+            result = self.run.selection.result
+            rows = {name: f"{value:.4g}" for name, value in result.items() if f"{name}_std" in result}
+            rows = {"rounds": self.run.round_idx, **rows, "folder": self.run.folder}
+        for row in rows.items():
+            table.add_row(*map(str, row))
+        return table._repr_mimebundle_((), ())
 
     # ------------------------------------------------------------------ the four verbs
 
@@ -196,27 +235,52 @@ class FederatedTrainer(RoundLoop):
         return run.selection.result
 
     def validate(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
+        self,
+        model: ClientModule | None = None,
+        datamodule: FederatedDataModule | None = None,
+        algorithm: Strategy | None = None,
+        ckpt_path: str | None = None,
     ) -> dict[str, float]:
-        """Evaluate a checkpoint on validation."""
+        """Evaluate a checkpoint on validation.
+
+        Args:
+            model: The client module. Model, data and strategy are those of the last fit where all three are left out.
+            datamodule: The clients' data.
+            algorithm: The strategy.
+            ckpt_path: A path, ``last`` or ``best`` (of the newest run in ``run_name``). Left out it is ``best``; after
+                a fit without checkpoints the models as the last round left them.
+        """
         return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "val/")
 
     def test(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
+        self,
+        model: ClientModule | None = None,
+        datamodule: FederatedDataModule | None = None,
+        algorithm: Strategy | None = None,
+        ckpt_path: str | None = None,
     ) -> dict[str, float]:
-        """Evaluate a checkpoint on test; new clients join it first."""
+        """Evaluate a checkpoint on test; new clients join it first.
+
+        The arguments are those of :meth:`validate`.
+        """
         return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "test/")
 
     def predict(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str = "best"
+        self,
+        model: ClientModule | None = None,
+        datamodule: FederatedDataModule | None = None,
+        algorithm: Strategy | None = None,
+        ckpt_path: str | None = None,
     ) -> dict[int, Tensor]:
         """Predict every node or example of every training client with a checkpoint.
+
+        The arguments are those of :meth:`validate`.
 
         Returns:
             Class probabilities, or predicted targets, by client, (N_i, num_outputs).
         """
         run = self._restore(model, datamodule, algorithm, ckpt_path)
-        evaluation = algorithm.evaluations(run.training_clients)[""]
+        evaluation = run.strategy.evaluations(run.training_clients)[""]
         predictions: dict[int, Tensor] = {}
         for part in gather_objects(self.fabric, run.executor.predict(evaluation, run.training_clients)):
             predictions.update(part)
@@ -316,6 +380,8 @@ class FederatedTrainer(RoundLoop):
         run = self.run
         with nullcontext() if error is None else suppress(OSError):  # which would hide what ended the run
             for logger in run.loggers:
+                if hasattr(logger, "log_result"):
+                    logger.log_result(run.selection.result, yaml.safe_load(run.config) or run.settings)
                 logger.finalize("success" if error is None else "failed")
             if self.started and self.fabric.is_global_zero:
                 result.write(run, error)
@@ -332,6 +398,8 @@ class FederatedTrainer(RoundLoop):
         if self.logger is True:
             folder = str(run.folder)
             run.loggers = [RoundCSVLogger(folder), RoundTensorBoardLogger(folder, first_round=run.round_idx)]
+        elif run.loggers and not any(isinstance(logger, RoundCSVLogger) for logger in run.loggers):
+            run.loggers = [RoundCSVLogger(str(run.folder)), *run.loggers]
         for logger in run.loggers:
             if isinstance(logger, RoundCSVLogger):
                 logger.restart(run.history)
@@ -340,8 +408,24 @@ class FederatedTrainer(RoundLoop):
     # ------------------------------------------------------------------ checkpoints
 
     def _restore(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str
+        self,
+        model: ClientModule | None,
+        datamodule: FederatedDataModule | None,
+        algorithm: Strategy | None,
+        ckpt_path: str | None,
     ) -> Run:
+        """The run of a checkpoint; that of the last fit as it is, where nothing was written."""
+        if model is None or datamodule is None or algorithm is None:
+            if (model, datamodule, algorithm) != (None, None, None):
+                raise ValueError("give model, datamodule and algorithm, or none of them for those of the last fit")
+            run = self.run
+            model, datamodule, algorithm = run.model, run.datamodule, run.strategy
+            best = run.folder / "checkpoints" / "best.ckpt"
+            if ckpt_path is None and not best.is_file():
+                warnings.warn("no checkpoint was written: these are the models of the last round", stacklevel=3)
+                return run
+            ckpt_path = str(best) if ckpt_path in (None, "best") else ckpt_path
+        ckpt_path = ckpt_path or "best"
         path = find_checkpoint(self.root, ckpt_path, required=True)
         assert path is not None
         run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(path))
@@ -349,7 +433,12 @@ class FederatedTrainer(RoundLoop):
         return run
 
     def _evaluate_checkpoint(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, ckpt_path: str, split: str
+        self,
+        model: ClientModule | None,
+        datamodule: FederatedDataModule | None,
+        algorithm: Strategy | None,
+        ckpt_path: str | None,
+        split: str,
     ) -> dict[str, float]:
         run = self._restore(model, datamodule, algorithm, ckpt_path)
         self.started = True
@@ -359,6 +448,12 @@ class FederatedTrainer(RoundLoop):
         metrics = {name: value for name, value in metrics.items() if split in name}
         self._call("on_evaluation_end", metrics)
         return metrics
+
+
+def _defaults_beside(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The default callbacks whose class is not among the given ones."""
+    defaults: list[Callback] = importlib.import_module("fl_lightning.callbacks").default_callbacks()
+    return [each for each in defaults if not any(isinstance(given, type(each)) for given in callbacks)]
 
 
 def _read(path: Path, ckpt_path: str | None) -> tuple[Path, dict[str, Any]]:

@@ -50,7 +50,7 @@ class GivenClients(LightningDataModule):
             clients,
             num_outputs=num_classes,
             relation_CC=ring_CC,
-            groups=tuple(GROUPS[int(client.name[-1])] for client in clients),
+            groups=tuple(GROUPS[int(client.name[-1]) % len(GROUPS)] for client in clients),
             partition_hash="given",
         )
         self.has_validation = True
@@ -112,7 +112,13 @@ def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
     """Builds a trainer of three rounds without loggers, in the test's own folder."""
 
     def build(**settings: Any) -> FederatedTrainer:
-        defaults = {"num_rounds": 3, "accelerator": "cpu", "logger": False, "default_root_dir": str(tmp_path)}
+        defaults = {
+            "num_rounds": 3,
+            "accelerator": "cpu",
+            "logger": False,
+            "default_callbacks": False,
+            "default_root_dir": str(tmp_path),
+        }
         return FederatedTrainer(**{**defaults, **settings})
 
     return build

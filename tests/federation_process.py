@@ -84,6 +84,7 @@ def train(
         callbacks.append(Kill(signal_in_round[0], getattr(signal, signal_in_round[1])))
     settings = {"FedSheafHN": {"init_epochs": 2, "num_neighbors": 2, "refresh_every": 2, "hidden_channels": 8}}
     trainer = FederatedTrainer(
+        default_callbacks=False,
         num_rounds=num_rounds,
         executor=getattr(executors, executor)(),
         participation=Participation(**(participation or {})),

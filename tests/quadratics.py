@@ -117,7 +117,7 @@ def fit_quadratics(
 ) -> FederatedTrainer:
     """Train by SGD in float64; two local steps a round are ``num_epochs=2``. Returns the trainer."""
     defaults = {"accelerator": "cpu", "logger": False, "precision": "64-true", "executor": executor}
-    trainer = FederatedTrainer(num_rounds=num_rounds, **{**defaults, **settings})
+    trainer = FederatedTrainer(num_rounds=num_rounds, default_callbacks=False, **{**defaults, **settings})
     trainer.fit(model(net, functools.partial(SGD, lr=learning_rate, momentum=momentum)), Quadratics(), strategy)
     return trainer
 

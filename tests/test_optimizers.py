@@ -88,7 +88,7 @@ def test_both_executors_agree(federation, make_model, make_trainer, assert_same)
         trainer = make_trainer(executor=executor, precision="64-true")
         optimizer = functools.partial(TouchedAdam, lr=0.05, weight_decay=0.01)
         trainer.fit(make_model(optimizer=optimizer), federation, FedAvg(mix_only_moved=True, blend=True))
-        states.append((trainer.state_dict()["clients"]["parameters"], trainer.history))
+        states.append((trainer.state_dict()["clients"]["parameters"], trainer.run.history))
 
     assert_same(states[0][0], states[1][0], tolerance=1e-9)
     assert_same(states[0][1], states[1][1], tolerance=1e-6)

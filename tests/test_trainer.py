@@ -77,7 +77,7 @@ def test_a_client_that_raises_is_restored_and_left_out_of_the_round(federation, 
 
     assert watch.arrived == [(0, 1, 2, 3, 4), (0, 1, 3, 4), (0, 1, 2, 3, 4)]
     assert watch.failures == [{}, {"client-02": "RuntimeError: the disk is full"}, {}]
-    assert [row["num_failures"] for row in trainer.history] == [0, 1, 0]
+    assert [row["num_failures"] for row in trainer.run.history] == [0, 1, 0]
     first, second, third = watch.states
     for name, tensor in first.items():
         if not name.startswith("optimizer"):
@@ -208,7 +208,7 @@ def test_a_server_that_diverges_is_neither_sent_nor_evaluated(
     trainer = make_trainer(evaluate_every=evaluate_every)
     with pytest.raises(ServerDiverged, match=r"models of client-00, client-01, client-02, \.\.\. are not finite"):
         trainer.fit(make_model(), federation, Diverges())
-    assert len(trainer.history) == (1 if evaluate_every > 1 else 0)
+    assert len(trainer.run.history) == (1 if evaluate_every > 1 else 0)
 
 
 @pytest.mark.parametrize("change", [with_nan, without_one])
@@ -326,8 +326,8 @@ def test_a_round_that_everybody_leaves_changes_nothing(federation, make_model, m
     for round_idx in range(1, 6):
         before, after = watch.states[round_idx - 1], watch.states[round_idx]
         assert gone[round_idx] == all(torch.equal(before[name], tensor) for name, tensor in after.items())
-    assert [row["num_participants"] for row in trainer.history] == [int(not empty) for empty in gone]
-    assert [row["void"] for row in trainer.history] == [int(empty) for empty in gone]
+    assert [row["num_participants"] for row in trainer.run.history] == [int(not empty) for empty in gone]
+    assert [row["void"] for row in trainer.run.history] == [int(empty) for empty in gone]
     dropped = [list(failures.values()) for failures in watch.failures]
     assert dropped == [["dropped out"] if empty else [] for empty in gone]
 
@@ -376,13 +376,13 @@ def test_hooks_are_called_in_order(federation, make_model, make_trainer) -> None
     expected = ["fit start", *(h.format(0 + (i == 5)) for i, h in enumerate(one_round))]
     expected += [*(h.format(1 + (i == 5)) for i, h in enumerate(one_round)), "fit end"]
     assert calls == [f"{name} {hook}" for hook in expected for name in "ab"]
-    assert all(row["own"] == 17.0 for row in trainer.history)
+    assert all(row["own"] == 17.0 for row in trainer.run.history)
 
 
 def test_rounds_between_evaluations(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=5, evaluate_every=2)
     result = trainer.fit(make_model(), federation, FedAvg())
-    assert ["val/acc" in row for row in trainer.history] == [False, True, False, True, True]
+    assert ["val/acc" in row for row in trainer.run.history] == [False, True, False, True, True]
     assert result["best_round"] in (1, 3, 4)
 
 
@@ -392,7 +392,7 @@ def test_a_second_fit_starts_from_nothing(federation, make_model, make_trainer, 
     second = trainer.fit(make_model(), federation, FedAvg())
 
     assert_same(second, make_trainer(num_rounds=4).fit(make_model(), federation, FedAvg()))
-    assert len(trainer.history) == 4
+    assert len(trainer.run.history) == 4
 
 
 def test_sigterm_ends_the_run_after_its_round(federation, make_model, make_trainer) -> None:
@@ -410,7 +410,7 @@ def test_sigterm_ends_the_run_after_its_round(federation, make_model, make_train
 
     result = trainer.fit(make_model(), federation, FedAvg())
 
-    assert trainer.run.round_idx == len(trainer.history) == 2
+    assert trainer.run.round_idx == len(trainer.run.history) == 2
     assert stops == [False, True]
     assert "new/test/acc" not in result  # new clients join a trained server, not an interrupted one
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -496,4 +496,4 @@ def test_without_validation_the_last_round_is_reported(make_model, make_trainer,
     ):
         result = trainer.fit(make_model(), data, FedAvg())
     assert result["best_round"] == 2
-    assert result["test/acc"] == trainer.history[2]["test/acc"]
+    assert result["test/acc"] == trainer.run.history[2]["test/acc"]

@@ -97,18 +97,18 @@ class FederatedDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        source = as_source(source)
-        kind = type(source).__name__
-        if isinstance(source, GraphSource):
-            if partitioner is None and source.clients_by is not None:
-                partitioner = GivenPartitioner(source.clients_by)
+        self.source: Source = as_source(source)
+        kind = type(self.source).__name__
+        if isinstance(self.source, GraphSource):
+            if partitioner is None and self.source.clients_by is not None:
+                partitioner = GivenPartitioner(self.source.clients_by)
             if partitioner is None:
                 raise ValueError(f"data.partitioner is missing: {kind} is one graph, which has to be cut into clients")
             if batch_size is not None or steps_per_epoch is not None:
                 raise ValueError(
                     f"data.batch_size and data.steps_per_epoch are for examples; {kind} is a graph, trained full-batch"
                 )
-        elif not isinstance(source, ExampleSource):
+        elif not isinstance(self.source, ExampleSource):
             raise ValueError(f"data.source is {kind}, which is neither a GraphSource nor an ExampleSource")
         elif partitioner is not None:
             raise ValueError(
@@ -125,7 +125,6 @@ class FederatedDataModule(LightningDataModule):
         ):
             if not isinstance(part, base | None):
                 raise ValueError(f"data.{name} is {part!r}, which is no {base.__name__}: give one, or none")
-        self.source = source
         self.partitioner = partitioner
         self.splitter = splitter or (GlobalSplit() if partitioner is not None else ClientSplit(train=0.6, val=0.2))
         self.relation_graph = relation_graph

@@ -1,4 +1,4 @@
-"""``fl-train provision FILE``: kits with certificates for the sites of a federation."""
+"""Kits with certificates for the sites of a federation: ``fl-train provision FILE``."""
 
 import argparse
 import sys

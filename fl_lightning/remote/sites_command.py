@@ -1,4 +1,4 @@
-"""``fl-train sites --config FILE``: a federation of sites, tried out on one machine."""
+"""A federation of sites, tried out on one machine: ``fl-train sites --config FILE``."""
 
 import argparse
 from collections.abc import Sequence

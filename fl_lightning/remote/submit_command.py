@@ -1,4 +1,4 @@
-"""``fl-train submit --kit DIR --config FILE``: a run on the sites of a federation."""
+"""A run on the sites of a federation: ``fl-train submit --kit DIR --config FILE``."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""``fl-train compare RUN RUN...``: runs side by side, in the terminal and on a page."""
+"""Runs side by side, in the terminal and on a page: ``fl-train compare RUN RUN...``."""
 
 import argparse
 import sys

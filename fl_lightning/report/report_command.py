@@ -1,4 +1,4 @@
-"""``fl-train report RUN...``: write the pages of runs anew, from their folders alone."""
+"""Write the pages of runs anew, from their folders alone: ``fl-train report RUN...``."""
 
 import argparse
 import sys

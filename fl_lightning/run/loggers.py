@@ -7,6 +7,7 @@ fifty scalars by itself, which takes as long as a short round's training.
 
 import csv
 import io
+import math
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -124,6 +125,13 @@ class RoundTensorBoardLogger(TensorBoardLogger):
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self.experiment._get_file_writer().add_summary(Summary(value=values), step)
 
+    @rank_zero_only
+    def log_result(self, result: Mapping[str, float], settings: Mapping[str, Any]) -> None:
+        """Write the chosen round's figures beside the settings, for the tab HPARAMS."""
+        figures = {f"chosen/{name}": value for name, value in result.items() if math.isfinite(value)}
+        if figures:
+            super().log_hyperparams(dict(settings), figures)
+
 
 class WandbLogger(lightning_loggers.WandbLogger):
     """Weights & Biases, one W&B run for each run of the trainer, the same one after a resume.
@@ -176,6 +184,11 @@ class WandbLogger(lightning_loggers.WandbLogger):
                 f"the W&B run {self._experiment.id} has begun, so {run_id} cannot be continued: use a new WandbLogger"
             )
         self._wandb_init["id"] = self._id = run_id
+
+    @rank_zero_only
+    def log_result(self, result: Mapping[str, float], settings: Mapping[str, Any]) -> None:
+        """Let the summary, which tables show and sweeps optimise, hold the chosen round's figures."""
+        self.experiment.summary.update(dict(result))
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

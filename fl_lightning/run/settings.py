@@ -23,6 +23,7 @@ _NEUTRAL = (
     "data.source",
     "data.splitter",
     "trainer.accelerator",
+    "trainer.default_callbacks",
     "trainer.default_root_dir",
     "trainer.devices",
     "trainer.executor",

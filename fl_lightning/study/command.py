@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fl_lightning.command_line import fail
 from fl_lightning.study.definition import Study, WrongStudy
+from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner, duration
 from fl_lightning.study.single import check, sweep, train_cell
@@ -125,7 +126,8 @@ def _run(study: Study, options: argparse.Namespace) -> int:
         )
         signal.signal(signal.SIGTERM, _stop)
         try:
-            tally = runner.run(study.processes)
+            with Pool(study.processes) as pool:
+                tally = runner.run(pool)
         except KeyboardInterrupt:
             _write(study)
             fail("stopped; the same command goes on where it was", code=130)
@@ -199,7 +201,8 @@ def _tell_changed_sources(progress: Progress) -> None:
 
 
 def _check(study: Study, options: argparse.Namespace) -> int:
-    changed = check(study, Store(study.results), options.processes or study.processes, _say)
+    with Pool(options.processes or study.processes) as pool:
+        changed = check(study, Store(study.results), pool, _say)
     if changed:
         _say(f"{changed} methods come to other figures: raise MATHEMATICS in fl_lightning/study/version.py")
     return 1 if changed else 0

@@ -225,9 +225,7 @@ class Study:
         for pattern in content.configs:
             matches = sorted(self.path.parent.glob(pattern))
             if not matches:
-                raise WrongStudy(
-                    f"{self.path}: configs: nothing matches {pattern!r}; patterns are relative to the file"
-                )
+                self._refuse("configs", repr(pattern), "nothing matches; patterns are relative to the study")
             for path in matches:
                 name = strategy_of(path)
                 if name and name not in taken:

@@ -100,7 +100,9 @@ def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
     figure = Figure(figsize=(9, 1.6 + 0.24 * means.shape[1]), layout="constrained")
     axes = figure.add_subplot()
     ranks = average_ranks(means)
-    scikit_posthocs.critical_difference_diagram(ranks, nemenyi(means), ax=axes, label_fmt_left="{label} ({rank:.1f}) ")
+    scikit_posthocs.critical_difference_diagram(
+        ranks, nemenyi(means), ax=axes, label_fmt_left="{label} ({rank:.1f}) ", label_fmt_right=" ({rank:.1f}) {label}"
+    )
     axes.set_title(f"average rank over {len(means)} cases", loc="left", fontsize="medium")
     return figure
 

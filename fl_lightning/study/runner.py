@@ -68,25 +68,30 @@ class Runner:
         self.progress = Progress(study, store)
         self.groups = list(self.progress.groups(methods or study.methods, cases or study.cases))
         self.tally = Tally()
+        self.processes = study.processes
         self._under_way: set[str] = set()
         self._lost: set[str] = set()
         self._tried: set[str] = set()
 
-    def run(self, processes: int) -> Tally:
-        """Train, with so many processes, until nothing is left that can be done."""
+    def run(self, pool: Pool) -> Tally:
+        """Train until nothing is left that can be done.
+
+        Raises:
+            WrongStudy: Settings that are refused; nothing was trained then.
+        """
         self._start = time.monotonic()
+        self.processes = pool.processes
         self.store.keep_sources(digest_of_sources(), sources())
-        with Pool(processes) as pool:
-            self._look_at_data(pool)
-            self._check_settings(pool)
-            while True:
-                while pool.num_idle and not self._time_is_up() and (cell := self._next()) is not None:
-                    self._under_way.add(cell.key)
-                    pool.submit(cell, "train", *self._task(cell, pool.scratch))
-                if not pool.num_busy:
-                    break
-                for cell, found in pool.finished():
-                    self._take(cell, found)
+        self._look_at_data(pool)
+        self._check_settings(pool)
+        while True:
+            while pool.num_idle and not self._time_is_up() and (cell := self._next()) is not None:
+                self._under_way.add(cell.key)
+                pool.submit(cell, "train", *self._task(cell, pool.scratch))
+            if not pool.num_busy:
+                break
+            for cell, found in pool.finished():
+                self._take(cell, found)
         self.tally.missing = sum(1 for _ in self.todo())
         self.tally.waiting = [f"{method} on {case}" for method, case in self.groups if self._waits(method, case)]
         return self.tally
@@ -206,7 +211,7 @@ class Runner:
         return f"{done}, {record['seconds']:.1f} s{self._left(left)}"
 
     def _left(self, left: Sequence[Cell]) -> str:
-        seconds = self.estimate(left) / self.study.processes
+        seconds = self.estimate(left) / self.processes
         return f"; about {duration(seconds)} left" if left else ""
 
     def estimate(self, cells: Sequence[Cell]) -> float:

@@ -47,7 +47,7 @@ def train_cell(study: Study, store: Store, key: str, scratch: Path) -> Record | 
     return record
 
 
-def check(study: Study, store: Store, processes: int, say: Callable[[str], None]) -> int:
+def check(study: Study, store: Store, pool: Pool, say: Callable[[str], None]) -> int:
     """Train one reported cell of every method again, the cheapest, and compare it with what is kept.
 
     Returns:
@@ -55,12 +55,11 @@ def check(study: Study, store: Store, processes: int, say: Callable[[str], None]
     """
     cells = _cheapest(Runner(study, store))
     num_changed = 0
-    with Pool(processes) as pool:
-        tasks = [(cell, "train", ((*cell.arguments, "--trainer.logger=false"), pool.scratch)) for cell in cells]
-        for cell, found in pool.map(tasks):
-            told = _difference(store.records()[cell.key], None if found is None else make_record(cell, found))
-            num_changed += bool(told)
-            say(f"{cell.title}: {told or 'as it was'}")
+    tasks = [(cell, "train", ((*cell.arguments, "--trainer.logger=false"), pool.scratch)) for cell in cells]
+    for cell, found in pool.map(tasks):
+        told = _difference(store.records()[cell.key], None if found is None else make_record(cell, found))
+        num_changed += bool(told)
+        say(f"{cell.title}: {told or 'as it was'}")
     return num_changed
 
 

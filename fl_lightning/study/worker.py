@@ -205,6 +205,8 @@ class _Heard(io.StringIO):
 def _quiet() -> Iterator[_Heard]:
     """Keep what a run says to itself."""
     heard = _Heard()
+    for name in ("lightning", "lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     with (
         warnings.catch_warnings(record=True) as caught,
         contextlib.redirect_stdout(io.StringIO()),
@@ -232,8 +234,6 @@ def serve(connection: Connection, scratch: Path) -> None:
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True).start()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    for name in ("lightning", "lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             name, arguments = connection.recv()

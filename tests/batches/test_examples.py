@@ -158,9 +158,9 @@ def test_executors_agree(kind, regression, settings, make_trainer, assert_same, 
     (reference, expected), *others = runs
 
     assert expected[kind.monitor] == pytest.approx(
-        (min if regression else max)(row[kind.monitor] for row in reference.history)
+        (min if regression else max)(row[kind.monitor] for row in reference.run.history)
     )
-    assert reference.history[-1]["train/loss"] < reference.history[0]["train/loss"]
+    assert reference.run.history[-1]["train/loss"] < reference.run.history[0]["train/loss"]
     for trainer, result in others:
         assert_same(trainer.run.executor.state().parameters, reference.run.executor.state().parameters, tolerance=1e-10)
         assert_same(result, expected, tolerance=1e-5)

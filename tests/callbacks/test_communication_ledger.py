@@ -33,7 +33,7 @@ def test_bytes_are_those_of_the_parameters(
 ) -> None:
     trainer = make_trainer(callbacks=CommunicationLedger())
     trainer.fit(make_model(), federation, algorithm(num_epochs=1))
-    for number, row in enumerate(trainer.history, start=1):
+    for number, row in enumerate(trainer.run.history, start=1):
         assert row["comm/bytes_up"] == row["comm/bytes_down"] == 5 * num_bytes
         assert row["comm/bytes_peer"] == 0
         assert row["comm/bytes_total"] == number * 10 * num_bytes
@@ -42,7 +42,7 @@ def test_bytes_are_those_of_the_parameters(
 def test_only_participants_count(make_trainer: Any, make_model: Any, federation: Any) -> None:
     trainer = make_trainer(callbacks=CommunicationLedger(), participation=Participation(num_clients=2))
     trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
-    assert trainer.history[-1]["comm/bytes_total"] == 3 * 2 * 2 * (BACKBONE + HEAD)
+    assert trainer.run.history[-1]["comm/bytes_total"] == 3 * 2 * 2 * (BACKBONE + HEAD)
 
 
 def test_stages_before_round_0_count_into_it(
@@ -52,11 +52,11 @@ def test_stages_before_round_0_count_into_it(
     algorithm = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2, refresh_every=2)
     trainer.fit(make_model(), federation, algorithm)
     embedding = 4 * 8
-    first, second, third = trainer.history
+    first, second, third = trainer.run.history
     assert first["comm/bytes_up"] == 5 * (BACKBONE + embedding) + 5 * BACKBONE
     assert second["comm/bytes_up"] == 5 * (BACKBONE + embedding)
     assert third["comm/bytes_up"] == 5 * BACKBONE
-    assert {row["comm/bytes_down"] for row in trainer.history} == {5 * BACKBONE}
+    assert {row["comm/bytes_down"] for row in trainer.run.history} == {5 * BACKBONE}
     lines = (tmp_path / "federation/version_0/communication.csv").read_text().splitlines()
     assert lines[:3] == [
         "round,stage,up,down,peer,leaves",
@@ -68,7 +68,7 @@ def test_stages_before_round_0_count_into_it(
 def test_peers_are_an_account_of_their_own(make_trainer: Any, make_model: Any, federation: Any) -> None:
     trainer = make_trainer(callbacks=CommunicationLedger())
     trainer.fit(make_model(), federation, Gossip())
-    row = trainer.history[-1]
+    row = trainer.run.history[-1]
     assert (row["comm/bytes_up"], row["comm/bytes_down"]) == (0, 0)
     assert row["comm/bytes_peer"] == 2 * 5 * (BACKBONE + HEAD)
     assert row["comm/bytes_total"] == 3 * row["comm/bytes_peer"]
@@ -86,7 +86,7 @@ def test_total_survives_a_resume_and_the_joining_of_new_clients(
         )
         algorithm = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2)
         trainer.fit(make_model(), federation, algorithm, ckpt_path=ckpt_path)
-        return trainer.history[-1]["comm/bytes_total"]
+        return trainer.run.history[-1]["comm/bytes_total"]
 
     run(2, None, "broken")
     assert run(4, "last", "broken") == run(4, None, "whole")
@@ -100,5 +100,5 @@ def test_a_new_fit_begins_anew(make_trainer: Any, make_model: Any, federation: A
     for _ in range(2):
         trainer = make_trainer(callbacks=ledger)
         trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
-        totals.append(trainer.history[-1]["comm/bytes_total"])
+        totals.append(trainer.run.history[-1]["comm/bytes_total"])
     assert totals[0] == totals[1]

@@ -37,14 +37,14 @@ def test_stops_after_patience(
 ) -> None:
     trainer = make_trainer(num_rounds=5, callbacks=[Scripted(values), EarlyStopping(**settings)])
     trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
-    assert len(trainer.history) == num_rounds
+    assert len(trainer.run.history) == num_rounds
 
 
 def test_patience_counts_evaluations(make_trainer: Any, make_model: Any, federation: Any) -> None:
     callbacks = [Scripted([0.5] * 8), EarlyStopping(patience=2)]
     trainer = make_trainer(num_rounds=8, evaluate_every=2, callbacks=callbacks)
     trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
-    assert len(trainer.history) == 6
+    assert len(trainer.run.history) == 6
 
 
 def test_patience_survives_a_resume(make_trainer: Any, make_model: Any, federation: Any) -> None:
@@ -52,7 +52,7 @@ def test_patience_survives_a_resume(make_trainer: Any, make_model: Any, federati
         callbacks = [Scripted([0.5, 0.4, 0.4, 0.4, 0.4, 0.4]), EarlyStopping(patience=3), FederatedCheckpoint()]
         trainer = make_trainer(num_rounds=num_rounds, callbacks=callbacks)
         trainer.fit(make_model(), federation, FedAvg(num_epochs=1), ckpt_path=ckpt_path)
-        return len(trainer.history)
+        return len(trainer.run.history)
 
     assert run(3, None) == 3
     assert run(6, "last") == 4
@@ -64,7 +64,7 @@ def test_a_new_fit_begins_anew(make_trainer: Any, make_model: Any, federation: A
     for _ in range(2):
         trainer = make_trainer(num_rounds=4, callbacks=[Scripted([0.5, 0.6, 0.4, 0.7]), callback])
         trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
-        assert len(trainer.history) == 3
+        assert len(trainer.run.history) == 3
 
 
 def test_unknown_metric_is_refused_with_those_there_are(make_trainer: Any, make_model: Any, federation: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from fl_lightning import (
     SequentialExecutor,
     StackedExecutor,
 )
-from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, RunReport
+from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, RunReport, report
 from fl_lightning.data import Examples, ExampleSource
 from fl_lightning.models import MLP
 from fl_lightning.report.record import RunRecord
@@ -212,18 +213,30 @@ def test_clients_whose_data_cannot_be_described(graphs, given_clients, make_mode
     assert "How the data are shared out was not kept." in page_of(trainer)
 
 
+def test_clients_whose_data_lie_elsewhere(federation, make_model, make_trainer, monkeypatch) -> None:
+    elsewhere = SimpleNamespace(run=SimpleNamespace(datamodule=SimpleNamespace(clients=(None, None))))
+    assert report._held(elsewhere) is None
+    monkeypatch.setattr(report, "_held", lambda trainer: None)
+    trainer = make_trainer(callbacks=RunReport())
+    trainer.fit(make_model(), federation, FedAvg())
+    record = record_of(trainer)
+    assert record.chosen is not None
+    assert (record.partition, record.regression, record.points, record.chosen.confusion) == (None, None, None, None)
+    assert "No predictions were kept." in page_of(trainer)
+
+
 def test_nothing_of_the_training_depends_on_it(federation, make_model, make_trainer, assert_same) -> None:
     histories = []
     for callbacks in ([], [RunReport()]):
         trainer = make_trainer(callbacks=callbacks)
         trainer.fit(make_model(), federation, FedSheafHN(init_epochs=1, num_neighbors=2))
-        histories.append((trainer.history, trainer.state_dict()["clients"]))
+        histories.append((trainer.run.history, trainer.state_dict()["clients"]))
     assert_same(histories[0], histories[1])
 
 
 def test_settings(federation, make_model, make_trainer, tmp_path) -> None:
-    report = RunReport(page=False, predictions=False, embeddings=False, num_snapshots=0)
-    trainer = make_trainer(callbacks=report)
+    little = RunReport(page=False, predictions=False, embeddings=False, num_snapshots=0)
+    trainer = make_trainer(callbacks=little)
     trainer.fit(make_model(), federation, FedAvg())
     record = record_of(trainer)
     assert not (trainer.run.folder / "report.html").exists()

@@ -93,11 +93,11 @@ def test_the_objective_is_losses_and_coupling(build, federation, make_model, mak
     )
     trainer.fit(make_model(dropout=0.0), federation, strategy)
 
-    logged = [row.get("server/objective") for row in trainer.history]
+    logged = [row.get("server/objective") for row in trainer.run.history]
     assert [value is None for value in logged] == [True, False, True, False]
     assert logged[1::2] == pytest.approx(seen, rel=1e-4)
     if not isinstance(strategy, DPSGD):
-        assert trainer.history[-1]["server/coupling"] > 1e-6
+        assert trainer.run.history[-1]["server/coupling"] > 1e-6
 
 
 def test_watching_changes_nothing(federation, make_model, make_trainer, assert_same) -> None:

@@ -52,6 +52,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "expected"),
     [
         (["--trainer.rounds=3"], "--trainer.rounds"),
+        (["--trainer.max_epochs=3"], "did you mean --trainer.num_rounds?"),
+        (["--trainer.evaluate_evry=3"], "did you mean --trainer.evaluate_every?"),
+        (["--data.num_clients=3"], "did you mean --data.partitioner.num_clients?"),
+        (["--model.optimizer.lr=0.1"], "give --model.optimizer torch.optim.Adam before it"),
+        (["--model.net=GCNN"], "did you mean fl_lightning.models.GCN?"),
+        (["--model.net=Q"], "there is no net 'Q': give a class path, or one of fl_lightning.models.CNN"),
+        (["--strategy=nowhere.HalfWay"], "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
         (["--trainer.num_rounds=many"], "trainer.num_rounds"),
         (["--trainer.num_rounds=0"], "trainer.num_rounds must be at least 1, got 0"),
         (["--strategy=FedAvgg"], "did you mean FedAvg?"),
@@ -309,9 +316,9 @@ def test_second_run_takes_the_next_version_and_last_continues_the_newest() -> No
     assert second.run.folder == Path("runs/quickstart/version_1")
     longer = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3", "--ckpt_path=last"]).trainer
     assert longer.run.folder == second.run.folder
-    assert [row["round"] for row in longer.history] == [0, 1, 2]
+    assert [row["round"] for row in longer.run.history] == [0, 1, 2]
     at_once = FederatedCLI(["fit", *SMALL, "--trainer.num_rounds=3"]).trainer
-    assert longer.history[-1]["val/loss"] == at_once.history[-1]["val/loss"]
+    assert longer.run.history[-1]["val/loss"] == at_once.run.history[-1]["val/loss"]
 
 
 def test_data_prints_and_saves_the_table(capsys: pytest.CaptureFixture[str]) -> None:

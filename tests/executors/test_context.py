@@ -76,7 +76,7 @@ def agree(fit, assert_same, make_strategy, **settings) -> list[Any]:
     for executor in EXECUTORS.values():
         strategy = make_strategy()
         trainer = fit(executor, strategy, **settings)
-        runs.append((strategy, trainer.run.executor.state(), trainer.history))
+        runs.append((strategy, trainer.run.executor.state(), trainer.run.history))
     (_, reference, history), *others = runs
     for _, state, own in others:
         assert_same(state.parameters, reference.parameters, tolerance=1e-9)
@@ -322,7 +322,7 @@ def mapped_clients(batch: Any) -> int:
 def test_only_the_culprit_is_blamed(executor, fit, make_model) -> None:
     with pytest.warns(UserWarning, match=r"client-02 failed in stage 'train' round 0: RuntimeError: odd client"):
         trainer = fit(EXECUTORS[executor], FedAvg(), model=make_model(Explodes), num_rounds=1)
-    assert trainer.history[-1]["num_failures"] == 1
+    assert trainer.run.history[-1]["num_failures"] == 1
 
 
 def test_clients_beside_a_failing_one_are_trained_as_if_it_were_not_there(fit, make_model, assert_same) -> None:
@@ -361,7 +361,7 @@ class Evaluates(FedAvg):
 def test_evaluation_with_its_own_optimiser_steps_and_predictions(fit, assert_same, federation) -> None:
     agree(fit, assert_same, Evaluates)
     trainer = fit(SequentialExecutor, Evaluates())
-    last = trainer.history[-1]
+    last = trainer.run.history[-1]
     assert len({last["val/loss"], last["reversed/val/loss"], last["adapted/val/loss"], last["both/val/loss"]}) == 4
     found = [
         trainer.run.executor.predict(trainer.run.strategy.evaluations((0,))["reversed/"], (0,))[0],

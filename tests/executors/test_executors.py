@@ -432,4 +432,4 @@ def test_lower_precision_runs(executor, precision, federation, make_model, make_
         trainer.fit(make_model(), federation, FedAvg())
     dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
     assert {tensor.dtype for tensor in trainer.run.executor.state().parameters.values()} == {dtype}
-    assert trainer.history[-1]["train/loss"] < trainer.history[0]["train/loss"]
+    assert trainer.run.history[-1]["train/loss"] < trainer.run.history[0]["train/loss"]

@@ -89,7 +89,7 @@ def test_executors_agree(kind, settings, shared, fit, assert_same) -> None:
         functools.partial(StackedExecutor, max_clients_per_group=2),
     ):
         trainer = fit(kind(**settings), executor, shared=shared, participation=Participation(**BUSY), num_rounds=4)
-        runs.append((trainer.state_dict()["clients"], trainer.run.strategy.state_dict(), trainer.history))
+        runs.append((trainer.state_dict()["clients"], trainer.run.strategy.state_dict(), trainer.run.history))
     for other in runs[1:]:
         assert_same(other[0]["parameters"], runs[0][0]["parameters"], tolerance=1e-9)
         assert_same(other[1], runs[0][1], tolerance=1e-9)
@@ -121,7 +121,7 @@ def test_resuming_is_exact(shared, executor, fit, assert_same, tmp_path) -> None
     fit(FedAvg(), executor, num_rounds=2, callbacks=SaveAfterTwo(path), **settings)
     resumed = fit(FedAvg(), executor, num_rounds=4, ckpt_path=str(path), **settings)
     assert_same(dict(resumed.run.executor.state().tensors()), dict(whole.run.executor.state().tensors()))
-    assert_same(resumed.history, whole.history)
+    assert_same(resumed.run.history, whole.run.history)
 
 
 @both_executors
@@ -144,9 +144,9 @@ def test_bytes(fit) -> None:
         (FedBN(), True, numbers),
         (FedBN(), False, numbers),
     ):
-        row = fit(strategy, shared=shared, callbacks=CommunicationLedger(), precision="32-true").history[-1]
+        row = fit(strategy, shared=shared, callbacks=CommunicationLedger(), precision="32-true").run.history[-1]
         assert row["comm/bytes_up"] == row["comm/bytes_down"] == 5 * 4 * each
-    row = fit(DPSGD(topology=Complete()), callbacks=CommunicationLedger(), precision="32-true").history[-1]
+    row = fit(DPSGD(topology=Complete()), callbacks=CommunicationLedger(), precision="32-true").run.history[-1]
     assert row["comm/bytes_peer"] == 5 * 4 * 4 * (numbers + affine)
 
 
@@ -173,8 +173,8 @@ def test_pytorchs_layers_are_run_one_client_after_another(fit, assert_same) -> N
         handed_over = fit(FedAvg(), StackedExecutor, net=TorchNet, shared=True)
     assert isinstance(handed_over.run.executor, SequentialExecutor)
     sequential = fit(FedAvg(), SequentialExecutor, net=TorchNet, shared=True)
-    assert_same(handed_over.history, sequential.history)
-    assert sequential.history[-1]["train/loss"] < sequential.history[0]["train/loss"]
+    assert_same(handed_over.run.history, sequential.run.history)
+    assert sequential.run.history[-1]["train/loss"] < sequential.run.history[0]["train/loss"]
     assert "norm.running_var" in sequential.run.strategy.models
     assert (sequential.run.strategy.models["norm.running_mean"] != 0).all()
 

@@ -57,6 +57,22 @@ def test_an_alarm_that_was_set_before_rings_afterwards() -> None:
         signal.signal(signal.SIGALRM, previous)
 
 
+def test_an_alarm_that_rings_while_it_is_disarmed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = signal.setitimer
+
+    def late(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return real(*arguments)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    with within(600):
+        pass
+    with pytest.raises(TimeoutError), within(600):
+        signal.raise_signal(signal.SIGALRM)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
 class Hangs(ClientModule):
     """Sleeps for the client of 18 nodes, and for all that are computed with it, while it trains."""
 
@@ -77,7 +93,7 @@ def test_a_client_that_hangs_is_left_out(strategy, federation, make_model, make_
             UserWarning, match=r"client-02 failed in stage 'train' round 0: TimeoutError: it took longer"
         ):
             trainer.fit(make_model(Hangs, dropout=0.5), federation, strategy())
-        assert trainer.history[-1]["num_failures"] == 1
+        assert trainer.run.history[-1]["num_failures"] == 1
         assert set(trainer.run.num_failures) == {"client-02"}
         states.append(dict(trainer.run.executor.state().parameters))
     assert_same(states[1], states[0], tolerance=1e-9)

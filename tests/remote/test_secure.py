@@ -112,7 +112,7 @@ def test_filters_come_before_the_masks(federation_of, make_trainer) -> None:
     policy = SitePolicy(min_examples=1, secure_only=True, filters=[TopK(fraction=0.5)])
     trainer, data, strategy, model, _ = federation_of(lambda: FedAvg(num_epochs=1), policy=policy)
     trainer.fit(model, data, strategy)
-    assert trainer.history[-1]["num_failures"] == 0
+    assert trainer.run.history[-1]["num_failures"] == 0
 
 
 def test_strategies_that_need_rows_are_refused(federation_of) -> None:
@@ -128,7 +128,7 @@ def test_a_round_in_which_a_client_is_missing_is_void(federation_of) -> None:
     trainer, data, strategy, model, _ = federation_of(lambda: FedPer(num_epochs=1), channel)
     with pytest.warns(UserWarning, match=r"the sum cannot be read without client-02 \(secure aggregation\)"):
         trainer.fit(model, data, strategy)
-    assert [row["void"] for row in trainer.history] == [1, 0]
+    assert [row["void"] for row in trainer.run.history] == [1, 0]
 
 
 def test_a_stage_is_answered_to_one_message_alone(federation_of) -> None:

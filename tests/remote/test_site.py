@@ -83,7 +83,7 @@ def test_a_split_of_few_examples_says_nothing(make_federation) -> None:
 def test_a_site_of_few_examples_does_not_train(make_federation) -> None:
     trainer, data, strategy, model, channel = make_federation(policy=SitePolicy(min_examples=10**6))
     trainer.fit(model, data, strategy)
-    assert [row["void"] for row in trainer.history] == [1, 1]
+    assert [row["void"] for row in trainer.run.history] == [1, 1]
     assert not any(answer.tensors for question, answer in channel.answers if question.kind == "run")
 
 

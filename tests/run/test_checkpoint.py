@@ -216,20 +216,20 @@ def test_last_continues_the_newest_run_in_its_folder(saved, path, federation, ma
     trainer.fit(make_model(), federation, FedAvg(), ckpt_path="last")
 
     assert trainer.run.folder == path.parent.parent
-    assert [row["round"] for row in trainer.history] == [0, 1, 2]
+    assert [row["round"] for row in trainer.run.history] == [0, 1, 2]
 
 
 def test_last_without_a_checkpoint_starts_anew_and_says_so(federation, make_model, make_trainer) -> None:
     trainer = make_trainer()
     with pytest.warns(UserWarning, match=r"no last\.ckpt in .*federation: starting from round 0"):
         trainer.fit(make_model(), federation, FedAvg(), ckpt_path="last")
-    assert len(trainer.history) == 3
+    assert len(trainer.run.history) == 3
     with pytest.raises(ValueError, match=r"there is no best\.ckpt in .*: train first, or give a path"):
         make_trainer().fit(make_model(), federation, FedAvg(), ckpt_path="best")
 
 
 def test_validation_and_test_repeat_the_figures_of_the_round(saved, path, federation, make_model, make_trainer) -> None:
-    expected = saved.history[-1]
+    expected = saved.run.history[-1]
     for verb, split in (("validate", "val/"), ("test", "test/")):
         found = getattr(make_trainer(), verb)(make_model(), federation, FedAvg(), str(path))
         assert found == {name: value for name, value in expected.items() if split in name}
@@ -296,5 +296,5 @@ def test_callbacks_and_history_continue(path, federation, make_model, make_train
 
     resumed.fit(make_model(), federation, FedAvg(), ckpt_path=str(path))
 
-    assert [row["rounds_seen"] for row in resumed.history] == [1, 2, 3, 4]
-    assert [row["round"] for row in resumed.history] == [0, 1, 2, 3]
+    assert [row["rounds_seen"] for row in resumed.run.history] == [1, 2, 3, 4]
+    assert [row["round"] for row in resumed.run.history] == [0, 1, 2, 3]

@@ -103,7 +103,7 @@ def test_a_second_resume_is_refused_and_changes_nothing(
     holder[0].wait()
     again = make_trainer(num_rounds=2)
     again.fit(make_model(), federation, FedAvg(), ckpt_path="last")
-    assert len(again.history) == 2
+    assert len(again.run.history) == 2
     assert not (trainer.run.folder / "run.lock").exists()
 
 

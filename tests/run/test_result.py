@@ -44,9 +44,9 @@ def test_what_a_run_came_to(federation, make_model, make_trainer) -> None:
     assert (found["status"], found["error"]) == ("finished", "")
     assert found["failures"] == {"client-03": 3, "client-04": 3}
     assert (found["num_rounds"], found["num_void_rounds"], found["seed"], found["monitor"]) == (3, 0, 3, "val/acc")
-    assert found["seconds"] == pytest.approx(sum(row["seconds"] for row in trainer.history))
+    assert found["seconds"] == pytest.approx(sum(row["seconds"] for row in trainer.run.history))
     assert found["bytes"] == {
-        way: sum(row[f"comm/bytes_{way}"] for row in trainer.history) for way in ("up", "down", "peer")
+        way: sum(row[f"comm/bytes_{way}"] for row in trainer.run.history) for way in ("up", "down", "peer")
     }
     assert found["partition_hash"] == federation.partition_hash
     assert found["versions"].keys() >= {"fl-lightning", "torch"}
@@ -103,7 +103,7 @@ def test_a_federation_in_which_everybody_fails_is_no_success(federation, make_mo
     with pytest.warns(UserWarning, match="failed in stage"), pytest.raises(TooFewAnswers, match=message):
         trainer.fit(make_model(FailsAlways), federation, Watched())
     assert not taken_in
-    assert [row["void"] for row in trainer.history] == [1, 1]
+    assert [row["void"] for row in trainer.run.history] == [1, 1]
     assert (read(trainer)["status"], read(trainer)["num_void_rounds"]) == ("failed", 2)
     assert read(trainer)["failures"] == {f"client-0{client}": 2 for client in range(5)}
 
@@ -126,7 +126,7 @@ def test_a_round_with_fewer_answers_than_the_quorum_is_void(
     trainer = make_trainer(executor=SequentialExecutor(), participation=participation, num_rounds=2)
     with pytest.warns(UserWarning, match="failed in stage"):
         trainer.fit(make_model(Fails), federation, FedAvg())
-    assert [row["void"] for row in trainer.history] == [void] * 2
+    assert [row["void"] for row in trainer.run.history] == [void] * 2
     start = trainer.run.architectures[0]
     moved = any((model != start[name]).any() for name, model in trainer.run.strategy.models.items())
     assert moved == (not void)

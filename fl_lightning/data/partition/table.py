@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -205,6 +206,10 @@ class PartitionTable:
         for row in self.rows:
             table.add_row(row.client, *(_short(getattr(row, name)) for name in self.columns[1:]))
         return table
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        """What a notebook shows."""
+        return self.rich_table()._repr_mimebundle_((), ())
 
     def plot_labels(self, path: str | Path) -> None:
         """Draw how many nodes or examples of each class every client holds, and save the picture.

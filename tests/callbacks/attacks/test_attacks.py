@@ -197,7 +197,7 @@ def test_benign_clients_have_figures_of_their_own(federation, make_model, make_t
 
     result = trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
 
-    metrics = trainer.history[-1]
+    metrics = trainer.run.history[-1]
     for kind, scores in trainer.run.scores.items():
         values = client_values(scores, "test/acc")[[0, 2, 4]]
         assert metrics[f"benign/{kind}test/acc"] == pytest.approx(float(values.mean()), rel=1e-6)
@@ -206,7 +206,7 @@ def test_benign_clients_have_figures_of_their_own(federation, make_model, make_t
     assert set(trainer.run.scores) == {"", "trained/"}
     assert metrics["num_malicious"] == 2
     assert malicious_clients(trainer) == (1, 3)
-    assert result["best_round"] == max(range(2), key=lambda r: trainer.history[r]["benign/val/acc"])
+    assert result["best_round"] == max(range(2), key=lambda r: trainer.run.history[r]["benign/val/acc"])
     assert json.loads((tmp_path / "federation/version_0/malicious_clients.json").read_text()) == {
         "1 LabelFlipping": ["client-01"],
         "2 SignFlip": ["client-01", "client-03"],
@@ -251,7 +251,7 @@ def test_malicious_clients_invent_their_signals(kind, build, signal, executor, a
     assert len(attack.malicious) == 2
     assert len(seen) > 2
     assert all(not torch.equal(one, other) for one, other in itertools.combinations(seen, 2))
-    assert trainer.history[-1]["test/acc"] > 0
+    assert trainer.run.history[-1]["test/acc"] > 0
 
 
 def test_invented_signals_have_the_scale_that_was_asked_for() -> None:
@@ -637,11 +637,11 @@ def test_success_is_counted_on_triggered_images_of_other_classes(executor, pictu
         images = own.x_NX[own.test_mask_N & (own.y_N != 1)]
         logits = net(types.SimpleNamespace(x=0.7 * images + 0.3 * attack.trigger)).logits
         shares.append(float((logits.argmax(dim=1) == 1).float().mean()))
-    assert trainer.history[-1]["test/asr"] == pytest.approx((shares[0] + shares[1]) / 2, abs=1e-6)
-    assert trainer.history[-1]["malicious/test/asr"] == pytest.approx(shares[2], abs=1e-6)
+    assert trainer.run.history[-1]["test/asr"] == pytest.approx((shares[0] + shares[1]) / 2, abs=1e-6)
+    assert trainer.run.history[-1]["malicious/test/asr"] == pytest.approx(shares[2], abs=1e-6)
     assert {"test/asr", "benign/test/acc", "test/acc"} <= set(result)
     values = client_values(trainer.run.scores[""], "test/acc")  # of clean images
-    assert trainer.history[-1]["test/acc"] == pytest.approx(float(values.mean()), rel=1e-6)
+    assert trainer.run.history[-1]["test/acc"] == pytest.approx(float(values.mean()), rel=1e-6)
 
 
 @both_executors
@@ -666,8 +666,8 @@ def test_a_backdoor_gets_in_and_tuning_the_classifier_is_logged(executor, pictur
     result = trainer.fit(image_model(), pictures(), FedAvg(num_epochs=3))
 
     assert result["benign/test/acc"] > 0.9
-    assert trainer.history[-1]["malicious/test/asr"] > 0.5
-    assert trainer.history[-1]["test/asr"] > 0.3
+    assert trainer.run.history[-1]["malicious/test/asr"] > 0.5
+    assert trainer.run.history[-1]["test/asr"] > 0.3
     assert logged[-1][1] == 11
     assert logged[-1][0]["tuned/test/acc"] == result["tuned/test/acc"]
     assert result["tuned/test/acc"] > 0.8
@@ -720,7 +720,7 @@ def test_tuning_starts_from_a_new_classifier(executor, pictures, make_trainer) -
         assert not torch.equal(parameters["head.weight"][0], start)
     assert all(torch.equal(parameters["head.weight"][0], row) for row in parameters["head.weight"])
     assert (evaluation.tuning.num_epochs, evaluation.tuning.trained) == (3, ("head.*",))
-    assert not any(name.startswith("tuned/") for name in trainer.history[-1])
+    assert not any(name.startswith("tuned/") for name in trainer.run.history[-1])
 
 
 @pytest.mark.parametrize(

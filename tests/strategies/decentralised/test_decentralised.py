@@ -360,9 +360,9 @@ def test_scaled_identity_maps_are_dfedu(executor, weight, settings, make_trainer
         trainers.append(trainer)
 
     assert_same(sheaf.models_CP, dfedu.models_CP, tolerance=1e-12)
-    assert_same(trainers[1].history, trainers[0].history, tolerance=1e-6)
-    assert trainers[0].history[-1]["server/coupling"] > 0
-    assert trainers[0].history[-1]["comm/bytes_total"] > 0
+    assert_same(trainers[1].run.history, trainers[0].run.history, tolerance=1e-6)
+    assert trainers[0].run.history[-1]["server/coupling"] > 0
+    assert trainers[0].run.history[-1]["comm/bytes_total"] > 0
 
 
 @both_executors
@@ -383,7 +383,7 @@ def test_without_regularization_it_is_local(kind, executor, make_trainer, assert
     assert_same(alone.run.executor.state().tensors(), local.run.executor.state().tensors())
     assert_same(alone.run.scores[""].signals, local.run.scores[""].signals)
     assert_same({name: result[name] for name in expected}, expected)
-    assert alone.history[-1]["comm/bytes_total"] == 0
+    assert alone.run.history[-1]["comm/bytes_total"] == 0
 
 
 @pytest.mark.parametrize("kind", [DFedU, SheafFMTL])
@@ -723,10 +723,10 @@ def test_deriving_the_opening_halves_the_bytes_and_changes_nothing(make_trainer,
 
     assert_same(derived.run.strategy.state_dict(), sent.run.strategy.state_dict())
     numbers = 8 * 3  # directed edges of the ring, numbers of a message
-    assert [row["comm/bytes_peer"] for row in sent.history] == [4 * 2 * numbers] * 4
-    assert [row["comm/bytes_peer"] for row in derived.history] == [4 * 2 * numbers] + [4 * (numbers + 8)] * 3
-    assert derived.history[-1]["comm/bytes_total"] == 4 * (2 * numbers + 3 * (numbers + 8))
-    assert {row[f"comm/bytes_{way}"] for row in sent.history for way in ("up", "down")} == {0}
+    assert [row["comm/bytes_peer"] for row in sent.run.history] == [4 * 2 * numbers] * 4
+    assert [row["comm/bytes_peer"] for row in derived.run.history] == [4 * 2 * numbers] + [4 * (numbers + 8)] * 3
+    assert derived.run.history[-1]["comm/bytes_total"] == 4 * (2 * numbers + 3 * (numbers + 8))
+    assert {row[f"comm/bytes_{way}"] for row in sent.run.history for way in ("up", "down")} == {0}
 
 
 @pytest.mark.parametrize("maps", [DenseMaps, ImplicitMaps])
@@ -809,7 +809,7 @@ def test_resuming_is_exact_with_maps_and_bytes(executor, maps, make_trainer, ass
     assert start.metrics() == first.run.strategy.metrics()
     assert_same(resumed.run.strategy.state_dict(), whole.run.strategy.state_dict())
     assert_same(resumed.run.executor.state().tensors(), whole.run.executor.state().tensors())
-    assert_same(resumed.history, whole.history)
+    assert_same(resumed.run.history, whole.run.history)
 
 
 def test_another_topology_is_refused(make_trainer, tmp_path) -> None:

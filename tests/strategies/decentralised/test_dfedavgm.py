@@ -58,7 +58,7 @@ def test_numbers(executor, quadratics, path) -> None:
 def test_one_step_without_momentum_is_dpsgd(executor, fit, assert_same) -> None:
     runs = [fit(s, executor, momentum=0.0) for s in (DFedAvgM(num_epochs=1, topology=Ring()), DPSGD(topology=Ring()))]
     assert_same(runs[0].run.strategy.state_dict(), runs[1].run.strategy.state_dict())
-    assert_same(runs[0].history, runs[1].history)
+    assert_same(runs[0].run.history, runs[1].run.history)
 
 
 @both_executors
@@ -83,7 +83,7 @@ def test_momentum_is_forgotten_after_every_round(executor, fit, assert_same) -> 
 
 
 def test_bytes_are_those_of_dpsgd(fit) -> None:
-    rows = [fit(s(topology=Ring()), callbacks=CommunicationLedger()).history[-1] for s in (DPSGD, DFedAvgM)]
+    rows = [fit(s(topology=Ring()), callbacks=CommunicationLedger()).run.history[-1] for s in (DPSGD, DFedAvgM)]
     numbers = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3
     assert [row["comm/bytes_peer"] for row in rows] == [5 * 2 * 4 * numbers] * 2
 

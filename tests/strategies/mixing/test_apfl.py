@@ -73,7 +73,7 @@ def test_two_rounds(num_rounds, executor, quadratics) -> None:
     assert evaluated(trainer, "") == pytest.approx(losses_at(own), rel=1e-6)
     assert evaluated(trainer, "present/") == pytest.approx(losses_at(present), rel=1e-6)
     assert evaluated(trainer, "global/") == pytest.approx(losses_at([w] * 3), rel=1e-6)
-    assert trainer.history[-1]["server/own_mixtures"] == 1
+    assert trainer.run.history[-1]["server/own_mixtures"] == 1
 
 
 @both_executors
@@ -119,7 +119,7 @@ def test_executors_agree_on_what_is_learnt(adaptive, clip, fit, assert_same) -> 
         busy = Participation(num_clients=3, straggler_probability=0.5, held_out_fraction=0.2)
         strategy = APFL(adaptive=adaptive, mixture=0.5)
         trainer = fit(strategy, executor, clip=clip, participation=busy, precision="64-true", num_rounds=4)
-        runs.append((trainer.run.executor.state().parameters, trainer.history))
+        runs.append((trainer.run.executor.state().parameters, trainer.run.history))
     assert len(set(runs[0][0]["alpha"].tolist())) > 1
     for state, history in runs[1:]:
         assert_same(dict(state), dict(runs[0][0]), tolerance=1e-9)
@@ -134,7 +134,7 @@ def test_nothing_personal_is_fedavg(executor, fit, assert_same) -> None:
     state = twin.run.executor.state().parameters
     for name, start in parameters_of("personal", twin.run.architectures[0]).items():
         assert (state[f"personal.{name}"] == start).all()
-    for row, expected in zip(twin.history, plain.history, strict=True):
+    for row, expected in zip(twin.run.history, plain.run.history, strict=True):
         assert (row["test/acc"], row["test/loss"]) == (expected["trained/test/acc"], expected["trained/test/loss"])
 
 
@@ -144,7 +144,7 @@ def test_all_personal_is_local(executor, fit, assert_same) -> None:
     twin = fit(APFL(mixture=1.0), executor)
     state = twin.run.executor.state().parameters
     assert_same(parameters_of("personal", state), dict(alone.run.executor.state().parameters))
-    for row, expected in zip(twin.history, alone.history, strict=True):
+    for row, expected in zip(twin.run.history, alone.run.history, strict=True):
         assert (row["test/acc"], row["test/loss"]) == (expected["test/acc"], expected["test/loss"])
 
 
@@ -155,7 +155,7 @@ def test_the_global_model_is_that_of_fedavg(settings, executor, fit, assert_same
     plain = fit(FedAvg(), executor, participation=busy)
     twin = fit(APFL(**settings), executor, participation=busy)
     assert_same(parameters_of("shared", twin.run.strategy.models), plain.run.strategy.models)
-    assert [row["global/test/acc"] for row in twin.history] == [row["test/acc"] for row in plain.history]
+    assert [row["global/test/acc"] for row in twin.run.history] == [row["test/acc"] for row in plain.run.history]
 
 
 @pytest.mark.parametrize("adaptive", ["none", "step"])
@@ -183,7 +183,7 @@ def test_who_did_not_answer_is_evaluated_with_the_global_model(executor, quadrat
     row = trainer.run.training_clients.index(present)
     w = float(trainer.run.strategy.models["shared.x"])
     v = parameters(trainer, "personal.x")
-    assert trainer.history[-1]["server/own_mixtures"] == 0.5
+    assert trainer.run.history[-1]["server/own_mixtures"] == 0.5
     assert w == pytest.approx([0.36, -0.195, 0.57][present], rel=1e-9)
     expected = losses_at([w if client == present else 0.75 * w for client in range(3)])  # others still have v = 0
     assert evaluated(trainer, "")[1 - row] == pytest.approx(expected[trainer.run.training_clients[1 - row]], rel=1e-6)
@@ -207,7 +207,7 @@ def test_bytes_are_those_of_fedavg(fit) -> None:
     rows = []
     for strategy in (FedAvg(), APFL(), APFL(adaptive="step")):
         participation = Participation(num_clients=3, dropout_probability=0.2)
-        last = fit(strategy, callbacks=CommunicationLedger(), participation=participation).history[-1]
+        last = fit(strategy, callbacks=CommunicationLedger(), participation=participation).run.history[-1]
         rows.append({name: value for name, value in last.items() if name.startswith("comm/")})
     assert rows[0] == rows[1] == rows[2]
     assert rows[0]["comm/bytes_up"] > 0

@@ -102,7 +102,7 @@ def test_the_global_model_is_that_of_fedavg(settings, executor, fit, assert_same
     plain = fit(FedAvg(reset_optimizer="reset_optimizer" in settings), executor, participation=busy)
     twin = fit(Ditto(**settings), executor, participation=busy)
     assert_same(parameters_of("shared", twin.run.strategy.models), plain.run.strategy.models)
-    for row, expected in zip(twin.history, plain.history, strict=True):
+    for row, expected in zip(twin.run.history, plain.run.history, strict=True):
         assert row["global/test/loss"] == expected["test/loss"]
         assert row["global/val/acc"] == expected["val/acc"]
 
@@ -149,7 +149,7 @@ def test_bytes_are_those_of_fedavg(fit) -> None:
     rows = []
     for strategy in (FedAvg(), Ditto()):
         participation = Participation(num_clients=3, dropout_probability=0.2)
-        last = fit(strategy, callbacks=CommunicationLedger(), participation=participation).history[-1]
+        last = fit(strategy, callbacks=CommunicationLedger(), participation=participation).run.history[-1]
         rows.append({name: value for name, value in last.items() if name.startswith("comm/")})
     assert rows[0] == rows[1]
     assert rows[0]["comm/bytes_up"] > 0

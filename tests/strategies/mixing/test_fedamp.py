@@ -134,7 +134,7 @@ def test_a_newcomer_trains_the_mean_model_and_is_then_mixed(start, executor, fit
 
 
 def test_bytes_are_those_of_fedavg(fit) -> None:
-    rows = [fit(strategy, callbacks=CommunicationLedger()).history[-1] for strategy in (FedAvg(), FedAMP())]
+    rows = [fit(strategy, callbacks=CommunicationLedger()).run.history[-1] for strategy in (FedAvg(), FedAMP())]
     ways = ("comm/bytes_up", "comm/bytes_down")
     assert [rows[0][way] for way in ways] == [rows[1][way] for way in ways]
 

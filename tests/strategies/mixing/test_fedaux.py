@@ -177,7 +177,7 @@ def test_the_signature_is_a_copy_of_the_projection(federation, make_model, make_
     projections = trainer.run.executor.state().parameters["projection"]
 
     torch.testing.assert_close(trainer.run.strategy.signatures_CD, projections)
-    assert {"server/similarity_min", "server/similarity_mean", "server/similarity_max"} <= set(trainer.history[-1])
+    assert {"server/similarity_min", "server/similarity_mean", "server/similarity_max"} <= set(trainer.run.history[-1])
 
 
 def test_a_net_without_projection_is_refused(federation, make_model, make_trainer) -> None:

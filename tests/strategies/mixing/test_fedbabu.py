@@ -59,7 +59,7 @@ def test_with_everything_shared_and_trained_it_is_fedavg_finetuned(executor, fit
 
     whole = fit(Whole(num_epochs=2, personal=(), num_finetune_epochs=3), executor)
     plain = fit(FedAvgFinetune(num_epochs=2, num_finetune_epochs=3), executor)
-    assert_same(whole.history, plain.history)
+    assert_same(whole.run.history, plain.run.history)
 
 
 @both_executors
@@ -71,11 +71,11 @@ def test_what_is_tuned(finetune, executor, fit) -> None:
     heads = {"head.weight", "head.bias"}
     bodies = set(trainer.run.strategy.models)
     assert tuned == {"whole": heads | bodies, "head": heads, "body": bodies}[finetune]
-    assert trainer.history[-1]["train/loss"] < trainer.history[-1]["global/train/loss"]
+    assert trainer.run.history[-1]["train/loss"] < trainer.run.history[-1]["global/train/loss"]
 
 
 def test_bytes_are_those_of_the_backbone(fit) -> None:
-    history = fit(FedBABU(), callbacks=CommunicationLedger()).history
+    history = fit(FedBABU(), callbacks=CommunicationLedger()).run.history
     numbers = 6 * 8 + 8 + 8 * 8 + 8
     assert {(row["comm/bytes_up"], row["comm/bytes_down"]) for row in history} == {(5 * 4 * numbers, 5 * 4 * numbers)}
 

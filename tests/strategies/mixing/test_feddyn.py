@@ -136,7 +136,7 @@ def test_newcomers_receive_the_mean(executor, fit) -> None:
 
 def test_bytes(fit) -> None:
     """As many up as FedAvg, and down twice as many: the duals travel with the model."""
-    plain, dynamic = (fit(s, callbacks=CommunicationLedger()).history[-1] for s in (FedAvg(), FedDyn()))
+    plain, dynamic = (fit(s, callbacks=CommunicationLedger()).run.history[-1] for s in (FedAvg(), FedDyn()))
     assert dynamic["comm/bytes_up"] == plain["comm/bytes_up"]
     assert dynamic["comm/bytes_down"] == 2 * plain["comm/bytes_down"]
 

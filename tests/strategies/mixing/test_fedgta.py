@@ -180,11 +180,9 @@ def test_a_newcomer_has_the_models_of_those_like_it() -> None:
 
 @both_executors
 def test_accepting_all_by_examples_is_fedavg(executor, fit, assert_same) -> None:
-    busy = Participation(**BUSY)
     averaged = fit(FedAvg(), executor, precision="64-true")
     strategy = fit(FedGTA(threshold=-1.0, weighting="examples"), executor, precision="64-true")
     assert_same(strategy.run.executor.state().tensors(), averaged.run.executor.state().tensors(), tolerance=1e-10)
-    assert fit(FedGTA(), executor, participation=busy).history[-1]["num_failures"] >= 0
 
 
 @both_executors
@@ -204,11 +202,11 @@ def test_groups_that_contradict_each_other_are_told_apart(executor, given_client
     together = strategy.accepted_weights(range(6), range(6)) > 0
     assert together.tolist() == [[(i - j) % 2 == 0 for j in range(6)] for i in range(6)]
     assert found.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.2
-    assert found.history[-1]["server/accepted_clients"] == 2
+    assert found.run.history[-1]["server/accepted_clients"] == 2
 
 
 def test_bytes(fit) -> None:
-    history = fit(FedGTA(num_moments=4), callbacks=CommunicationLedger()).history
+    history = fit(FedGTA(num_moments=4), callbacks=CommunicationLedger()).run.history
     model = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3
     for row in history:
         assert row["comm/bytes_down"] == 5 * 4 * model

@@ -55,7 +55,7 @@ def test_without_momentum_it_is_fedavg(executor, federation, make_model, make_tr
     for strategy in (plain, FedAvg()):
         trainer = make_trainer(executor=executor(), participation=busy)
         trainer.fit(make_model(dropout=0.5), federation, strategy)
-        runs.append((strategy.models, trainer.run.executor.state().parameters, trainer.history))
+        runs.append((strategy.models, trainer.run.executor.state().parameters, trainer.run.history))
     assert_same(runs[0], runs[1])
 
 
@@ -111,7 +111,7 @@ def test_it_costs_what_fedavg_costs(federation, make_model, make_trainer) -> Non
     for strategy in (FedOpt(), FedAvg()):
         trainer = make_trainer(callbacks=CommunicationLedger(), participation=Participation(num_clients=3))
         trainer.fit(make_model(), federation, strategy)
-        totals.append(trainer.history[-1]["comm/bytes_total"])
+        totals.append(trainer.run.history[-1]["comm/bytes_total"])
     assert totals[0] == totals[1] > 0
 
 

@@ -132,7 +132,7 @@ def test_without_pull_it_is_local(executor, fit, assert_same) -> None:
     alone = fit(Local(), executor, participation=busy)
     proto = fit(FedProto(prototype_weight=0.0), executor, participation=busy)
     assert_same(dict(proto.run.executor.state().tensors()), dict(alone.run.executor.state().tensors()))
-    assert [row["head/test/acc"] for row in proto.history] == [row["test/acc"] for row in alone.history]
+    assert [row["head/test/acc"] for row in proto.run.history] == [row["test/acc"] for row in alone.run.history]
 
 
 # ------------------------------------------------------------------ predictions
@@ -175,8 +175,8 @@ def test_only_own_classes_are_predicted_if_asked_for() -> None:
 
 @both_executors
 def test_either_rule_is_the_result(executor, fit) -> None:
-    proto = fit(FedProto(), executor).history
-    head = fit(FedProto(predict="head"), executor).history
+    proto = fit(FedProto(), executor).run.history
+    head = fit(FedProto(predict="head"), executor).run.history
     for one, other in zip(proto, head, strict=True):
         assert one["test/loss"] == other["proto/test/loss"] != one["head/test/loss"]
         assert one["head/test/acc"] == other["test/acc"]
@@ -190,7 +190,7 @@ def test_executors_agree(own_classes_only, weighting, fit, assert_same) -> None:
         busy = Participation(num_clients=2, straggler_probability=0.5, held_out_fraction=0.2)
         strategy = FedProto(own_classes_only=own_classes_only, weighting=weighting)
         trainer = fit(strategy, executor, participation=busy, precision="64-true", num_rounds=4)
-        runs.append((strategy.state_dict(), trainer.history, trainer.run.selection.result))
+        runs.append((strategy.state_dict(), trainer.run.history, trainer.run.selection.result))
     for other in runs[1:]:
         assert_same(list(other), list(runs[0]), tolerance=1e-6)
 
@@ -205,7 +205,7 @@ def test_before_there_are_prototypes_the_head_predicts() -> None:
 
 
 def test_bytes_are_those_of_prototypes(fit) -> None:
-    history = fit(FedProto(), callbacks=CommunicationLedger(), participation=Participation(num_clients=4)).history
+    history = fit(FedProto(), callbacks=CommunicationLedger(), participation=Participation(num_clients=4)).run.history
     for number, row in enumerate(history):
         assert row["comm/bytes_up"] == 4 * 4 * (3 * 8 + 3)  # four clients, three classes, width 8
         assert row["comm/bytes_down"] == (4 * (4 * 3 * 8 + 3) if number else 0)
@@ -228,8 +228,8 @@ def test_different_nets_of_one_embedding_width(executor, fit) -> None:
     nets = [functools.partial(GCN, hidden_channels=8, num_layers=layers) for layers in (1, 2)]
     trainer = fit(FedProto(), executor, model=ClientModule(nets), num_rounds=4)
     assert trainer.run.strategy.prototypes_KD.shape == (3, 8)
-    assert trainer.history[-1]["num_failures"] == 0
-    assert trainer.history[-1]["train/loss"] < trainer.history[0]["train/loss"]
+    assert trainer.run.history[-1]["num_failures"] == 0
+    assert trainer.run.history[-1]["train/loss"] < trainer.run.history[0]["train/loss"]
 
 
 @both_executors

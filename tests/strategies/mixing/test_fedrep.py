@@ -117,7 +117,7 @@ def test_newcomers_train_a_classifier_on_the_backbone_they_are_sent(executor, fi
 
 
 def test_bytes_are_those_of_the_backbone(fit) -> None:
-    history = fit(FedRep(), callbacks=CommunicationLedger(), participation=Participation(num_clients=3)).history
+    history = fit(FedRep(), callbacks=CommunicationLedger(), participation=Participation(num_clients=3)).run.history
     numbers = 6 * 8 + 8 + 8 * 8 + 8
     assert {(row["comm/bytes_up"], row["comm/bytes_down"]) for row in history} == {(3 * 4 * numbers, 3 * 4 * numbers)}
 
@@ -128,15 +128,15 @@ def test_the_bound_on_updates_is_of_the_change_since_the_backbone_was_sent(fit) 
     bound = fit(FedRep(num_head_epochs=1), participation=Participation(max_update_norm=2.5))
     norms = [float(model.norm()) for model in free.run.strategy.models.values()]
     assert sum(norm**2 for norm in norms) ** 0.5 > 2.5  # of the models themselves
-    assert sum(row["num_failures"] for row in bound.history) == 0
+    assert sum(row["num_failures"] for row in bound.run.history) == 0
 
 
 @both_executors
 def test_tuning_before_the_evaluation(executor, fit) -> None:
     plain = fit(FedRep(num_head_epochs=1), executor)
     tuned = fit(FedRep(num_head_epochs=1, num_finetune_epochs=5), executor)
-    assert tuned.history[-1]["trained/test/loss"] == plain.history[-1]["trained/test/loss"]
-    assert tuned.history[-1]["train/loss"] < plain.history[-1]["train/loss"]
+    assert tuned.run.history[-1]["trained/test/loss"] == plain.run.history[-1]["trained/test/loss"]
+    assert tuned.run.history[-1]["train/loss"] < plain.run.history[-1]["train/loss"]
 
 
 def test_clients_that_name_classes_differently() -> None:

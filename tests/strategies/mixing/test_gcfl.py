@@ -193,7 +193,7 @@ def test_cuts_are_the_same_after_resuming(
     whole = fit(kind(**OPEN, **extra), executor, num_rounds=6, callbacks=[Save()], participation=busy)
     resumed = make_trainer(executor=executor(), num_rounds=6, seed=1, participation=busy)
     resumed.fit(make_model(dropout=0.5), federation, kind(**OPEN, **extra), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
-    assert whole.history[-1]["server/clusters"] > 1
+    assert whole.run.history[-1]["server/clusters"] > 1
     assert_same(resumed.run.strategy.state_dict(), whole.run.strategy.state_dict())
 
 
@@ -216,7 +216,7 @@ def test_groups_that_contradict_each_other_are_told_apart(strategy, scales, exec
 
 def test_bytes_are_fedavgs(fit) -> None:
     runs = [fit(strategy, callbacks=CommunicationLedger()) for strategy in (GCFL(**OPEN), FedAvg())]
-    first, second = ([row["comm/bytes_total"] for row in run.history] for run in runs)
+    first, second = ([row["comm/bytes_total"] for row in run.run.history] for run in runs)
     assert first == second
 
 

@@ -98,7 +98,7 @@ def run(regression, make_trainer):
         )
         trainer.fit(model, regression, algorithm)
         state = trainer.run.executor.state().parameters
-        return trainer, torch.stack([state["convs.0"], state["head.0"]], dim=1), trainer.history[-1]
+        return trainer, torch.stack([state["convs.0"], state["head.0"]], dim=1), trainer.run.history[-1]
 
     return run
 
@@ -261,7 +261,7 @@ def test_reductions(reduced, plain, executor, federation, make_model, make_train
             executor=executor(), participation=Participation(fraction=0.6, straggler_probability=0.5)
         )
         trainer.fit(make_model(), federation, build())
-        history = [{name: row[name] for name in row if not name.startswith("trained/")} for row in trainer.history]
+        history = [{name: row[name] for name in row if not name.startswith("trained/")} for row in trainer.run.history]
         runs.append((dict(trainer.run.executor.state().tensors()), history))
 
     assert_same(runs[0], runs[1])

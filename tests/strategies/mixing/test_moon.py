@@ -61,7 +61,7 @@ def test_gradient() -> None:
 def test_without_weight_it_is_fedavg(executor, fit, assert_same) -> None:
     busy = Participation(num_clients=3, dropout_probability=0.2, straggler_probability=0.5)
     runs = [fit(strategy, executor, participation=busy) for strategy in (MOON(contrast_weight=0.0), FedAvg())]
-    assert_same(runs[0].history, runs[1].history)
+    assert_same(runs[0].run.history, runs[1].run.history)
     assert_same(dict(runs[0].run.strategy.models), dict(runs[1].run.strategy.models))
 
 
@@ -101,7 +101,7 @@ def test_a_client_remembers_the_model_that_it_trained_last(executor, fit) -> Non
 
 def test_bytes_are_those_of_fedavg(fit) -> None:
     busy = Participation(num_clients=3, dropout_probability=0.2)
-    found = [fit(s, callbacks=CommunicationLedger(), participation=busy).history[-1] for s in (FedAvg(), MOON())]
+    found = [fit(s, callbacks=CommunicationLedger(), participation=busy).run.history[-1] for s in (FedAvg(), MOON())]
     assert {n: v for n, v in found[0].items() if n.startswith("comm/")} == {
         n: v for n, v in found[1].items() if n.startswith("comm/")
     }

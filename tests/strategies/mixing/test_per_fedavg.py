@@ -90,8 +90,8 @@ def test_without_a_first_step_it_is_fedavg(
         trainer.fit(make_model(dropout=0.5), federation, strategy)
         runs.append((trainer, strategy.models, trainer.run.executor.state().parameters))
     assert_same(runs[0][1:], runs[1][1:], tolerance=0.0 if batches == "same" else 1e-6)
-    last = runs[0][0].history[-1]
-    assert last["val/loss"] == last["global/val/loss"] == runs[1][0].history[-1]["val/loss"]
+    last = runs[0][0].run.history[-1]
+    assert last["val/loss"] == last["global/val/loss"] == runs[1][0].run.history[-1]["val/loss"]
 
 
 class Weighted(ClientModule):
@@ -108,7 +108,7 @@ def test_gradients_under_vmap_are_those_of_one_client(hessian, federation, make_
     for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.8)):
         trainer = make_trainer(executor=executor, precision="64-true")
         trainer.fit(make_model(Weighted, dropout=0.5), federation, PerFedAvg(hessian=hessian, inner_lr=0.1))
-        states.append((trainer.run.executor.state().parameters, trainer.history[-1]["val/loss"]))
+        states.append((trainer.run.executor.state().parameters, trainer.run.history[-1]["val/loss"]))
     assert_same(states[0][0], states[1][0], tolerance=1e-7)
     assert states[0][1] == pytest.approx(states[1][1], rel=1e-5)
 
@@ -130,7 +130,7 @@ def test_it_costs_what_fedavg_costs(federation, make_model, make_trainer) -> Non
     for strategy in (PerFedAvg(), FedAvg()):
         trainer = make_trainer(callbacks=CommunicationLedger(), participation=Participation(num_clients=3))
         trainer.fit(make_model(), federation, strategy)
-        totals.append(trainer.history[-1]["comm/bytes_total"])
+        totals.append(trainer.run.history[-1]["comm/bytes_total"])
     assert totals[0] == totals[1] > 0
 
 

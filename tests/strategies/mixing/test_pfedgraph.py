@@ -154,7 +154,7 @@ def test_the_term_begins_with_the_second_participation(penalty_of, executor, fit
 def test_bytes(fit) -> None:
     busy = Participation(num_clients=3)
     plain, mixed, cosine = (
-        fit(strategy, callbacks=CommunicationLedger(), participation=busy).history[-1]
+        fit(strategy, callbacks=CommunicationLedger(), participation=busy).run.history[-1]
         for strategy in (FedAvg(), PFedGraph(penalty_of="mixed"), PFedGraph())
     )
     assert plain["comm/bytes_up"] == mixed["comm/bytes_up"] == cosine["comm/bytes_up"]

@@ -182,7 +182,7 @@ def test_it_costs_what_fedavg_costs(federation, make_model, make_trainer) -> Non
     for strategy in (PFedMe(), FedAvg()):
         trainer = make_trainer(callbacks=CommunicationLedger(), participation=Participation(num_clients=3))
         trainer.fit(make_model(), federation, strategy)
-        totals.append(trainer.history[-1]["comm/bytes_total"])
+        totals.append(trainer.run.history[-1]["comm/bytes_total"])
     assert totals[0] == totals[1] > 0
 
 
@@ -192,7 +192,7 @@ def test_any_optimiser(inner_start, executor, federation, make_model, make_train
     trainer = make_trainer(executor=executor(), num_rounds=5)
     model = make_model(optimizer=functools.partial(Adam, lr=0.02), gradient_clip_val=1.0)
     trainer.fit(model, federation, PFedMe(inner_start=inner_start, proximal_weight=0.1))
-    assert trainer.history[-1]["train/loss"] < 0.9 * trainer.history[0]["train/loss"]
+    assert trainer.run.history[-1]["train/loss"] < 0.9 * trainer.run.history[0]["train/loss"]
 
 
 def test_settings_are_checked(tmp_path) -> None:

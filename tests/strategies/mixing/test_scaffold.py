@@ -158,7 +158,7 @@ def test_two_models_travel_each_way(control, federation, make_model, make_traine
     for strategy in (SCAFFOLD(control=control), FedAvg()):
         trainer = make_trainer(callbacks=CommunicationLedger(), participation=Participation(num_clients=3))
         trainer.fit(make_model(optimizer=sgd), federation, strategy)
-        totals.append([trainer.history[-1][f"comm/bytes_{way}"] for way in ("up", "down")])
+        totals.append([trainer.run.history[-1][f"comm/bytes_{way}"] for way in ("up", "down")])
     assert totals[0] == [2 * number for number in totals[1]]
 
 

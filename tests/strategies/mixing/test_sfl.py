@@ -27,7 +27,9 @@ def quadratics(tmp_path):
         data = Quadratics()
         data.roster = Roster.of(data.clients, num_outputs=1, relation_CC=relation_CC, partition_hash="quadratics")
         defaults = {"accelerator": "cpu", "logger": False, "precision": "64-true", "default_root_dir": str(tmp_path)}
-        trainer = FederatedTrainer(num_rounds=num_rounds, executor=executor, **defaults, **settings)
+        trainer = FederatedTrainer(
+            num_rounds=num_rounds, executor=executor, default_callbacks=False, **defaults, **settings
+        )
         trainer.fit(Quadratic(OnePoint, functools.partial(SGD, lr=0.1)), data, strategy)
         return trainer
 
@@ -136,7 +138,7 @@ def test_a_newcomer_is_evaluated_with_the_mean_of_its_neighbours(executor, fit) 
 
 def test_bytes(fit) -> None:
     plain, both, start = (
-        fit(s, callbacks=CommunicationLedger()).history[-1] for s in (FedAvg(), SFL(), SFL(proximal_weight=0.0))
+        fit(s, callbacks=CommunicationLedger()).run.history[-1] for s in (FedAvg(), SFL(), SFL(proximal_weight=0.0))
     )
     assert both["comm/bytes_up"] == start["comm/bytes_up"] == plain["comm/bytes_up"]
     assert both["comm/bytes_down"] == 2 * plain["comm/bytes_down"]

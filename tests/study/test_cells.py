@@ -1,0 +1,83 @@
+"""What a cell's key depends on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_lightning.study import version
+from fl_lightning.study.cells import Cell, make_cell
+from fl_lightning.study.definition import Study
+
+POINT = ("lr=0.1", {"model.optimizer.lr": 0.1})
+
+
+def cell(study: Study, method: str = "FedAvg", case: str = "plain", seed: int = 0, point: Any = POINT) -> Cell:
+    from fl_lightning.study import cells
+
+    cells._content.cache_clear()
+    return make_cell(study, method, case, seed, point, "report")
+
+
+def test_the_key_is_of_all_settings(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = make_study()
+    first = cell(study)
+    others = [
+        cell(study, method="Local"),
+        cell(study, case="wide"),
+        cell(study, seed=1),
+        cell(study, point=("", {"model.optimizer.lr": 0.2})),
+    ]
+    assert len({first.key, *(other.key for other in others)}) == 5
+    config = tmp_path / "quickstart.yaml"
+    config.write_text("# a comment\n" + config.read_text().replace("run_name: quickstart", "run_name: other"))
+    assert cell(study).key == first.key
+    config.write_text(config.read_text().replace("dropout: 0.5", "dropout: 0.4"))
+    assert cell(study).key != first.key
+
+
+def test_the_case_comes_after_the_method_and_final_settings_last(make_study: Callable[..., Study]) -> None:
+    method = {"config": "quickstart.yaml", "settings": {"a.x": 1, "a.y": 1}, "final": {"a.y": 3}}
+    study = make_study(methods={"M": method}, cases={"C": {"settings": {"a.x": 2, "a.y": 2}}}, baselines=[])
+    arguments = make_cell(study, "M", "C", 5, ("", {"a.z": None, "a.w": [1, {"b": True}]}), "report").arguments
+    assert arguments[-6:] == (
+        "--a.x=2",
+        "--a.z=null",
+        '--a.w=[1, {"b": true}]',
+        "--a.y=3",
+        "--data.seed=5",
+        "--seed_everything=5",
+    )
+
+
+def test_cells_on_the_same_data_are_known(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    assert cell(study).data == cell(study, case="wide").data == cell(study, method="Local").data
+    assert cell(study).data != cell(study, seed=1).data
+    other = make_study(cases={"plain": {"settings": {"data.source.init_args.num_nodes": 100}}})
+    assert cell(other).data != cell(study).data
+
+
+def test_the_version_is_of_the_strategy_and_the_packages(
+    make_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study()
+    assert (cell(study).strategy, cell(study, method="Local").strategy) == ("FedAvg", "Local")
+    before = cell(study).version, cell(study, method="Local").version
+    monkeypatch.setattr(version, "MATHEMATICS", {**version.MATHEMATICS, "FedAvg": 2})
+    assert cell(study).version != before[0]
+    assert cell(study, method="Local").version == before[1]
+    assert "torch " in before[0]
+
+
+def test_a_digest_of_sources_without_docstrings(tmp_path: Path) -> None:
+    path = tmp_path / "code.py"
+    path.write_text('"""Words."""\ndef f():\n    """More."""\n    return 1  # why\n')
+    first = version._syntax(path)
+    path.write_text('"""Others."""\n\ndef f():\n    return 1\n')
+    assert version._syntax(path) == first
+    path.write_text("def f():\n    return 2\n")
+    assert version._syntax(path) != first
+    assert "strategies/mixing/fedavg.py" in version.sources()
+    assert "trainer.py" in version.sources()

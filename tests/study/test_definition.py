@@ -1,0 +1,119 @@
+"""What a study's file may say, and what it says when it may not."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_files import STUDIES
+
+from fl_lightning.study.definition import Study, WrongStudy
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"seed": [1]}, "seed is no setting of a study: did you mean seeds?"),
+        ({"seeds": []}, "seeds: List should have at least 1 item"),
+        ({"seeds": ["many"]}, "seeds.0: Input should be a valid integer"),
+        ({"seeds": [0, 0]}, "seeds is [0, 0]: give each once"),
+        ({"seeds": [-1]}, "seeds is -1: give numbers in [0, 4294967295]"),
+        ({"seeds": [0, 7]}, "tuning.seeds is [7]: they are reported too: tune on others"),
+        ({"processes": 0}, "processes: Input should be greater than or equal to 1 (given: 0)"),
+        ({"methods": {}}, "methods is none: name at least one"),
+        ({"methods": {"A": {"config": "missing.yaml"}}}, "missing.yaml: it is no file"),
+        ({"methods": {"A": {}}}, "methods.A.config: Field required"),
+        (
+            {"methods": {"A": {"config": "quickstart.yaml", "tun": {}}}},
+            "methods.A.tun is no setting of a study: did you",
+        ),
+        (
+            {"methods": {"A": {"config": "quickstart.yaml", "cases": ["p"]}}, "baselines": []},
+            "methods.A.cases is ['p']: no case matches; there are plain, wide",
+        ),
+        (
+            {"methods": {"A": {"config": "quickstart.yaml", "tuned_as": "B"}}, "baselines": []},
+            "methods.A.tuned_as is B: there are A",
+        ),
+        (
+            {
+                "methods": {"A": {"config": "quickstart.yaml", "tune": {"a.x": [1], "a.y": [1], "a.z": [1]}}},
+                "baselines": [],
+            },
+            "methods.A.tune is ['a.x', 'a.y', 'a.z']: give at most two settings of its own",
+        ),
+        (
+            {"methods": {"A": {"config": "quickstart.yaml", "tune": {"x": [1]}}}, "baselines": []},
+            "methods.A.tune.x is [1]: a list of values is for a setting (its dotted name)",
+        ),
+        ({"cases": {"a": {"tuned_on": "b"}}}, "cases.a.tuned_on is b: there are a"),
+        ({"baselines": ["Lokal"]}, "baselines is Lokal: did you mean Local?"),
+        ({"configs": ["none/*.yaml"]}, "configs is 'none/*.yaml': nothing matches"),
+        ({"tuning": {"seeds": [7]}}, "tuning is incomplete: give grid, budget and seeds, or none of them"),
+        (
+            {"tuning": {"seeds": [7], "budget": 3, "grid": {"model.optimizer.lr": [0.1, 0.2]}}},
+            "tuning.budget is 3: the axes that all methods share have 2 settings",
+        ),
+        ({"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": []}}}, "tuning.grid.a.b is []: give values"),
+        ({"tuning": {"study": "other.yaml", "seeds": [7]}}, "other.yaml cannot be read"),
+        ({"pictures": {"p": {"kind": "curves", "figure": "test/acc"}}}, "its curves need test/acc in history"),
+        ({"pictures": {"p": {"kind": "lines"}}}, "pictures.p is lines: no case has an x"),
+        ({"pictures": {"p": {"kind": "pie"}}}, "pictures.p.kind: Input should be 'lines', 'curves' or 'ranks'"),
+    ],
+    ids=str,
+)
+def test_mistakes(parts: dict[str, Any], expected: str, make_study: Callable[..., Study]) -> None:
+    with pytest.raises(WrongStudy) as error:
+        make_study(**parts)
+    assert expected in str(error.value)
+    assert "small.yaml" in str(error.value) or "other.yaml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("[1]", "holds no settings"), ("a: [", "is no YAML"), ("", "holds no")])
+def test_files_that_are_no_study(text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(WrongStudy, match=expected):
+        Study(tmp_path / "study.yaml")
+
+
+def test_every_method_has_the_same_budget(make_study: Callable[..., Study]) -> None:
+    own = {"strategy.a": [1, 2], "strategy.b": {"x": {"strategy.c": 0}, "y": {"strategy.c": 1}, "z": {"strategy.c": 2}}}
+    methods = {"plain": {"config": "quickstart.yaml"}, "rich": {"config": "quickstart.yaml", "tune": own}}
+    rates = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    tuning = {"seeds": [7], "budget": 12, "grid": {"model.optimizer.lr": rates, "decay.on": [False, True]}}
+    study = make_study(methods=methods, tuning=tuning, baselines=[])
+    plain, rich = study.grid_of("plain"), study.grid_of("rich")
+    assert len(plain) == len(rich) == len({label for label, _ in rich}) == 12
+    assert [settings for _, settings in plain] == [
+        {name: settings[name] for name in ("model.optimizer.lr", "decay.on")} for _, settings in rich
+    ]
+    assert Counter((settings["strategy.a"], settings["strategy.c"]) for _, settings in rich) == Counter(
+        {(a, c): 2 for a in (1, 2) for c in (0, 1, 2)}
+    )
+    assert rich[0][0] == "lr=0.1, on=False, a=1, strategy.b=x"
+    assert study.grid_of("rich") == make_study(methods=methods, tuning=tuning, baselines=[]).grid_of("rich")
+
+
+def test_a_smaller_budget_is_drawn_alike_in_number(make_study: Callable[..., Study]) -> None:
+    tuning = {"seeds": [7], "budget": 3, "grid": {"model.optimizer.lr": [0.1, 0.2, 0.3, 0.4]}}
+    study = make_study(tuning=tuning)
+    grids = [[settings["model.optimizer.lr"] for _, settings in study.grid_of(method)] for method in study.methods]
+    assert all(len(set(grid)) == 3 and grid[0] == 0.1 for grid in grids)
+
+
+def test_configurations_by_pattern(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    for name in ("FedAvg", "FedProx", "Ditto"):
+        (tmp_path / f"{name.lower()}_toy.yaml").write_text(f"strategy: {{class_path: {name}}}\n")
+    methods = {"average": {"config": "fedavg_toy.yaml"}}
+    study = make_study(methods=methods, configs=["*_toy.yaml"], configs_except=["Ditto"], baselines=[])
+    assert list(study.methods) == ["average", "FedProx"]
+    assert study.configs_of("FedProx") == (tmp_path / "fedprox_toy.yaml",)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_repositorys_studies_are_in_order(path: Path) -> None:
+    study = Study(path)
+    seeds = {*study.tuning.seeds, *(study.other.tuning.seeds if study.other else ())}
+    assert seeds.isdisjoint(study.seeds)

@@ -1,0 +1,78 @@
+"""Worker processes: they stay alive, may be killed, and end with the process that started them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fl_lightning.study.definition import Study
+from fl_lightning.study.pool import Pool
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.runner import Runner
+from fl_lightning.study.store import Store
+
+PATIENCE = 240.0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.05)
+
+
+def test_a_killed_worker_costs_one_try(make_study: Callable[..., Study]) -> None:
+    """Kill the worker in the middle of its second cell: that cell is trained once more, by another worker."""
+    study = make_study(tuning=None, methods={"Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}}})
+    said: list[str] = []
+    workers: set[int] = set()
+
+    def note(line: str) -> None:
+        said.append(line)
+        workers.update(child.pid for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline()))
+        if len(said) == 1:
+            (victim,) = workers
+            os.kill(victim, signal.SIGSTOP)  # it cannot be done before it is killed
+            os.kill(victim, signal.SIGKILL)
+
+    with Pool(1) as pool:
+        tally = Runner(study, Store(study.results), say=note).run(pool)
+    assert (tally.trained, tally.failed, tally.missing) == (4, {}, 0)
+    assert sum("was killed: once more" in line for line in said) == 1
+    assert len(workers) == 2
+    assert not any(psutil.pid_exists(worker) for worker in workers)
+    assert not pool.scratch.exists()
+
+
+def test_a_killed_study_leaves_no_worker_and_goes_on(
+    make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study(tuning=None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    program = [Path(sys.executable).with_name("fl-train"), "study", "run", str(study.path)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("[1/8] Local on plain, seed 0")
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert any("spawn_main" in " ".join(child.cmdline()) for child in children)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
+    assert not list((tmp_path / "scratch").glob("fl-study-*/*"))
+    done = len(Store(study.results).records())
+    assert 1 <= done < 8
+    finished = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert f"{8 - done} cells trained, 0 failed, 0 missing" in finished.stdout
+    progress = Progress(study, Store(study.results))
+    cells = [
+        cell for method, case in progress.groups(study.methods, study.cases) for cell in progress.report(method, case)
+    ]
+    assert [progress.state(cell) for cell in cells] == ["done"] * 8
+    assert (study.results / "results.csv").read_text().count("\n") == 9

@@ -1,0 +1,135 @@
+"""Tables and pictures of a study, from records whose figures are known."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from study_pool import HerePool, invented
+
+from fl_lightning.study.command import main
+from fl_lightning.study.definition import Study
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.report import write_report
+from fl_lightning.study.runner import Runner
+from fl_lightning.study.store import Store
+from fl_lightning.study.table import leaderboard, markdown, tidy
+
+METHODS = {
+    name: {"config": "quickstart.yaml", "settings": {"strategy": name}} for name in ("Local", "FedAvg", "FedPer")
+}
+LEVEL = {"Local": 0.70, "FedAvg": 0.80, "FedPer": 0.60}
+
+
+def known(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+    """Figures by method, case and seed: FedAvg ten points above Local, FedPer ten below, but for small noise."""
+    found = invented(arguments)
+    (method,) = (argument.partition("=")[2] for argument in arguments if argument.startswith("--strategy="))
+    (seed,) = (int(argument.partition("=")[2]) for argument in arguments if argument.startswith("--data.seed="))
+    rounds = next(int(argument.partition("=")[2]) for argument in arguments if "num_rounds" in argument)
+    test = LEVEL[method] + 0.01 * seed + 0.001 * (seed * len(method) % 3) + 0.01 * rounds
+    found["result"] |= {"val/acc": test - 0.02, "test/acc": test, "test/acc_std": 0.1, "test/acc_worst": 0.5}
+    found["clients"]["test"] = [test - 0.1, test + 0.1]
+    found["malicious"] = [1] if rounds == 3 else []
+    return found
+
+
+@pytest.fixture
+def progress(make_study: Callable[..., Study]) -> Progress:
+    cases = {
+        f"{rounds} rounds": {"settings": {"trainer.num_rounds": rounds}, "x": rounds, "paper": {"FedAvg": 83.49}}
+        for rounds in (1, 2, 3)
+    }
+    study = make_study(
+        methods=METHODS,
+        cases=cases,
+        tuning=None,
+        seeds=[0, 1, 2, 3, 4],
+        pictures={
+            "by_rounds": {"kind": "lines", "x_label": "rounds"},
+            "convergence": {"kind": "curves", "figure": "val/acc"},
+            "ranks": {"kind": "ranks"},
+        },
+    )
+    with HerePool(train=known) as pool:
+        Runner(study, Store(study.results), say=lambda line: None).run(pool)
+    return Progress(study, Store(study.results))
+
+
+def test_leaderboard(progress: Progress) -> None:
+    table = tidy(progress)
+    shown = leaderboard(progress, table)
+    values = [100 * (0.71 + 0.01 * seed + 0.001 * (seed * 5 % 3)) for seed in range(5)]
+    mean = sum(values) / 5
+    spread = (sum((value - mean) ** 2 for value in values) / 4) ** 0.5
+    assert shown.loc["Local", "1 rounds"] == f"{mean:.1f} ± {spread:.1f}"
+    fewer = leaderboard(progress, table[table["seed"] < 2])
+    assert fewer.loc["Local", "1 rounds"].endswith("(2 of 5)")
+    assert leaderboard(progress, table[table["case"] != "2 rounds"]).loc["Local", "2 rounds"] == ""
+    assert markdown(shown, "method").splitlines()[0] == "| method | 1 rounds | 2 rounds | 3 rounds |"
+
+
+def test_the_same_benign_clients_everywhere(progress: Progress) -> None:
+    """Client 1 is malicious in one case, so its figures count in none."""
+    table = tidy(progress)
+    assert (table["always_benign_test"] - (table["test"] - 0.1)).abs().max() < 1e-9
+
+
+def test_report(progress: Progress) -> None:
+    path = write_report(progress, tidy(progress))
+    text = path.read_text()
+    assert "| FedAvg | 83.0 ± 1.6 ▲ |" in text
+    assert "▼" in text
+    assert "(best simple)" in text
+    assert "| FedAvg | 1 rounds | 83.0 | 83.49 |" in text
+    assert "| FedAvg | 3 | +9.9 | 3 | 0 | 0 | 0 |" in text
+    assert "## Average ranks" in text
+    assert "| Local |  | 0/0/3 | 3/0/0 |" in text
+    for name in ("by_rounds", "convergence", "ranks"):
+        assert f"![{name}.png]({name}.png)" in text
+        with Image.open(path.with_name(f"{name}.png")) as picture:
+            assert min(picture.size) > 100
+
+
+def test_table_and_report_by_command(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(progress.study.path)
+    assert main(["table", path, "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| method | 1 rounds |")
+    assert main(["table", path]) == 0
+    assert "FedPer" in capsys.readouterr().out
+    assert main(["report", path]) == 0
+    assert capsys.readouterr().out == f"{progress.study.results / 'report.md'}\n"
+    assert (progress.study.results / "results.csv").read_text().count("\n") == 46
+    assert main(["status", path]) == 0
+    assert "0 cells to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "missing.yaml"], "missing.yaml cannot be read (No such file or directory)"),
+        (["runn", "small.yaml"], "invalid choice: 'runn'"),
+        (["run", "small.yaml", "--processes", "0"], "'0' is no number of processes: give at least 1"),
+        (["run", "small.yaml", "--methods", "FedAvgg"], "--methods 'FedAvgg' is not in small.yaml: there are Local"),
+        (["table", "small.yaml"], "results/small has no reported cells yet: fl-train study run small.yaml"),
+        (["cell", "small.yaml", "--cell", "abc"], "--cell abc is not to do in small.yaml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes(
+    arguments: list[str], expected: str, write_study: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study()
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error" in line)
+    assert line.startswith("fl-train: error: ")
+    assert expected in line
+
+
+def test_an_unknown_figure(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["table", str(progress.study.path), "--figure", "tset"])
+    assert "--figure 'tset' is no column of the results: there are method, case" in capsys.readouterr().err

@@ -1,0 +1,270 @@
+"""What is trained, in which order, and what is not trained again."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_pool import HerePool, invented, partition
+
+from fl_lightning.study import cells, version, worker
+from fl_lightning.study.definition import Study, WrongStudy
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.runner import Runner, Tally
+from fl_lightning.study.single import check, sweep, train_cell
+from fl_lightning.study.store import Store
+from fl_lightning.study.table import tidy
+
+
+def run(study: Study, pool: HerePool | None = None, **options: Any) -> tuple[Tally, HerePool, list[str]]:
+    pool, said = pool or HerePool(), []
+    cells._content.cache_clear()
+    with pool:
+        tally = Runner(study, Store(study.results), say=said.append, **options).run(pool)
+    return tally, pool, said
+
+
+def progress(study: Study) -> Progress:
+    return Progress(study, Store(study.results))
+
+
+def test_a_study_from_beginning_to_end(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    tally, pool, said = run(study)
+    assert (tally.trained, tally.failed, tally.missing, tally.waiting) == (12, {}, 0, [])
+    assert [(cell.purpose, cell.case) for cell in pool.trained[:4]] == [("tuning", "plain")] * 2 + [
+        ("report", "plain")
+    ] * 2
+    assert len(said) == 12
+    assert said[0].startswith("[1/12] Local on plain, seed 7, tuning lr=0.01, kind=adam: val/acc ")
+    assert "left" in said[0]
+    assert "left" not in said[-1]
+    table = tidy(progress(study))
+    assert list(table["method"]) == ["Local", "Local", "FedAvg", "FedAvg"] * 2
+    assert list(table["seed"]) == [0, 1] * 4
+    assert table["test"].notna().all()
+    assert table["command"][2].startswith("fl-train fit --config=quickstart.yaml --trainer.num_rounds=2")
+    chosen = progress(study).choice("FedAvg", "plain")
+    assert chosen is not None
+    assert chosen.validation == max(chosen.tried.values())
+    assert set(table[table["method"] == "FedAvg"]["setting"]) == {chosen.point[0]}
+    assert {path.name for path in study.results.iterdir()} == {
+        "cells.jsonl",
+        "history.jsonl",
+        "sources.json",
+        ".write.lock",
+    }
+    _, again, said = run(study)
+    assert (again.trained, said) == ([], [])
+
+
+def test_the_figures_are_those_of_the_command(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    import shlex
+
+    from fl_lightning.cli import FederatedCLI
+
+    study = make_study(tuning=None, seeds=[3])
+    run(study, HerePool(real=True), methods=["FedAvg"], cases=["plain"])
+    row = tidy(progress(study)).iloc[0]
+    for name in ("test_std", "test_worst", "trained_val", "trained_test", "seconds", "cpu_seconds", "bytes_up"):
+        assert math.isfinite(row[name])
+    assert not list(tmp_path.glob("runs*"))
+    found = FederatedCLI(shlex.split(row["command"])[1:]).trainer.run.selection.result
+    assert found["test/acc"] == pytest.approx(row["test"], abs=1e-5)
+    assert found["val/acc"] == pytest.approx(row["val"], abs=1e-5)
+    assert found["best_round"] == row["round"]
+    record = Store(study.results).records()[progress(study).report("FedAvg", "plain")[0].key]
+    assert math.fsum(record["clients"]["test"]) / len(record["clients"]["test"]) == pytest.approx(row["test"], abs=1e-5)
+    assert len(Store(study.results).history()[record["key"]]["val/acc"]) == 2
+
+
+def test_of_tuning_no_test_figure_is_kept(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    run(study, cases=["plain"])
+    records = [record for record in Store(study.results).records().values() if record["purpose"] == "tuning"]
+    assert len(records) == 4
+    assert all("test" not in json.dumps({**record, "command": ""}) for record in records)
+
+
+def test_what_is_cut_off_goes_on(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    tally, pool, _ = run(study, minutes=0.0)
+    assert (tally.trained, tally.missing) == (0, 12)
+    run(study)
+    whole = Store(study.results).records()
+    lines = Store(study.results).cells.read_text().splitlines(keepends=True)
+    Store(study.results).cells.write_text("".join(lines[:5]) + lines[5][:40])
+    _, pool, _ = run(study)
+    assert len(pool.trained) == 7
+    again = Store(study.results).records()
+    assert {key: (r["val"], r.get("result")) for key, r in again.items()} == {
+        key: (r["val"], r.get("result")) for key, r in whole.items()
+    }
+
+
+def test_a_failed_cell_stops_nothing(make_study: Callable[..., Study]) -> None:
+    methods = {
+        "Bad": {"config": "quickstart.yaml", "settings": {"strategy": "FedSheafHN", "strategy.num_neighbors": 50}},
+        "Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}},
+    }
+    study = make_study(methods=methods, tuning=None, cases={"plain": {}})
+    tally, _, said = run(study, HerePool(real=True))
+    assert (tally.trained, len(tally.failed), tally.missing) == (4, 2, 0)
+    assert "strategy.num_neighbors is 50" in tally.failed["Bad on plain, seed 0"]
+    assert any("failed: strategy.num_neighbors is 50" in line for line in said)
+    assert len(tidy(progress(study)).dropna(subset="test")) == 2
+    refused = {"error": "it failed", "seconds": 0.1}
+    failing = make_study(methods={"Local": methods["Local"]}, tuning=None, cases={"other": {}})
+    for options, number in (({}, 2), ({}, 0), ({"retry": True}, 2), ({}, 0)):
+        assert len(run(failing, HerePool(train=lambda *_: refused), **options)[1].trained) == number
+
+
+def test_a_setting_that_fails_is_not_chosen(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    pool = HerePool(lose=lambda cell, number: "lr=0.05" in cell.setting and cell.purpose == "tuning")
+    tally, _, said = run(study, pool, methods=["FedAvg"], cases=["plain"])
+    chosen = progress(study).choice("FedAvg", "plain")
+    assert chosen is not None
+    assert chosen.point[0] == "lr=0.01, kind=adam"
+    assert said[1] == "the worker of FedAvg on plain, seed 7, tuning lr=0.05, kind=adam was killed: once more"
+    assert "its worker was killed, twice" in next(iter(tally.failed.values()))
+
+
+def test_a_killed_worker_is_tried_once_more_and_in_the_next_run(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    _, pool, _ = run(study, HerePool(lose=lambda cell, number: number == 1))
+    assert len(pool.trained) == 13
+    Store(study.results).cells.unlink()
+    tally, _, _ = run(study, HerePool(lose=lambda cell, number: cell.case == "wide" and cell.seed == 1))
+    assert len(tally.failed) == 2
+    tally, pool, _ = run(study)
+    assert (len(pool.trained), tally.failed) == (2, {})
+
+
+def test_where_every_setting_fails_nothing_is_reported(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    tally, pool, _ = run(study, HerePool(lose=lambda cell, number: cell.method == "Local"), cases=["plain"])
+    assert tally.waiting == ["Local on plain"]
+    assert {cell.purpose for cell in pool.trained if cell.method == "Local"} == {"tuning"}
+
+
+def test_what_is_stale_is_trained_again(make_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:
+    study = make_study()
+    run(study)
+    monkeypatch.setattr(version, "MATHEMATICS", {**version.MATHEMATICS, "FedAvg": 2})
+    table = tidy(progress(study))
+    assert list(table[table["stale"]]["method"]) == ["FedAvg"] * 4
+    _, pool, _ = run(study)
+    assert {cell.method for cell in pool.trained} == {"FedAvg"}
+    assert len(pool.trained) == 6
+    assert not tidy(progress(study))["stale"].any()
+
+
+def test_other_data_under_the_same_settings_are_noticed(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    run(study)
+
+    def other_if_one(arguments: tuple[str, ...]) -> dict[str, Any]:
+        found = partition(arguments)
+        return {**found, "partition": "another"} if "--data.seed=1" in arguments else found
+
+    _, pool, _ = run(study, HerePool(partition=other_if_one))
+    assert len(pool.trained) == 4
+    assert {cell.seed for cell in pool.trained} == {1}
+    _, pool, said = run(study, HerePool(partition=lambda arguments: {"error": "no such file"}))
+    assert pool.trained == []
+    assert said[0].startswith("the data of plain, seed ")
+    assert "cannot be compared with the cells': no such file" in said[0]
+
+
+def test_tiers_order_the_work(make_study: Callable[..., Study]) -> None:
+    methods = {
+        "Late": {"config": "quickstart.yaml", "settings": {"strategy": "FedPer"}, "tier": 2},
+        "Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}},
+    }
+    study = make_study(methods=methods)
+    assert list(progress(study).groups(study.methods, study.cases)) == [
+        ("Local", "plain"),
+        ("Local", "wide"),
+        ("Late", "plain"),
+        ("Late", "wide"),
+    ]
+
+
+def test_wrong_settings_are_told_before_anything_is_trained(make_study: Callable[..., Study]) -> None:
+    methods = {
+        "Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}},
+        "Wrong": {"config": "quickstart.yaml", "settings": {"strategy": "FedProx", "strategy.proximal": 1.0}},
+    }
+    pool = HerePool(real=True)
+    with pytest.raises(WrongStudy, match=r"Wrong on plain, seed 7, tuning .* and \d more cells: there is no setting"):
+        run(make_study(methods=methods), pool)
+    assert pool.trained == []
+    grid = {"trainer.num_rounds": [1, 0]}
+    with pytest.raises(WrongStudy, match=r"num_rounds=0 .* trainer.num_rounds must be at least 1, got 0"):
+        run(make_study(tuning={"seeds": [7], "budget": 2, "grid": grid}), pool)
+    assert pool.trained == []
+
+
+def test_choices_of_another_study(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    first = make_study()
+    (tmp_path / "first.yaml").write_text(first.path.read_text())
+    first = Study(tmp_path / "first.yaml")
+    methods = {
+        "A": {"config": "quickstart.yaml", "settings": {"strategy": "FedAvg"}, "tuned_as": "FedAvg"},
+    }
+    cases = {"new": {"tuned_on": "plain", "settings": {"trainer.num_rounds": 1}}}
+    second = make_study(methods=methods, cases=cases, tuning={"study": "first.yaml"}, baselines=[])
+    tally, pool, _ = run(second)
+    assert (tally.waiting, pool.trained) == (["A on new"], [])
+    run(first, methods=["FedAvg"], cases=["plain"])
+    tally, pool, _ = run(second)
+    assert tally.trained == 2
+    assert {cell.setting for cell in pool.trained} == {progress(first).choice("FedAvg", "plain").point[0]}  # type: ignore[union-attr]
+
+
+def test_files_of_runs_are_kept(make_study: Callable[..., Study]) -> None:
+    study = make_study(keep=["result.json"], tuning=None)
+    run(study, HerePool(real=True), methods=["Local"], cases=["plain"])
+    kept = study.results / "files" / "Local" / "plain" / "1" / "result.json"
+    assert json.loads(kept.read_text())["status"] == "finished"
+
+
+def test_agents_take_cells(make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import yaml
+
+    monkeypatch.setattr(worker, "train", invented)
+    study, store = make_study(), Store(tmp_path / "small")
+    study.results = store.folder
+    drawn = yaml.safe_load(sweep(study, store))
+    keys = drawn["parameters"]["cell"]["values"]
+    assert drawn["command"] == ["fl-train", "study", "cell", str(study.path), "${args}"]
+    assert len(keys) == 4
+    for key in keys:
+        record = train_cell(study, store, key, tmp_path / "scratch")
+        assert record is not None
+        assert record["error"] == ""
+    assert train_cell(study, store, keys[0], tmp_path / "scratch") is None
+    assert len(yaml.safe_load(sweep(study, store))["parameters"]["cell"]["values"]) == 8
+    tally, _, _ = run(study)
+    assert tally.trained == 8
+
+
+def test_check_compares_figures(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    run(study, cases=["plain"])
+    store, said = Store(study.results), []
+    with HerePool() as pool:
+        assert check(study, store, pool, said.append) == 0
+    assert len(said) == 2
+    assert all(line.endswith(": as it was") for line in said)
+    for record in list(store.records().values()):
+        if record["purpose"] == "report" and record["method"] == "FedAvg":
+            record["result"]["test/acc"] += 0.1
+            store.add(record)
+    with HerePool() as pool:
+        assert check(study, store, pool, said.append) == 1
+    assert "FedAvg on plain" in said[-1]
+    assert "1 figures changed: test/acc" in said[-1]

@@ -1,0 +1,119 @@
+"""Tests of significance against values known by other means."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from fl_lightning.study import statistics
+
+SEEDS = range(5)
+
+
+def table(
+    values: dict[str, dict[str, list[float]]], metric: str = "acc", val: dict[str, float] | None = None
+) -> pd.DataFrame:
+    """Rows of results by case and method; validation figures are the test figures' mean, or given."""
+    rows: list[dict[str, Any]] = [
+        {
+            "method": method,
+            "case": case,
+            "seed": seed,
+            "metric": metric,
+            "test": test,
+            "val": (val or {}).get(method, float(np.mean(tests))),
+        }
+        for case, methods in values.items()
+        for method, tests in methods.items()
+        for seed, test in enumerate(tests)
+    ]
+    return pd.DataFrame(rows)
+
+
+BASE = [0.70, 0.72, 0.71, 0.69, 0.73]
+BETTER = [0.75, 0.78, 0.75, 0.75, 0.78]
+WORSE = [0.60, 0.63, 0.60, 0.60, 0.64]
+NOISE = [0.75, 0.68, 0.70, 0.73, 0.69]
+
+
+def test_the_baseline_is_chosen_on_validation_not_on_test() -> None:
+    found = table({"a": {"Local": BASE, "FedAvg": BETTER}}, val={"Local": 0.9, "FedAvg": 0.8})
+    assert statistics.best_baselines(found, ["Local", "FedAvg"]) == {"a": "Local"}
+    errors = table({"a": {"Local": BASE, "FedAvg": BETTER}}, metric="mse", val={"Local": 0.9, "FedAvg": 0.8})
+    assert statistics.best_baselines(errors, ["Local", "FedAvg"]) == {"a": "FedAvg"}
+
+
+@pytest.mark.parametrize(("metric", "words"), [("acc", ["above", "below"]), ("mse", ["below", "above"])])
+def test_paired_tests_with_holms_correction(metric: str, words: list[str]) -> None:
+    found = table({"a": {"Local": BASE, "Better": BETTER, "Worse": WORSE, "Noise": NOISE}}, metric)
+    compared = statistics.against_baselines(found, ["Local"]).set_index("method")
+    p = {
+        m: scipy.stats.ttest_rel(v, BASE).pvalue for m, v in {"Better": BETTER, "Worse": WORSE, "Noise": NOISE}.items()
+    }
+    assert {method: compared.loc[method, "p"] for method in p} == pytest.approx(p)
+    ordered = sorted(p, key=lambda method: p[method])
+    holm = {ordered[0]: 3 * p[ordered[0]], ordered[1]: 2 * p[ordered[1]], ordered[2]: p[ordered[2]]}
+    assert {method: compared.loc[method, "holm"] for method in p} == pytest.approx(holm)
+    assert list(compared.loc[["Better", "Worse", "Noise"], "verdict"]) == [*words, "not distinguishable"]
+    sign = 1 if metric == "acc" else -1
+    assert compared.loc["Better", "difference"] == pytest.approx(sign * 0.052)
+
+
+def test_only_seeds_that_both_have_are_paired() -> None:
+    found = table({"a": {"Local": BASE, "Better": BETTER}})
+    found = found[~((found["method"] == "Better") & (found["seed"] > 1))]
+    (row,) = statistics.against_baselines(found, ["Local"]).to_dict("records")
+    assert (row["pairs"], row["verdict"]) == (2, "too few runs to test")
+    assert row["difference"] == pytest.approx(0.055)
+    assert math.isnan(row["holm"])
+
+
+def test_equal_figures_are_not_distinguishable() -> None:
+    found = table({"a": {"Local": BASE, "Same": BASE}})
+    (row,) = statistics.against_baselines(found, ["Local"]).to_dict("records")
+    assert (row["p"], row["verdict"]) == (1.0, "not distinguishable")
+
+
+def test_over_cases() -> None:
+    cases = {f"case {k}": {"Local": BASE, "Better": [v + 0.01 * (k + 1) for v in BASE]} for k in range(6)}
+    compared = statistics.against_baselines(table(cases), ["Local"])
+    (row,) = statistics.over_cases(compared).to_dict("records")
+    assert (row["cases"], row["verdict"]) == (6, "above")
+    assert row["p"] == pytest.approx(2 / 2**6)
+    (row,) = statistics.over_cases(compared[:4]).to_dict("records")
+    assert row["verdict"] == "not distinguishable"
+
+
+def test_average_ranks() -> None:
+    cases = {
+        "a": {"X": [0.9], "Y": [0.8], "Z": [0.7]},
+        "b": {"X": [0.9], "Y": [0.9], "Z": [0.1]},
+        "c": {"X": [0.2], "Y": [0.5], "Z": [0.4]},
+        "d": {"X": [0.5]},
+    }
+    means = statistics.case_means(table(cases))
+    assert list(means.index) == ["a", "b", "c"]
+    ranks = statistics.average_ranks(means)
+    assert dict(ranks) == pytest.approx({"X": (1 + 1.5 + 3) / 3, "Y": (2 + 1.5 + 1) / 3, "Z": (3 + 3 + 2) / 3})
+    assert list(ranks.index) == ["Y", "X", "Z"]
+    expected = scipy.stats.friedmanchisquare([0.9, 0.9, 0.2], [0.8, 0.9, 0.5], [0.7, 0.1, 0.4]).pvalue
+    assert statistics.friedman_p(means) == pytest.approx(expected)
+    assert statistics.nemenyi(means).shape == (3, 3)
+    errors = statistics.average_ranks(statistics.case_means(table(cases, metric="mse")))
+    assert list(errors.index) == ["Z", "X", "Y"]
+
+
+def test_wins_ties_and_losses() -> None:
+    cases = {
+        "a": {"X": BETTER, "Y": BASE},
+        "b": {"X": NOISE, "Y": BASE},
+        "c": {"X": WORSE, "Y": BASE},
+        "d": {"X": BASE},
+    }
+    matrix = statistics.wins_ties_losses(table(cases))
+    assert matrix.loc["X", "Y"] == "1/1/1"
+    assert matrix.loc["Y", "X"] == "1/1/1"
+    assert matrix.loc["X", "X"] == ""
