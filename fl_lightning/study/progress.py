@@ -103,6 +103,11 @@ class Progress:
         point = next((point for point in grid if point[0] == label), ("", {}))
         return [make_cell(self.study, method, case, seed, point, "report") for seed in self.study.seeds]
 
+    def first_label(self, method: str, case: str) -> str:
+        """The first setting of the grid that a method's choice on a case is made from; empty without one."""
+        grid = self.source.study.grid_of(self.study.tuned_on(method, case)[0])
+        return grid[0][0] if grid else ""
+
     def report(self, method: str, case: str) -> list[Cell]:
         """The reported cells of a method on a case, one a seed; none as long as no setting is chosen."""
         chosen = self.choice(method, case)
