@@ -14,6 +14,7 @@ evaluation. The runs are made one after another in one process; they do not depe
 
 import argparse
 import csv
+import itertools
 import statistics
 import tempfile
 import time
@@ -67,6 +68,8 @@ def run(arguments: list[str]) -> dict[str, float]:
         quiet = [f"--trainer.default_root_dir={folder}", "--trainer.logger=false"]
         cli = FederatedCLI([*arguments, *quiet, "--trainer.callbacks+=methods.CpuClock"])
         trainer: Any = cli.trainer
+        if trainer.run.interruption.received is not None:
+            raise SystemExit("interrupted: the last run is not counted")
         history, result = trainer.run.history, trainer.run.selection.result
         return {
             "val": result["val/acc"],
@@ -135,16 +138,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     measured = sorted({key[0] for key in read(path)} | {"fedavg", "local"})
-    for method in measured if options.only is None else options.only:
-        for case in options.cases:
-            for seed in options.seeds:
-                arguments = command(method, case, seed)
-                figures = {name: f"{value:.6g}" for name, value in run(arguments).items()}
-                row = dict(zip(KEY, (method, case, str(seed)), strict=True)) | figures
-                rows = read(path)  # another process may write to it
-                rows[method, case, str(seed)] = row | {"command": " ".join(["fl-train", *arguments])}
-                write(path, rows)
-    (RESULTS / "methods.md").write_text(table(read(path)))
+    methods = measured if options.only is None else options.only
+    for seed, case, method in itertools.product(options.seeds, options.cases, methods):
+        arguments = command(method, case, seed)
+        figures = {name: f"{value:.6g}" for name, value in run(arguments).items()}
+        row = dict(zip(KEY, (method, case, str(seed)), strict=True)) | figures
+        rows = read(path)  # another process may write to it
+        rows[method, case, str(seed)] = row | {"command": " ".join(["fl-train", *arguments])}
+        write(path, rows)
+        (RESULTS / "methods.md").write_text(table(rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes docs/what-leaves-the-client.md: what each strategy's clients send, taken from its stages.
+"""Writes docs/explanation/what-leaves-a-client.md: what each strategy's clients send, taken from its stages.
 
 python benchmarks/what_leaves.py
 """
@@ -20,7 +20,7 @@ from fl_lightning.round.disclosure import COUNTS, SCORES, what_leaves
 from fl_lightning.run.assembly import build_nets, describe_federation
 from fl_lightning.strategies import Strategy
 
-PAGE = Path(__file__).parents[1] / "docs" / "what-leaves-the-client.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "what-leaves-a-client.md"
 #: Rounds that are looked at, for a strategy may ask for something now and then.
 NUM_ROUNDS = 6
 #: What some cannot do without.

@@ -43,10 +43,13 @@ class Recovery:
 
     Attributes:
         nmi: Normalised mutual information of its spectral clusters and the communities, in [0, 1].
+        neighbours: Share of the clients nearest to each, as many as its community has others, that are of it; in
+            [0, 1]; nan where no community has two clients.
         correlation: Pearson correlation of its entries off the diagonal with "same community", in [-1, 1].
     """
 
     nmi: float
+    neighbours: float
     correlation: float
 
 
@@ -83,7 +86,31 @@ def recovery(matrix_CC: Matrix, community_C: NDArray[np.int64]) -> Recovery:
             affinity_KK, n_clusters=num_communities, assign_labels="cluster_qr", random_state=0
         )
         nmi = float(normalized_mutual_info_score(community_K, found_K))
-    return Recovery(nmi=nmi, correlation=correlation(matrix_CC, same_CC))
+    neighbours = nearest_share(symmetric_KK, community_K)
+    return Recovery(nmi=nmi, neighbours=neighbours, correlation=correlation(matrix_CC, same_CC))
+
+
+def nearest_share(matrix_KK: Matrix, community_K: NDArray[np.int64]) -> float:
+    """Mean over the clients whose community has others: of as many nearest ones, the share that are of it.
+
+    Clients that are equally near count in part, so that a constant matrix has the share that chance gives.
+
+    Example:
+        >>> near = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.2], [0.1, 0.2, 1.0]])
+        >>> nearest_share(near, np.array([0, 0, 1])), nearest_share(near, np.array([0, 1, 0]))
+        (1.0, 0.0)
+    """
+    found = []
+    for client in range(len(matrix_KK)):
+        others = np.arange(len(matrix_KK)) != client
+        value, same = matrix_KK[client, others], community_K[others] == community_K[client]
+        count = int(same.sum())
+        if not count:
+            continue
+        last = np.sort(value)[-count]
+        nearer, tied = value > last + 1e-12, np.abs(value - last) <= 1e-12
+        found.append((same[nearer].sum() + (count - nearer.sum()) * same[tied].mean()) / count)
+    return float(np.mean(found)) if found else float("nan")
 
 
 def draw_matrices(
@@ -181,8 +208,9 @@ class SimilarityLogger(Callback):
     go as one picture to the loggers that take pictures, and to ``similarity/round_0099.png`` and ``.npz`` in the run's
     folder (arrays by name, with ``clients`` and, where given, ``communities``).
 
-    With known communities each matrix is scored: ``similarity/<name>_nmi`` (clusters against communities) and
-    ``similarity/<name>_correlation`` among the round's metrics.
+    With known communities each matrix is scored, among the round's metrics: ``similarity/<name>_nmi`` (clusters against
+    communities), ``similarity/<name>_neighbours`` (share of a client's nearest that are of its own community) and
+    ``similarity/<name>_correlation``.
 
     Args:
         every_n_rounds: Log every so many rounds; None for the chosen rounds only.
@@ -192,6 +220,7 @@ class SimilarityLogger(Callback):
         ground_truth: Also the cosines of the clients' mean node embeddings. No server may see them: for studies only.
         functional_embedding: Also the cosines of FED-PUB's functional embeddings, whatever the strategy.
         communities: Node attribute of the graph with the true groups; a client belongs where most of its nodes do.
+            None for the groups of the partition, where several clients draw from one part.
 
     Raises:
         ValueError: No round is chosen.
@@ -224,8 +253,10 @@ class SimilarityLogger(Callback):
         self._sent: dict[str, Tensor] = {}
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Find the clients' communities."""
+        """Find the clients' communities: those that are named, else the groups of the partition, if it has any."""
         if self.communities is None:
+            if groups := trainer.run.roster.groups:
+                self.community_C = np.array([groups[client] for client in trainer.run.training_clients], dtype=np.int64)
             return
         community_N = trainer.run.datamodule.node_attribute(self.communities)
         graphs = [trainer.run.datamodule.clients[client] for client in trainer.run.training_clients]
@@ -267,8 +298,13 @@ class SimilarityLogger(Callback):
             if self.community_C is not None:
                 score = recovery(matrix, self.community_C)
                 self._note(metrics, f"{name}_nmi", score.nmi)
+                self._note(metrics, f"{name}_neighbours", score.neighbours)
                 self._note(metrics, f"{name}_correlation", score.correlation)
-                captions[name] += [f"NMI {score.nmi:.2f}", f"r {score.correlation:.2f} to communities"]
+                captions[name] += [
+                    f"NMI {score.nmi:.2f}",
+                    f"{score.neighbours:.2f} of the nearest",
+                    f"r {score.correlation:.2f} to communities",
+                ]
             if self.ground_truth and name != POOLED:
                 agreement = correlation(matrix, matrices[POOLED])
                 self._note(metrics, f"{name}_ground_truth", agreement)

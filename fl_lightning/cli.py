@@ -1,5 +1,6 @@
 """The command line: ``fl-train fit|validate|test|predict|data``, with everything that LightningCLI users expect."""
 
+import contextlib
 import csv
 import difflib
 import inspect
@@ -18,7 +19,11 @@ from jsonargparse import DefaultHelpFormatter
 from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
+from torch import nn
 
+import fl_lightning.callbacks
+import fl_lightning.models
+import fl_lightning.run.loggers
 from fl_lightning.callback import Callback, Trainer, WrongSetting
 from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
@@ -60,6 +65,13 @@ def _plain(message: str) -> str:
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
         return _unknown_setting(unknown[1])
+    if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
+        return _unknown_option(unknown[1])
+    if unknown := re.search(r"Dict must include a class_path .*NestedArg\(key='([^']+)'", message, flags=re.DOTALL):
+        key = re.match(r'Parser key "([^"]+)"', message)
+        name = f"model.{key[1]}" if key and key[1] == "optimizer" else key[1] if key else "it"
+        example = "torch.optim.Adam" if name == "model.optimizer" else "a class path"
+        return f"{name}.{unknown[1]} is given, but no class that it is of: give --{name} {example} before it"
     causes = [line for line in re.findall(r"^ +- (.+)$", message, flags=re.MULTILINE) if not _NO_CAUSE.match(line)]
     if "Does not validate against any of the Union" in message:
         key = re.match(r'Parser key "([^"]+)"', message)
@@ -72,8 +84,19 @@ def _plain(message: str) -> str:
     return message
 
 
+def _why_not_imported(path: str) -> str:
+    """What is wrong with a class path; empty if nothing is."""
+    try:
+        pkgutil.resolve_name(path)
+    except Exception as error:  # a user's module can raise anything
+        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return ""
+
+
 def _unknown_class(name: str, message: str) -> str:
     key = re.match(r'Parser key "([^"]+)"', message)
+    if key is not None and key[1].endswith("net"):
+        return _unknown_net(key[1], name)
     known = _known_classes()
     named = re.findall(r"subclass of (\w+)", message)
     family = [
@@ -92,6 +115,38 @@ def _unknown_class(name: str, message: str) -> str:
         return f"{where}{name!r} is not accepted: --print_config shows what would be, --help what it is"
     advice = f"did you mean {near[0]}?" if near else f"give a class path, or one of {', '.join(names)}"
     return f"{where}there is no class {name!r}: {advice}"
+
+
+def _unknown_net(key: str, name: str) -> str:
+    nets = [net for net in fl_lightning.models.__all__ if issubclass(getattr(fl_lightning.models, net), nn.Module)]
+    near = difflib.get_close_matches(name.rpartition(".")[2], nets, n=1)
+    paths = [f"fl_lightning.models.{net}" for net in nets]
+    why = f" ({_why_not_imported(name)})" if "." in name else ""
+    advice = (
+        f"did you mean fl_lightning.models.{near[0]}?" if near else f"give a class path, or one of {', '.join(paths)}"
+    )
+    return f"{key}: there is no net {name!r}{why}: {advice}"
+
+
+#: What users of other trainers ask for.
+_OTHER_NAMES = {
+    "data.num_clients": "data.partitioner.num_clients",
+    "trainer.epochs": "trainer.num_rounds",
+    "trainer.max_epochs": "trainer.num_rounds",
+    "trainer.max_steps": "trainer.num_rounds",
+}
+
+
+def _unknown_option(option: str) -> str:
+    """What to say of an option that no parser has."""
+    if option in _OTHER_NAMES:
+        return f"there is no option --{option}: did you mean --{_OTHER_NAMES[option]}?"
+    room, _, name = option.rpartition(".")
+    rooms: dict[str, type] = {"trainer": FederatedTrainer, "data": FederatedDataModule}
+    settings = list(inspect.signature(rooms[room]).parameters) if room in rooms else []
+    if near := difflib.get_close_matches(name, settings, n=1):
+        return f"there is no option --{option}: did you mean --{room}.{near[0]}?"
+    return f"there is no option --{option}: {_unknown_setting(name)}"
 
 
 def _unknown_setting(name: str) -> str:
@@ -122,10 +177,12 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
             name = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
         elif option in ("-c", "--config") and value:
             name = _strategy_of(settings_in(value), words[0]) or name
-    try:
-        found = _known_classes().get(name) or pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError):
-        return Strategy  # the parser says what is wrong
+    found = _known_classes().get(name)
+    if found is None and name:
+        if "." in name and (why := _why_not_imported(name)):
+            fail(f"strategy {name!r} cannot be imported: {why}")
+        with contextlib.suppress(ImportError, AttributeError, ValueError):  # the parser says what is wrong
+            found = pkgutil.resolve_name(name)
     return found if inspect.isclass(found) and issubclass(found, Strategy) else Strategy
 
 

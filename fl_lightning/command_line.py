@@ -8,7 +8,6 @@ import argparse
 import ast
 import difflib
 import importlib
-import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -19,15 +18,15 @@ import yaml
 
 import fl_lightning
 
-#: The verbs that are not of :mod:`fl_lightning.cli`, and the functions (arguments) -> exit code that run them. The first
-#: line of the function's docstring, or of the module's where it is ``main``, is what ``--help`` says of the verb.
+#: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
+#: The first line of a module's docstring is what ``--help`` says of its verb.
 VERBS: dict[str, str] = {
-    "compare": "fl_lightning.report.compare_command:main",
-    "provision": "fl_lightning.remote.command:provision",
-    "report": "fl_lightning.report.report_command:main",
-    "sites": "fl_lightning.remote.command:sites",
-    "study": "fl_lightning.study.command:main",
-    "submit": "fl_lightning.remote.command:submit",
+    "compare": "fl_lightning.report.compare_command",
+    "provision": "fl_lightning.remote.provision_command",
+    "report": "fl_lightning.report.report_command",
+    "sites": "fl_lightning.remote.sites_command",
+    "study": "fl_lightning.study.command",
+    "submit": "fl_lightning.remote.submit_command",
 }
 
 #: The verbs of :mod:`fl_lightning.cli`, which are methods of the trainer.
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "" not in sys.path:
         sys.path.append("")  # strategies, nets and callbacks of the current folder; nothing is hidden by them
     if first in VERBS:
-        return int(pkgutil.resolve_name(VERBS[first])(words[1:]))
+        return int(importlib.import_module(VERBS[first]).main(words[1:]))
     check_files(words)
     return int(importlib.import_module("fl_lightning.cli").main(words))
 
@@ -89,19 +88,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", description="fl-train VERB --help says more of one.")
-    for name, purpose in {**TRAINER_VERBS, **{name: _purpose(place) for name, place in VERBS.items()}}.items():
+    for name, purpose in {**TRAINER_VERBS, **{name: _purpose(module) for name, module in VERBS.items()}}.items():
         verbs.add_parser(name, help=purpose)
     return parser
 
 
-def _purpose(place: str) -> str:
-    """The first line of the docstring of a verb's function or module, which is not imported for it."""
-    module, _, function = place.partition(":")
+def _purpose(module: str) -> str:
+    """The first line of a module's docstring, which is not imported for it, without the command line in it."""
     path = Path(fl_lightning.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
-    tree = ast.parse(path.read_text())
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function != "main"]
-    purpose = (ast.get_docstring(found[0] if found else tree) or "").partition("\n")[0]
-    return purpose.partition(": ``")[0].rstrip(".") + "."
+    first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+    return first.partition(": ``")[0].rstrip(".") + "."
 
 
 def check_files(words: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.round.client import ClientModule
 
 
@@ -127,6 +128,12 @@ class Federation:
         object.__setattr__(self, "architectures", architectures)
         if not self.architecture_of:
             object.__setattr__(self, "architecture_of", in_turn(self.num_clients, len(architectures)))
+
+    def keys(self, clients: Sequence[int], *path: int | str) -> Tensor:
+        """A random key for each client that follows from its name, whatever the order of the clients, int64 (C,)."""
+        names = self.client_names or tuple(map(str, range(self.num_clients)))
+        found = [derive_key(self.seed, *path, names[client]) for client in clients]
+        return torch.tensor(found, dtype=torch.int64, device=self.device)
 
 
 def in_turn(num_clients: int, num_architectures: int) -> tuple[int, ...]:

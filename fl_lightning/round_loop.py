@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 
+from fl_lightning.batches.union import UnionCollator
 from fl_lightning.callback import Callback
 from fl_lightning.executors import Outcome, Work
 from fl_lightning.round.inspection import check_models, inspect_upload
@@ -43,6 +44,7 @@ class RoundLoop:
         fabric: Device, precision and processes.
         num_rounds: Rounds of training (R).
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        evaluate_union: Whether models are also scored on the examples of all training clients together.
         participation: Who takes part in a round.
         callbacks: All callbacks, in the order they are called.
         seed: Root of every random draw of the training.
@@ -52,6 +54,7 @@ class RoundLoop:
     fabric: Fabric
     num_rounds: int
     evaluate_every: int
+    evaluate_union: bool
     participation: Participation
     callbacks: list[Callback]
     seed: int
@@ -186,7 +189,12 @@ class RoundLoop:
         evaluations = self.run.strategy.evaluations(clients)
         for evaluation in evaluations.values():
             check_models(evaluation.payload, self.run.roster.names)
-        outcomes = self.run.executor.evaluate(evaluations, clients, self.run.round_idx)
+        executor = self.run.executor
+        outcomes = dict(executor.evaluate(evaluations, clients, self.run.round_idx))
+        if self.evaluate_union:
+            union = UnionCollator(executor.collator, self.run.training_clients)
+            found = executor.evaluate(evaluations, clients, self.run.round_idx, collator=union)
+            outcomes |= {f"union/{kind}": outcome for kind, outcome in found.items()}
         for kind, outcome in outcomes.items():
             scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)
             metrics |= summarise(scores, prefix + kind)

@@ -62,6 +62,8 @@ class FederatedTrainer(RoundLoop):
         executor: How the clients of a process are run; the stacked executor by default.
         participation: Who takes part in a round; everyone by default.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        evaluate_union: Also score every model on the examples of all training clients together (``union/...``), which
+            takes as many times as long as there are clients.
         monitor: The validation metric that chooses the reported round; None for the model's own choice.
         monitor_mode: Whether ``max`` or ``min`` of it is best; None to go by its name.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
@@ -89,6 +91,7 @@ class FederatedTrainer(RoundLoop):
         executor: Executor | None = None,
         participation: Participation | None = None,
         evaluate_every: int = 1,
+        evaluate_union: bool = False,
         monitor: str | None = None,
         monitor_mode: Literal["max", "min"] | None = None,
         accelerator: str = "auto",
@@ -116,6 +119,7 @@ class FederatedTrainer(RoundLoop):
         self.executor = executor or StackedExecutor()
         self.participation = participation or Participation()
         self.evaluate_every = evaluate_every
+        self.evaluate_union = evaluate_union
         self.precision = precision
         self.dtype = _DTYPES[precision]
         self.callbacks = [] if callbacks is None else [*_listed(callbacks)]

@@ -50,7 +50,7 @@ class GivenClients(LightningDataModule):
             clients,
             num_outputs=num_classes,
             relation_CC=ring_CC,
-            groups=tuple(GROUPS[int(client.name[-1])] for client in clients),
+            groups=tuple(GROUPS[int(client.name[-1]) % len(GROUPS)] for client in clients),
             partition_hash="given",
         )
         self.has_validation = True

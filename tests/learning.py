@@ -1,7 +1,7 @@
 """Small generated federations on which a method's own idea matters, and what comes of a strategy on them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning import LightningDataModule
@@ -88,9 +88,14 @@ def learnt(
     momentum: float = 0.0,
     net: Any = MLP,
     relation_CC: Tensor | None = None,
+    running_statistics: Literal["personal", "shared"] = "personal",
 ) -> float:
     """Mean test accuracy of the round that validation chose."""
-    model = ClientModule(net, lambda parameters: SGD(parameters, lr=lr, momentum=momentum))
+
+    def optimizer(parameters: Any) -> SGD:
+        return SGD(parameters, lr=lr, momentum=momentum)
+
+    model = ClientModule(net, optimizer, running_statistics=running_statistics)
     trainer = FederatedTrainer(
         num_rounds=num_rounds, accelerator="cpu", logger=False, default_callbacks=False, run_name="learning"
     )

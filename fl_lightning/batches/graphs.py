@@ -14,7 +14,9 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, pad
 from fl_lightning.batches.client_graph import ClientGraph
-from fl_lightning.kernels.block_sparse import BlockSparse
+from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
+from fl_lightning.kernels.edges import drop_edges, kept_columns, mask_columns
+from fl_lightning.kernels.randomness import subkey
 
 #: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
 SPARSE_FEATURE_DENSITY = 0.05
@@ -48,17 +50,71 @@ class GraphBatch(Batch):
 
     Attributes:
         degree: Neighbours of each node, itself not among them, int64 (C, N).
-        propagated_x: Â X (C, N, F) where the features are dense, else None.
+        x: The features X (C, N, F) where they are dense, else None.
+        propagated_x: Â X (C, N, F) where the features are dense and neither they nor Â are random, else None.
         adjacency: The normalised adjacency Â as an (N, N) operator.
         sparse_x: The features as an (N, F) operator where they are sparse, else None.
         plain: The graph for nets of PyG layers, in a batch of one client (under the sequential executor).
     """
 
     degree: Tensor
+    x: Tensor | None
     propagated_x: Tensor | None
     adjacency: BlockSparse
     sparse_x: BlockSparse | None
     plain: PlainGraph | None = None
+
+    def transform(self, weight_FD: Tensor) -> Tensor:
+        """X W, (N, D): the features, dense or sparse, through a linear map; also on a stack and under ``vmap``."""
+        if self.sparse_x is None:
+            assert self.x is not None
+            return self.x @ weight_FD
+        return block_matmul(self.sparse_x, weight_FD, owner=self.real_mask)
+
+    def features_of(self, node_I: Tensor) -> Tensor:
+        """The features of some of one client's nodes as dense rows, (I, F)."""
+        if self.sparse_x is None:
+            assert self.x is not None
+            return self.x.index_select(0, node_I)
+        chosen_NI = torch.zeros(len(self.y), len(node_I), dtype=self.dtype, device=node_I.device)
+        chosen_NI = chosen_NI.scatter(0, node_I[None], 1.0)
+        return block_matmul(self.sparse_x, chosen_NI, transpose=True, owner=self.real_mask).mT
+
+    def sum_neighbours(self, value_ND: Tensor) -> Tensor:
+        """Σ over the neighbours of each node, itself not among them, (N, D); also on a stack and under ``vmap``.
+
+        It is D^(1/2) Â D^(1/2) - I with the loops in D, so that no other operator is kept.
+        """
+        scale_N1 = (self.degree + 1).to(value_ND.dtype).sqrt().unsqueeze(-1)
+        summed_ND = block_matmul(self.adjacency, scale_N1 * value_ND, owner=self.real_mask)
+        return scale_N1 * summed_ND - value_ND * self.real_mask.unsqueeze(-1)
+
+    def augmented(self, number: int, *, edge_dropout: float, feature_dropout: float) -> "GraphBatch":
+        """A random view of the graph: without some edges (Â normalised anew) and without some features of all nodes.
+
+        Args:
+            number: Of the view, from 1 on; each has draws of its own, those of its dropout among them.
+            edge_dropout: Probability that an edge is dropped.
+            feature_dropout: Probability that a feature is zero.
+        """
+        view = self.with_draw(number)
+        adjacency, degree = drop_edges(subkey(view.key, "edges"), self.adjacency, edge_dropout)
+        key, x, sparse_x = subkey(view.key, "features"), self.x, self.sparse_x
+        if sparse_x is not None:
+            sparse_x = mask_columns(key, sparse_x, feature_dropout)
+        elif x is not None:
+            x = x * kept_columns(key, x.shape[-1], feature_dropout).unsqueeze(-2)
+        return dataclasses.replace(
+            view, adjacency=adjacency, degree=degree, x=x, sparse_x=sparse_x, propagated_x=None, plain=None
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating point type of the features."""
+        if self.sparse_x is None:
+            assert self.x is not None
+            return self.x.dtype
+        return self.sparse_x.matrix.dtype
 
     def select(self, rows: Tensor) -> "GraphBatch":
         """The batch of some of its clients in the given order, as if only they had been padded to one shape."""
@@ -134,6 +190,7 @@ class GraphCollator(Collator):
             test_mask=pad([graph.test_mask_N for graph in graphs], self.device),
             key=torch.zeros(len(graphs), dtype=torch.int64, device=self.device),
             degree=pad([_degree(graph) for graph in graphs], self.device),
+            x=None if self.sparse_features else pad([graph.x_NF.to(self.dtype) for graph in graphs], self.device),
             propagated_x=None if self.sparse_features else self._propagate(graphs, adjacency),
             adjacency=adjacency.to(self.device, self.operator_dtype),
             sparse_x=self._features(graphs, real_mask_CN.shape[1]) if self.sparse_features else None,

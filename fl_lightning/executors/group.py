@@ -297,4 +297,4 @@ class GroupTraining:
 def without_padding(tensor_CN: Tensor, sizes_C: Tensor) -> Tensor:
     """The rows of examples, zero where they are padding, (C, N, ...)."""
     real_CN = torch.arange(tensor_CN.shape[1], device=sizes_C.device) < sizes_C[:, None]
-    return torch.where(real_CN.view(*real_CN.shape, *[1] * (tensor_CN.dim() - 2)), tensor_CN, 0)
+    return torch.where(real_CN.view(*real_CN.shape, *[1] * (tensor_CN.dim() - 2)), tensor_CN, tensor_CN.new_zeros(()))

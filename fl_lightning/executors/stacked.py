@@ -24,7 +24,7 @@ from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.executors.time_limit import within
-from fl_lightning.models.batch_norm import has_torch_norms
+from fl_lightning.models.batch_norm import has_torch_norms, statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate, finite_rows, pad_examples
 from fl_lightning.round.stage import Evaluation, Slot
@@ -169,9 +169,13 @@ class StackedExecutor(Executor):
             return limit
         batch = single(self.collator([largest]))
         step = next(batch.draws(torch.zeros(1, dtype=torch.int64, device=self.fabric.device)))
+        statistics = {name: self.client.net.get_parameter(name) for name in statistics_of(self.client.net)}
+        before = {name: statistic.detach().clone() for name, statistic in statistics.items()}
         with self.fabric.autocast():
             needed = client_bytes(self.client.train(), step)
         self.client.eval()
+        for name, statistic in statistics.items():  # which the pass has moved
+            statistic.data.copy_(before[name])
         return max(1, min(limit, int(self.max_group_mib * 2**20 / needed)))
 
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:

@@ -5,12 +5,10 @@ own steps: loops, sleeping, waiting for files, sockets and locks end at once; a 
 of huge matrices, a backward pass on a GPU, a wait inside a library) ends only when it returns.
 """
 
-import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 
 #: After so many seconds the alarm rings again, for code that takes any exception for one of its own.
 _AGAIN_SECONDS = 1.0
@@ -32,36 +30,44 @@ def check_time_limit() -> None:
         )
 
 
-@contextlib.contextmanager
-def within(seconds: float | None) -> Iterator[None]:
-    """Bound the time of a block; None for no bound. An alarm that was set before is set again afterwards.
+class within:
+    """Bounds the time of a block; None for no bound. An alarm that was set before is set again afterwards.
+
+    The alarm interrupts the block alone, never the arming and disarming around it: an exception that came out of those
+    would leave the alarm ringing in code that has nothing to do with it.
 
     Raises:
         TimeoutError: The block took longer.
     """
-    if seconds is None:
-        yield
-        return
 
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise _TimeIsUp
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
 
-    start, handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
-    before, again = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), _AGAIN_SECONDS)
+    def __enter__(self) -> None:
+        if self.seconds is not None:
+            self.start = time.monotonic()
+            self.handler = signal.signal(signal.SIGALRM, _ring)
+            self.before = signal.setitimer(signal.ITIMER_REAL, max(self.seconds, 1e-6), _AGAIN_SECONDS)
 
-    def disarm() -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.seconds is None:
+            return
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        if before:
-            left = before - (time.monotonic() - start)
-            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), again)
+        signal.signal(signal.SIGALRM, self.handler)
+        left, again = self.before
+        if left:
+            passed = time.monotonic() - self.start
+            signal.setitimer(signal.ITIMER_REAL, max(left - passed, 1e-6), again)
+        if kind is _TimeIsUp:
+            raise TimeoutError("it took longer than participation.time_limit_seconds allows") from None
 
-    try:
-        try:
-            yield
-        finally:
-            disarm()
-    except _TimeIsUp:
-        if signal.getsignal(signal.SIGALRM) is ring:  # it rang just before it was disarmed
-            disarm()
-        raise TimeoutError("it took longer than participation.time_limit_seconds allows") from None
+
+def _ring(number: int, frame: FrameType | None) -> None:
+    """End what was interrupted, unless that is the arming or disarming itself; it rings again."""
+    while frame is not None:
+        if frame.f_code in (within.__enter__.__code__, within.__exit__.__code__):
+            return
+        frame = frame.f_back
+    raise _TimeIsUp

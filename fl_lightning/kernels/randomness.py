@@ -176,6 +176,30 @@ def random_places(key: Tensor, mask: Tensor) -> Tensor:
     return _tickets(key, mask).argsort(dim=-1).argsort(dim=-1)
 
 
+def random_uniform(key: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """Numbers in (0, 1), float64 (*key.shape, num_rows, num_columns); a row does not depend on how many there are.
+
+    Also under ``vmap``. They are multiples of 2**-24, between which they lie.
+    """
+    row, column = _words(key, (num_rows, 0x51ED270B), (num_columns, 0x2545F491))
+    word = _mix(row[..., :, None] + column[..., None, :]) & 0xFFFFFF
+    return (word.double() + 0.5) / 2**24
+
+
+def random_normal(key: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """Standard normal numbers, drawn as :func:`random_uniform` does."""
+    drawn: Tensor = torch.special.ndtri(random_uniform(key, num_rows, num_columns))
+    return drawn
+
+
+def pair_words(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Random int32 words of ordered pairs of numbers, each drawn by a key of its own; all of one shape."""
+    low, high = (key & 0x7FFFFFFF).to(torch.int32), ((key >> 31) & 0x7FFFFFFF).to(torch.int32)
+    word = _mix(first.to(torch.int32) ^ 0x51ED270B)
+    word = _mix(word + _mix(second.to(torch.int32) ^ 0x2545F491))
+    return _mix(_mix(word ^ low) ^ high)
+
+
 _NO_TICKET = torch.iinfo(torch.int64).max
 
 

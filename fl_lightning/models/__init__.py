@@ -1,8 +1,12 @@
 """Nets of clients; none of them knows of federated learning."""
 
+from fl_lightning.models.adaptive_gcn import AdaptiveGCN
+from fl_lightning.models.augmented_gcn import AugmentedGCN
 from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.models.cnn import CNN
+from fl_lightning.models.disentangled_gcn import DisentangledGCN
 from fl_lightning.models.gcn import GCN, NormalisedGCN
+from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.models.mlp import MLP, LinearModel
@@ -15,8 +19,12 @@ __all__ = [
     "CNN",
     "GCN",
     "MLP",
+    "AdaptiveGCN",
+    "AugmentedGCN",
     "BatchNorm",
+    "DisentangledGCN",
     "GRUForecaster",
+    "GraphSAGE",
     "LinearModel",
     "MaskedGCN",
     "NetOutput",

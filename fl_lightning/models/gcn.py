@@ -34,7 +34,10 @@ def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor | None, batc
     adjacency: BlockSparse | None = batch.adjacency
     if x_NF is None:
         x_NF, features = batch.propagated_x, batch.sparse_x
-        adjacency = adjacency if features is not None else None
+        if x_NF is not None:
+            adjacency = None
+        elif features is None:
+            x_NF = batch.x
     if weight_FD.dim() > 2 or batch.real_mask.dim() > 1:
         if weight_FD.dim() == 2:
             weight_FD = weight_FD.expand(len(batch.real_mask), -1, -1)

@@ -220,7 +220,10 @@ class RemoteExecutor(Executor):
     ) -> dict[str, Outcome]:
         """Ask each client once for the scores of all of its models."""
         if collator is not None:
-            raise ValueError("a callback changes what clients are scored on, which lies at their sites: leave it out")
+            raise ValueError(
+                "clients would be scored on other data than their own, which lie at their sites: leave out "
+                "trainer.evaluate_union, or the callback that asks for it"
+            )
         mine = [client for client in self.clients if client in set(clients)]
         messages = {client: self._evaluation(evaluations, client, round_idx) for client in mine}
         answers, lost = self._ask(messages)
@@ -290,6 +293,7 @@ class RemoteExecutor(Executor):
             ValueError: A site does not hold its state any more.
         """
         found = digests_of(state)
+        self.pinned |= set(self.digests.items())  # which an older checkpoint may have
         self._insist(
             {client: Message(kind="load", about={"state": found[client]}) for client in self.clients},
             "go back to the checkpoint",

@@ -20,6 +20,13 @@ class SiteStates(Callback):
     def __init__(self) -> None:
         self._seen: dict[Path, tuple[int, set[tuple[int, str]]]] = {}
 
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """States of all checkpoints that are there are kept, also of those that are not gone on with."""
+        executor = trainer.run.executor
+        assert isinstance(executor, RemoteExecutor)
+        for path in (trainer.run.folder / "checkpoints").glob("[!.]*.ckpt"):
+            executor.pinned |= _states_in(path)
+
     def on_checkpoint_point(self, trainer: Trainer) -> None:
         """Look whether checkpoints were written."""
         self._clean(trainer, at_end=False)
@@ -43,7 +50,11 @@ class SiteStates(Callback):
 
 
 def _states_in(path: Path) -> set[tuple[int, str]]:
-    clients: dict[str, Any] = checkpoint.read(path)["clients"]
+    """Clients and digests of a checkpoint; none of a damaged one."""
+    try:
+        clients: dict[str, Any] = checkpoint.read(path)["clients"]
+    except ValueError:
+        return set()
     return set(digests_of(Payload(clients=tuple(clients["clients"]), signals=clients["signals"])).items())
 
 

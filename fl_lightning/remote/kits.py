@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import psutil
+from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
@@ -211,7 +212,8 @@ def wait_until_connected(session: Any, sites: Sequence[str], processes: Processe
     missing = set(sites)
     while missing:
         processes.check()
-        missing = set(sites) - {client.name for client in session.get_connected_client_list()}
+        with suppress(NoConnection):
+            missing = set(sites) - {client.name for client in session.get_connected_client_list()}
         if missing and time.monotonic() > deadline:
             raise TimeoutError(f"sites did not connect within {seconds:g} seconds: {', '.join(sorted(missing))}")
         if missing:

@@ -90,8 +90,11 @@ class Site:
         self.last: Message | None = None
         self.is_started = False
         if (kept := self._kept("start")) is not None:
-            self._set_up(kept)
-            self.last = self._kept("answer")
+            try:
+                self._set_up(kept)
+                self.last = self._kept("answer")
+            except Refused as error:  # it was of a run with other settings
+                _log.info("the last federation is not gone on with: %s", error)
 
     # ---------------------------------------------------------------- messages
 

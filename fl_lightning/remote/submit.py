@@ -5,18 +5,22 @@ import json
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from fl_lightning.remote.flare import OUTCOME_FILE, RUN_FILE, TASK, FederationController, SiteExecutor
 
 #: How often a site asks for the next message (FLARE's own: 0.5), and how often the job's state is looked at.
 FETCH_SECONDS, FOLLOW_SECONDS = 0.1, 0.5
+#: How long a server may be out of reach while a run is followed, and how long it may take to answer who submits.
+PATIENCE_SECONDS, ANSWER_SECONDS = 120, 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +119,7 @@ def session_of(kit: Path, *, seconds: float = 30.0) -> Iterator[Any]:
         raise ValueError(f"--kit {kit} is no kit of who submits runs: it has no startup/fed_admin.json")
     name = json.loads(file.read_text())["admin"]["username"]
     try:
-        session = new_secure_session(name, str(kit.absolute()), timeout=seconds)
+        session = new_secure_session(name, str(kit.absolute()), timeout=seconds, command_timeout=ANSWER_SECONDS)
     except Exception as error:  # FLARE's own kinds, and those of its connections
         raise ValueError(f"the server of --kit {kit} cannot be reached, or refuses it: {error}") from error
     try:
@@ -135,18 +139,31 @@ def run_job(session: Any, submission: Submission, destination: Path, watch: Call
         watch: Called again and again meanwhile; it may raise.
     """
     with tempfile.TemporaryDirectory() as folder:
-        submitted = time.time()
-        job_id = session.submit_job(str(submission.write_job(Path(folder))))
+        submitted, token = time.time(), uuid.uuid4().hex  # with which a job that is sent twice is one
+        job = str(submission.write_job(Path(folder)))
+        job_id = _patiently(lambda: session.submit_job(job, submit_token=token))
         try:
-            while not (status := str(session.get_job_status(job_id))).startswith("FINISHED"):
+            while not (status := str(_patiently(lambda: session.get_job_status(job_id)))).startswith("FINISHED"):
                 watch()
                 time.sleep(FOLLOW_SECONDS)
         except BaseException:
             with suppress(Exception):
                 session.abort_job(job_id)
             raise
-        result = Path(session.download_job_result(job_id, destination=folder))
+        result = Path(_patiently(lambda: session.download_job_result(job_id, destination=folder)))
         return _outcome(result, status, submission, destination, submitted)
+
+
+def _patiently(action: Callable[[], Any]) -> Any:
+    """Do something over a connection that may be gone for a while."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return action()
+        except NoConnection as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the server was not reached for {PATIENCE_SECONDS} seconds: {error}") from error
+            time.sleep(FOLLOW_SECONDS)
 
 
 def follow(

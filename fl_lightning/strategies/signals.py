@@ -26,6 +26,11 @@ def graph_embedding(client: ClientModule, parameters: Parameters, batch: Batch, 
     return weight_N @ embedding_ND / weight_N.sum()
 
 
+def received_embedding(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+    """The same with the parameters that the client had as it began the stage, (D,)."""
+    return graph_embedding(client, context.anchor, batch, context)
+
+
 def proxy_graph(
     num_features: int | tuple[int, ...],
     draw: torch.Generator,

@@ -10,7 +10,7 @@ from fl_lightning.callbacks.similarity import correlation, draw_matrices, recove
 from fl_lightning.data import ClientSplit, GivenPartitioner, SuperClusterSBM
 from fl_lightning.round.payload import flatten
 from fl_lightning.run.loggers import RoundTensorBoardLogger
-from fl_lightning.strategies import FedAux, FedAvg, FedPub, FedSheafHN, Local
+from fl_lightning.strategies import FedAux, FedAvg, FedPub, FedSheafHN, Kin, Local
 
 COMMUNITIES = np.array([0, 1, 0, 2, 1, 2])
 
@@ -52,6 +52,7 @@ def test_planted_communities_are_recovered(noise, scale) -> None:
     score = recovery(0.99 + scale * planted(noise), COMMUNITIES)
 
     assert score.nmi == pytest.approx(1)
+    assert score.neighbours == 1
     assert score.correlation > 0.9
 
 
@@ -60,6 +61,7 @@ def test_a_matrix_of_other_groups_scores_low() -> None:
     score = recovery((other[:, None] == other).astype(float), COMMUNITIES)
 
     assert score.nmi < 0.7
+    assert score.neighbours < 0.5
     assert score.correlation < 0
 
 
@@ -69,6 +71,7 @@ def test_unknown_and_constant_matrices() -> None:
     partly[2], partly[:, 2] = np.nan, np.nan
 
     assert np.isnan([constant.nmi, constant.correlation]).all()
+    assert constant.neighbours == pytest.approx(1 / 5)  # chance
     assert recovery(partly, COMMUNITIES).nmi == pytest.approx(1)
     assert correlation(planted(), partly) == pytest.approx(1)
     assert np.isnan(recovery(np.full((6, 6), np.nan), COMMUNITIES).nmi)
@@ -193,3 +196,11 @@ def test_pictures_of_many_and_constant_matrices(count) -> None:
 def test_impossible_settings_are_refused(settings) -> None:
     with pytest.raises(ValueError, match="SimilarityLogger"):
         SimilarityLogger(**settings)
+
+
+def test_groups_of_the_partition_are_the_communities(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(callbacks=[SimilarityLogger(every_n_rounds=1)])
+    trainer.fit(make_model(), federation, Kin())
+
+    assert 0 <= trainer.history[-1]["similarity/embedding_neighbours"] <= 1
+    assert "similarity/mixing_neighbours" in trainer.history[-1]

@@ -52,6 +52,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "expected"),
     [
         (["--trainer.rounds=3"], "--trainer.rounds"),
+        (["--trainer.max_epochs=3"], "did you mean --trainer.num_rounds?"),
+        (["--trainer.evaluate_evry=3"], "did you mean --trainer.evaluate_every?"),
+        (["--data.num_clients=3"], "did you mean --data.partitioner.num_clients?"),
+        (["--model.optimizer.lr=0.1"], "give --model.optimizer torch.optim.Adam before it"),
+        (["--model.net=GCNN"], "did you mean fl_lightning.models.GCN?"),
+        (["--model.net=Q"], "there is no net 'Q': give a class path, or one of fl_lightning.models.CNN"),
+        (["--strategy=nowhere.HalfWay"], "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
         (["--trainer.num_rounds=many"], "trainer.num_rounds"),
         (["--trainer.num_rounds=0"], "trainer.num_rounds must be at least 1, got 0"),
         (["--strategy=FedAvgg"], "did you mean FedAvg?"),

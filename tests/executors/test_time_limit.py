@@ -57,6 +57,22 @@ def test_an_alarm_that_was_set_before_rings_afterwards() -> None:
         signal.signal(signal.SIGALRM, previous)
 
 
+def test_an_alarm_that_rings_while_it_is_disarmed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = signal.setitimer
+
+    def late(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return real(*arguments)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    with within(600):
+        pass
+    with pytest.raises(TimeoutError), within(600):
+        signal.raise_signal(signal.SIGALRM)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
 class Hangs(ClientModule):
     """Sleeps for the client of 18 nodes, and for all that are computed with it, while it trains."""
 

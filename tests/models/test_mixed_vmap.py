@@ -17,7 +17,7 @@ from net_checks import random
 
 from fl_lightning.batches import ClientExamples, Collator, ExampleCollator, GraphCollator
 from fl_lightning.batches.base import single
-from fl_lightning.models import CNN, GCN, MLP, GRUForecaster, LinearModel, MaskedGCN, ProjectionGCN
+from fl_lightning.models import CNN, GCN, MLP, GraphSAGE, GRUForecaster, LinearModel, MaskedGCN, ProjectionGCN
 
 CPU64 = {"device": torch.device("cpu"), "dtype": torch.float64}
 CLIENTS, SHARED = [0, 3, 4], 1  # graphs of 30, 12 and 8 nodes, and one of 24
@@ -28,6 +28,8 @@ graph_nets = pytest.mark.parametrize(
         (GCN, "sparse", {"num_layers": 2, "dropout": 0.5}),
         (GCN, "dense", {"num_layers": 2, "dropout": 0.5}),
         (GCN, "sparse", {"num_layers": 1, "dropout": 0.0}),
+        (GraphSAGE, "sparse", {"num_layers": 2, "dropout": 0.4}),
+        (GraphSAGE, "dense", {"num_layers": 1, "dropout": 0.0}),
         (MaskedGCN, "sparse", {"num_layers": 1, "dropout": 0.4}),
         (MaskedGCN, "dense", {"num_layers": 2, "dropout": 0.4}),
         (ProjectionGCN, "sparse", {"num_layers": 1, "dropout": 0.3}),

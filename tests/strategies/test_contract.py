@@ -33,6 +33,10 @@ STRATEGIES = sorted(
 TINY = {
     "num_epochs": 3,
     "init_epochs": 2,
+    "pretrain_epochs": 2,
+    "refine_epochs": 2,
+    "num_federated_rounds": 2,
+    "num_join_epochs": 2,
     "num_finetune_epochs": 2,
     "num_neighbors": 2,
     "refresh_every": 2,
@@ -81,7 +85,9 @@ def test_rounds_run_and_learn(kind, executor, federation, make_model, make_train
     state = trainer.run.executor.state()
     assert len(trainer.run.history) == 6
     assert all(torch.tensor(list(row.values())).isfinite().all() for row in trainer.run.history)
-    assert trainer.run.history[-1]["train/loss"] < 0.95 * trainer.run.history[0]["train/loss"]
+    first, *_, last = trainer.run.history
+    losses = [name for name in first if name.endswith("train/loss")]  # a vote has none that must fall
+    assert any(last[name] < 0.95 * first[name] for name in losses)
     assert all(tensor.isfinite().all() for tensor in state.tensors().values())
     learns = {name for name in state.parameters if any(stage.trains(name) for stage in trainer.run.strategy.stages(0))}
     start = trainer.run.model.parameter_dict()
@@ -240,7 +246,8 @@ def test_new_clients_join_without_training_the_server(kind, executor, federation
     for name, before in states["clients"].items():
         assert torch.equal(after[name][old], before[old])
         assert torch.equal(before[new], trainer.run.model.parameter_dict()[name].expand_as(before[new]))
-        learns = any(stage.trains(name) for stage in trainer.run.strategy.stages(0))
+        strategy = trainer.run.strategy
+        learns = any(stage.trains(name) for stage in [*strategy.stages(0), *strategy.admission_stages()])
         assert torch.equal(after[name][new], before[new]) != learns
     server, changed = trainer.run.strategy.state_dict(), []
 

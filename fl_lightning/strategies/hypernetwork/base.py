@@ -8,6 +8,7 @@ Shape legend: C clients, P generated parameters of one client.
 """
 
 import dataclasses
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,10 +21,20 @@ from torch.optim import Optimizer
 
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import derive_key
+from fl_lightning.relations.kinship import transfer
+from fl_lightning.relations.similarity import softmax_mixing
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.run.memory import require, state_copies
 from fl_lightning.strategies.base import Strategy, select_names, server_dtype
+
+#: The generator counts as collapsed where the clients' models are generated this near to their mean, as a share of how
+#: far the trained ones lie from theirs.
+COLLAPSED_SPREAD = 0.01
+#: Rounds of it in a row after which the user is told.
+COLLAPSED_ROUNDS = 10
+#: Of the softmax of embeddings' cosines by which ``server/transfer`` takes clients to be kin.
+KIN_TEMPERATURE = 10.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -72,11 +83,14 @@ class Hypernetwork(Strategy):
         personal = set(select_names(list(federation.parameters), self.personal))
         self.shapes = {name: p.shape for name, p in federation.parameters.items() if name not in personal}
         self.num_steps = 0
-        self.update_norm = 0.0
+        self.num_collapsed_rounds = 0
+        self.figures: dict[str, float] = {"server/update_norm": 0.0}
+        self._generated_for_evaluation: tuple[tuple[int, ...], Tensor] | None = None
         with self.randomness("initialisation"):
             self.generator = self.build_generator(sum(shape.numel() for shape in self.shapes.values()))
         self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
         self.generator.to(federation.device, self.dtype)
+        self._active = watch_activity(self.generator)
         try:
             self.optimizer = self.build_optimizer()
         except (TypeError, ValueError) as error:
@@ -101,8 +115,9 @@ class Hypernetwork(Strategy):
             return self.generate_for_evaluation(clients)
         self.generator.train()
         with self.randomness("server", self.num_steps):
-            self._generated = tuple(clients), self.generate(clients)
-        return self._as_payload(clients, self._generated[1].detach())
+            generated_CP = self.generate(clients)
+        self._sent_to, self._generated = tuple(clients), generated_CP
+        return self._as_payload(clients, generated_CP.detach())
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Move the generator so that it generates what the clients trained."""
@@ -110,22 +125,35 @@ class Hypernetwork(Strategy):
             self.server_step(upload)
 
     def server_step(self, upload: Payload) -> None:
+        """Learn from the clients' updates, and note how well what is generated fits what they trained."""
+        generated_CP = self._generated
+        del self._generated
+        row = {client: row for row, client in enumerate(self._sent_to)}
+        rows = torch.tensor([row[client] for client in upload.clients], device=generated_CP.device)
+        update_CP = flatten({name: upload.parameters[name] for name in self.shapes}).to(generated_CP.dtype)
+        self.learn(upload, generated_CP, rows, update_CP)
+        self._generated_for_evaluation = None
+        start_CP = generated_CP.detach()
+        self._observe(upload.clients, start_CP if len(rows) == len(start_CP) else start_CP[rows], update_CP)
+
+    def learn(self, upload: Payload, generated_CP: Tensor, rows: Tensor, update_CP: Tensor) -> None:
         """``num_server_steps`` steps on ½ Σ ‖stopgrad(generated + update) - generated‖², and the extra losses.
 
         The target stays that of the first step, so that further steps approach it without passing it.
+
+        Args:
+            upload: What the clients that answered sent.
+            generated_CP: What was generated for this round, for all to whom it was sent.
+            rows: Which of its rows are those of the clients that answered.
+            update_CP: How far each of these moved.
         """
-        sent_to, generated_CP = self._generated
-        row = {client: row for row, client in enumerate(sent_to)}
-        rows = torch.tensor([row[client] for client in upload.clients], device=generated_CP.device)
-        update_CP = flatten({name: upload.parameters[name] for name in self.shapes}).to(generated_CP)
-        self.update_norm = float(update_CP.norm(dim=1).mean())
         whole = len(rows) == len(generated_CP)
         start_CP = generated_CP.detach() if whole else generated_CP.detach()[rows]
-        first_gradient_CP = update_CP.neg_()
+        first_gradient_CP = -update_CP
         for step in range(self.num_server_steps):
             if step:
                 with self.randomness("server", self.num_steps):
-                    generated_CP = self.generate(sent_to)
+                    generated_CP = self.generate(self._sent_to)
             current_CP = generated_CP if whole else generated_CP.index_select(0, rows)
             gradient_CP = (current_CP.detach() - start_CP).add_(first_gradient_CP) if step else first_gradient_CP
             if self.mean_distance:
@@ -135,21 +163,74 @@ class Hypernetwork(Strategy):
             torch.autograd.backward([current_CP, *extra], [gradient_CP, *(None for _ in extra)])
             self.optimizer.step()
             self.num_steps += 1
-        del self._generated
+
+    @torch.no_grad()
+    def _observe(self, clients: Sequence[int], start_CP: Tensor, update_CP: Tensor) -> None:
+        """Note the round's figures; warn where all clients are generated alike, round after round."""
+        self.figures = {"server/update_norm": float(update_CP.norm(dim=1).mean())}
+        if len(clients) > 1:
+            after_CP = flatten(self.generate_for_evaluation(clients).parameters).to(update_CP)
+            self.figures |= fit(start_CP, update_CP, after_CP)
+            if (similarity_CC := self.kinship(clients)) is not None:
+                kin_CC, weight_C = softmax_mixing(similarity_CC, KIN_TEMPERATURE), update_CP.new_ones(len(clients))
+                gram_CC = update_CP @ update_CP.T
+                told = transfer(kin_CC.to(gram_CC), weight_C / len(clients), gram_CC)
+                self.figures["server/transfer"] = float(told)
+            self.figures |= self.inspection()
+            is_collapsed = self.figures["server/spread"] < COLLAPSED_SPREAD
+            self.num_collapsed_rounds = self.num_collapsed_rounds + 1 if is_collapsed else 0
+        if self.num_collapsed_rounds == COLLAPSED_ROUNDS:
+            self.num_collapsed_rounds += 1  # once
+            warnings.warn(
+                f"{type(self).__name__}: for {COLLAPSED_ROUNDS} rounds every client has been generated the same model "
+                f"(server/spread {self.figures['server/spread']:.1e}), so nothing is personal but what clients train: "
+                "lower the server's learning rate, or compare the embeddings that the generator is given "
+                f"({self.figures_in_words()})",
+                stacklevel=2,
+            )
+
+    def figures_in_words(self) -> str:
+        """The figures that tell why a generator may have collapsed."""
+        told = {name: value for name, value in self.figures.items() if name.startswith("server/generator_")}
+        return ", ".join(f"{name} {value:.2g}" for name, value in told.items()) or "server/..."
+
+    def kinship(self, clients: Sequence[int]) -> Tensor | None:
+        """How alike the clients are to the generator, cosines (C, C); None if it has no embeddings of them."""
+        similarity_TT = self.matrices().get("embedding")
+        if similarity_TT is None:
+            return None
+        place = {client: row for row, client in enumerate(self.federation.training_clients)}
+        rows = [place[client] for client in clients]
+        return similarity_TT[rows][:, rows]
+
+    def inspection(self) -> Mapping[str, float]:
+        """Figures of the generator's last forward: of its units with a ReLU, the share that is active."""
+        shares = [float(share) for share in self._active.values()]
+        return {"server/generator_active_units": sum(shares) / len(shares)} if shares else {}
 
     def generate_for_evaluation(self, clients: Sequence[int]) -> Payload:
-        """Generated parameters without dropout and without a graph."""
-        self.generator.eval()
-        with torch.no_grad():
-            return self._as_payload(clients, self.generate(clients))
+        """Generated parameters without dropout and without a graph; kept until the generator changes."""
+        known = self._generated_for_evaluation
+        if known is None or known[0] != tuple(clients):
+            self.generator.eval()
+            with torch.no_grad():
+                known = self._generated_for_evaluation = tuple(clients), self.generate(clients)
+        return self._as_payload(clients, known[1])
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The locally trained models are the result; the generated ones are logged as ``gen/...``."""
         return {**super().evaluations(clients), "gen/": Evaluation(payload=self.generate_for_evaluation(clients))}
 
     def metrics(self) -> Mapping[str, float]:
-        """Mean length of the clients' updates."""
-        return {"server/update_norm": self.update_norm}
+        """Of the last round, over the clients that answered.
+
+        ``update_norm``: mean length of their updates; ``spread``: distance of what is now generated for them from its
+        mean, as a share of that of what they trained (root mean square; 0: all alike, 1: as far apart as trained);
+        ``captured_share`` 1 - Σ ‖trained - generated‖² / Σ ‖update‖²; ``explained`` 1 - Σ ‖trained - generated‖² /
+        Σ ‖trained - mean‖²; ``transfer``: how much better a client's update is predicted from those that are like it by
+        the generator's embeddings than from all others (``relations/kinship.py``); ``generator_...``: of its inside.
+        """
+        return self.figures
 
     def _as_payload(self, clients: Sequence[int], generated_CP: Tensor) -> Payload:
         return Payload(clients=tuple(clients), parameters=unflatten(generated_CP, self.shapes))
@@ -163,17 +244,47 @@ class Hypernetwork(Strategy):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Generator, optimiser, step count and the last round's figure."""
+        """Generator, optimiser, step count and the last round's figures."""
         return {
             "generator": self.generator.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "num_steps": self.num_steps,
-            "update_norm": self.update_norm,
+            "num_collapsed_rounds": self.num_collapsed_rounds,
+            "figures": self.figures,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore generator, optimiser, step count and the last round's figure."""
+        """Restore generator, optimiser, step count and the last round's figures."""
         self.generator.load_state_dict(state["generator"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.num_steps = state["num_steps"]
-        self.update_norm = state["update_norm"]
+        self.num_collapsed_rounds = state["num_collapsed_rounds"]
+        self.figures = dict(state["figures"])
+        self._generated_for_evaluation = None
+
+
+def fit(start_CP: Tensor, update_CP: Tensor, after_CP: Tensor) -> dict[str, float]:
+    """How what is generated after the server step fits what two clients or more have trained."""
+    trained_CP = start_CP + update_CP
+    trained_spread = (trained_CP - trained_CP.mean(dim=0)).square().sum()
+    spread = (after_CP - after_CP.mean(dim=0)).square().sum()
+    error = trained_CP.sub_(after_CP).square().sum()
+    tiny = torch.finfo(error.dtype).tiny
+    return {
+        "server/spread": float((spread / trained_spread.clamp(min=tiny)).sqrt()),
+        "server/captured_share": float(1 - error / update_CP.square().sum().clamp(min=tiny)),
+        "server/explained": float(1 - error / trained_spread.clamp(min=tiny)),
+    }
+
+
+def watch_activity(generator: nn.Module) -> dict[str, Tensor]:
+    """By the name of each ReLU the share of its units that were active in the last forward, filled in by forwards."""
+    active: dict[str, Tensor] = {}
+    for name, module in generator.named_modules():
+        if isinstance(module, nn.ReLU | nn.LeakyReLU):
+
+            def note(_: nn.Module, __: Any, output: Tensor, name: str = name) -> None:
+                active[name] = (output.detach() > 0).double().mean()
+
+            module.register_forward_hook(note)
+    return active

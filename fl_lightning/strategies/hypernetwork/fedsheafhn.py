@@ -7,10 +7,19 @@ descent direction: the paper's sign is a slip).
 
 Departures: the last bias of the hypernetwork may start from the mean of the locally trained backbones
 (``start_from_clients``), without which the first rounds throw the clients' initial training away.
+
+As printed the generator collapses: every client is generated the same backbone (``server/spread``). What keeps it
+alive, all within eqs. 3 to 15 and each a setting that is off by default: embeddings in a common frame
+(``embedding_model``), since those of models that were trained apart lie in different bases; X_0 centred and scaled
+(``normalize_embeddings``); attention that is scaled, with a residual (``scaled_attention``, ``attention_residual``);
+hidden layers that do not die (``activation``, ``layer_norm``); weights sent without dropout (``clean_weights``); the
+last layer in closed form (``last_layer``, ``last_layer.py``), which is refitted whenever the embeddings change, with
+S, the attention and the MLP trained by the gradient of how well clients' updates are predicted from the others'.
+``permute_embeddings`` and ``embedding: one_hot`` are controls: a generator is alive if they do worse.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,14 +27,17 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.moved_mixing import mix_only_moved
+from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
-from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
 from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
+from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
 from fl_lightning.strategies.hypernetwork.sheaf import SheafDiffusion
-from fl_lightning.strategies.signals import graph_embedding
+from fl_lightning.strategies.signals import graph_embedding, received_embedding
 
 
 @dataclass(kw_only=True, eq=False)
@@ -36,27 +48,61 @@ class FedSheafHN(Hypernetwork):
         init_epochs: Local epochs before round 0, after which the first embeddings are sent.
         num_neighbors: K of the collaboration graph; None for the complete graph.
         refresh_every: Rounds between refreshes of embeddings and graph (r_in); None keeps the first ones (static).
-        embedding: Graph-level embeddings, or one-hot vectors (ablation "+ Hypernetwork" of Table 4).
+        embedding: Graph-level embeddings, or one-hot vectors (ablation "+ Hypernetwork" of Table 4). With
+            ``last_layer: closed_form``, ``NoDiffusion``, no attention and no hidden layers the latter make K = I.
+        embedding_model: Which model a client embeds with: its ``own`` trained one (eq. 3), the common ``initial`` one
+            (sent once, before anybody trains), or the one it has ``received``, before it trains it.
+        permute_embeddings: Give every client the embedding of another, the same one all along: a control.
+        normalize_embeddings: Centre X_0 over the training clients and scale it to variance 1.
         diffusion: Builds the model on the collaboration graph from the embeddings' width: ``SheafDiffusion``, or
             ``GCNDiffusion``, ``GATDiffusion``, ``NoDiffusion`` (Table 5).
         attention: ``qkv`` (eq. 10), ``matrix`` (the released code's) or ``none``.
+        scaled_attention: Divide the scores of ``qkv`` by the square root of the embeddings' width.
+        attention_residual: Add what ``qkv`` attends to the embeddings.
         hidden_channels: Width of the hypernetwork's hidden layers.
-        hypernetwork_dropout: Drop probability of these layers.
+        num_hidden_layers: Hidden layers of the hypernetwork.
+        activation: Of these: ``relu`` or ``leaky_relu``.
+        layer_norm: Normalise each of these before its activation.
+        output_scale: Factor on the initial weights of the last layer.
+        hypernetwork_dropout: Drop probability of the hidden layers.
+        clean_weights: Send what is generated without dropout (gradient step; the closed form always does).
+        last_layer: ``gradient``: ``num_server_steps`` of Adam's through the whole generator (eqs. 12-15);
+            ``closed_form``: the last layer is fitted, the rest takes ``num_server_steps`` of Adam's.
+        ridge: λ of the fit at the start; it is learnt with the rest.
+        strength: How far from the mean the fit may go, in [0, 1]; None to estimate it for each parameter tensor from
+            how well clients' updates are predicted by the others'.
+        mix_only_moved: A client that leaves a number alone counts in the fit with what those that moved it have on
+            average.
+        predict: Which model is the result: the one each client has ``trained``, or the ``generated`` one.
         diffusion_lr: Adam's learning rate for the diffusion model.
         diffusion_weight_decay: Adam's weight decay for the diffusion model.
         hypernetwork_lr: Adam's learning rate for the hypernetwork.
         start_from_clients: Start the hypernetwork's last bias from the mean of the initially trained backbones.
     """
 
-    num_server_steps: int = field(default=1, init=False)  # no setting of this strategy
     init_epochs: int = 50
     num_neighbors: int | None = 5
     refresh_every: int | None = 5
     embedding: Literal["graph", "one_hot"] = "graph"
+    embedding_model: Literal["own", "initial", "received"] = "own"
+    permute_embeddings: bool = False
+    normalize_embeddings: bool = False
     diffusion: Callable[[int], nn.Module] = SheafDiffusion
     attention: Literal["qkv", "matrix", "none"] = "qkv"
+    scaled_attention: bool = False
+    attention_residual: bool = False
     hidden_channels: int = 128
+    num_hidden_layers: int = 2
+    activation: Literal["relu", "leaky_relu"] = "relu"
+    layer_norm: bool = False
+    output_scale: float = 0.1
     hypernetwork_dropout: float = 0.3
+    clean_weights: bool = False
+    last_layer: Literal["gradient", "closed_form"] = "gradient"
+    ridge: float = 1.0
+    strength: float | None = None
+    mix_only_moved: bool = False
+    predict: Literal["trained", "generated"] = "trained"
     diffusion_lr: float = 0.001
     diffusion_weight_decay: float = 5e-4
     hypernetwork_lr: float = 0.01
@@ -69,6 +115,15 @@ class FedSheafHN(Hypernetwork):
         super().__post_init__()
         self.require_at_least(1, "refresh_every", "hidden_channels")
         self.require_at_least(0, "init_epochs", "hypernetwork_lr", "diffusion_lr", "diffusion_weight_decay")
+        self.require_at_least(0, "num_hidden_layers", "output_scale")
+        if self.ridge <= 0:
+            raise ValueError(f"strategy.ridge must be positive, got {self.ridge}")
+        if self.strength is not None and not 0 <= self.strength <= 1:
+            raise ValueError(f"strategy.strength must be in [0, 1], or null for an estimate, got {self.strength}")
+        if self.last_layer == "gradient" and (self.mix_only_moved or self.strength is not None):
+            raise ValueError("strategy.mix_only_moved and strategy.strength are for strategy.last_layer closed_form")
+        if self.embedding == "one_hot" and self.embedding_model != "own":
+            raise ValueError(f"strategy.embedding_model is {self.embedding_model}, but one_hot embeds with no model")
         if not 0 <= self.hypernetwork_dropout < 1:
             raise ValueError(f"strategy.hypernetwork_dropout must be in [0, 1), got {self.hypernetwork_dropout}")
 
@@ -90,6 +145,12 @@ class FedSheafHN(Hypernetwork):
             )
         width = convs[-1].shape[-1]
         self.embedding_channels = federation.num_clients if self.embedding == "one_hot" else width
+        self.wearer_C = torch.arange(federation.num_clients, device=federation.device)
+        if self.permute_embeddings:
+            training = torch.tensor(federation.training_clients)
+            draw = generator(federation.seed, "permuted embeddings")
+            order = training[torch.randperm(len(training), generator=draw)]
+            self.wearer_C[order] = order.roll(1).to(federation.device)  # one cycle: nobody keeps its own
         super().setup(federation)
         shape = (federation.num_clients, self.embedding_channels)
         self.embeddings_CD = torch.zeros(shape, device=federation.device, dtype=self.dtype)
@@ -101,15 +162,30 @@ class FedSheafHN(Hypernetwork):
     def build_generator(self, num_outputs: int) -> nn.ModuleDict:
         """S(·; θ) and H(·; φ)."""
         self.diffusion_model = self.diffusion(self.embedding_channels)
+        fitted = self.last_layer == "closed_form"
         self.hypernetwork = AttentionHypernetwork(
             self.embedding_channels,
-            num_outputs,
+            None if fitted else num_outputs,
             hidden_channels=self.hidden_channels,
+            num_hidden_layers=self.num_hidden_layers,
             dropout=self.hypernetwork_dropout,
             attention=self.attention,
             num_clients=len(self.federation.training_clients),
+            output_scale=self.output_scale,
+            scaled_attention=self.scaled_attention,
+            attention_residual=self.attention_residual,
+            activation=self.activation,
+            layer_norm=self.layer_norm,
         )
-        return nn.ModuleDict({"diffusion": self.diffusion_model, "hypernetwork": self.hypernetwork})
+        parts: dict[str, nn.Module] = {"diffusion": self.diffusion_model, "hypernetwork": self.hypernetwork}
+        if fitted:
+            sizes = [shape.numel() for shape in self.shapes.values()]
+            count = len(self.federation.training_clients)
+            self.fitted_layer = ClosedFormLayer(sizes, count, ridge=self.ridge, strength=self.strength)
+            parts["last_layer"] = self.fitted_layer
+            start = flatten({name: self.federation.parameters[name][None] for name in self.shapes})[0]
+            self.fitted_layer.start_from(start)
+        return nn.ModuleDict(parts)
 
     def build_optimizer(self) -> Optimizer:
         """One Adam with a group for each of the two."""
@@ -118,29 +194,51 @@ class FedSheafHN(Hypernetwork):
             "lr": self.diffusion_lr,
             "weight_decay": self.diffusion_weight_decay,
         }
-        hypernetwork = {"params": list(self.hypernetwork.parameters()), "lr": self.hypernetwork_lr}
+        others = [part for name, part in self.generator.named_children() if name != "diffusion"]
+        hypernetwork = {"params": [p for part in others for p in part.parameters()], "lr": self.hypernetwork_lr}
         return Adam([group for group in (diffusion, hypernetwork) if group["params"]], fused=True)
 
     def initial_stages(self) -> Sequence[Stage]:
-        """Local training from the common start, then the first embeddings."""
+        """Embedding with the common start if asked for; local training from it, then the first embeddings."""
         backbone = tuple(self.shapes) if self.start_from_clients else ()
-        return [Stage(name="initial", num_epochs=self.init_epochs, upload=backbone, signals=self.signals(-1))]
+        initial = Stage(name="initial", num_epochs=self.init_epochs, upload=backbone, signals=self.signals(-1))
+        if self.embedding == "graph" and self.embedding_model == "initial":
+            return [Stage(name="embed", signals={"embedding": graph_embedding}), initial]
+        return [initial]
 
     def signals(self, round_idx: int) -> Mapping[str, Signal]:
         """The graph-level embedding, in the rounds before a refresh only."""
         static = self.refresh_every is None and round_idx >= 0
         due = self.refresh_every is None or (round_idx + 1) % self.refresh_every == 0
-        return {"embedding": graph_embedding} if self.embedding == "graph" and due and not static else {}
+        if self.embedding != "graph" or self.embedding_model == "initial" or static or not due:
+            return {}
+        return {"embedding": graph_embedding if self.embedding_model == "own" else received_embedding}
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:
-        """Nothing for the initial training, generated backbones after it."""
-        return None if stage.name == "initial" else super().configure(stage, clients)
+        """The common start to embed with, nothing for the initial training, generated backbones after it."""
+        if stage.name == "embed":
+            start = self.federation.parameters
+            parameters = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in start.items()}
+            return Payload(clients=tuple(clients), parameters=parameters)
+        if stage.name == "initial":
+            return None
+        if self.last_layer == "closed_form" and set(clients) <= set(self.federation.training_clients):
+            payload = self.generate_for_evaluation(clients)
+            self._sent_to, self._generated = tuple(clients), flatten(payload.parameters)
+            return payload
+        noisy = super().configure(stage, clients)
+        return self.generate_for_evaluation(clients) if self.clean_weights else noisy
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Server step, then the new embeddings."""
         if stage.name == "initial" and self.start_from_clients and upload.clients:
-            self.hypernetwork.start_from(flatten({n: upload.parameters[n] for n in self.shapes}).mean(dim=0))
-        if stage.name != "initial":
+            start_P = flatten({n: upload.parameters[n] for n in self.shapes}).mean(dim=0)
+            if self.last_layer == "closed_form":
+                self.fitted_layer.start_from(start_P)
+            else:
+                self.hypernetwork.start_from(start_P)
+            self._generated_for_evaluation = None
+        if stage.name not in ("embed", "initial"):
             super().aggregate(stage, upload)
         self.admit(stage, upload)
 
@@ -150,6 +248,7 @@ class FedSheafHN(Hypernetwork):
             rows = torch.tensor(upload.clients, device=self.embeddings_CD.device)
             self.embeddings_CD[rows] = upload.signals["embedding"].to(self.embeddings_CD)
             self.known_C[rows] = True
+            self._generated_for_evaluation = None
 
     def generate(self, clients: Sequence[int]) -> Tensor:
         """H(S(X_0)) of all training clients and the newcomers after them; the rows asked for.
@@ -162,18 +261,86 @@ class FedSheafHN(Hypernetwork):
         newcomers = {*clients, *self.known_C.nonzero().flatten().tolist()} - set(training)
         members = [*training, *sorted(newcomers)]
         row = {client: row for row, client in enumerate(members)}
-        x_CD, edge_index_2E = self._collaboration_graph(members)
-        x_CD = self.diffusion_model(x_CD, edge_index_2E)
+        rows = [row[client] for client in clients]
+        x_CD = self.enriched(members)
+        if self.last_layer == "closed_form":
+            fitted_CP: Tensor = self.fitted_layer(self.hypernetwork.features(x_CD), rows)
+            return fitted_CP
         generated_CP: Tensor = self.hypernetwork(x_CD)
         if list(clients) == members:
             return generated_CP
         # index_select: the backward of advanced indexing adds in no fixed order
-        return generated_CP.index_select(0, torch.tensor([row[client] for client in clients], device=x_CD.device))
+        return generated_CP.index_select(0, torch.tensor(rows, device=x_CD.device))
+
+    def enriched(self, members: Sequence[int]) -> Tensor:
+        """S(X_0) of the given clients (eq. 9)."""
+        enriched_CD: Tensor = self.diffusion_model(*self._collaboration_graph(members))
+        return enriched_CD
+
+    def learn(self, upload: Payload, generated_CP: Tensor, rows: Tensor, update_CP: Tensor) -> None:
+        """By gradient, or in closed form: fit the last layer, and train what is before it on what it leaves out."""
+        if self.last_layer == "gradient":
+            super().learn(upload, generated_CP, rows, update_CP)
+            return
+        assert upload.num_examples is not None
+        trained_CP = generated_CP[rows] + update_CP
+        if self.mix_only_moved:
+            equal_1C = (upload.num_examples.double().clamp(min=1e-6) / upload.num_examples.sum().clamp(min=1))[None]
+            moved_mean_1P = mix_only_moved(equal_1C, trained_CP, generated_CP[rows])
+            trained_CP = torch.where(update_CP != 0, trained_CP, moved_mean_1P)
+        place = {client: row for row, client in enumerate(self.federation.training_clients)}
+        answered = [place[client] for client in upload.clients]
+        self.fitted_layer.take_in(answered, trained_CP, upload.num_examples)
+        if len(answered) < 3:  # a client, its kin and somebody else
+            return
+        weight_C = self.fitted_layer.weight_C[answered] / self.fitted_layer.weight_C[answered].sum()
+        gram_TCC = self.fitted_layer.gram(update_CP)
+        is_member = torch.ones(len(answered), dtype=torch.bool, device=update_CP.device)
+        self.generator.train()
+        for step in range(self.num_server_steps + 1):
+            with self.randomness("server", self.num_steps):
+                feature_CH = self.hypernetwork.features(self.enriched(self.federation.training_clients))
+            smoother_CC = self.fitted_layer.smoother(feature_CH[answered], is_member, weight_C)
+            if step == self.num_server_steps:
+                self.fitted_layer.set_strengths(smoother_CC.detach(), weight_C, gram_TCC)
+                break
+            self.optimizer.zero_grad()
+            self.fitted_layer.loss(smoother_CC, weight_C, gram_TCC).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.num_steps += 1
+
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
+        """None: the models as the clients trained them; or the generated ones."""
+        return self.generate_for_evaluation(clients) if self.predict == "generated" else None
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The trained or the generated models are the result; the others are logged beside them."""
+        if self.predict == "trained":
+            return super().evaluations(clients)
+        return {"": Evaluation(payload=self.model_for(clients)), "trained/": Evaluation()}
+
+    def inspection(self) -> Mapping[str, float]:
+        """Of the generator's last forward, and of what it was given."""
+        x_CD, _ = self._collaboration_graph(self.federation.training_clients)
+        spread = (x_CD - x_CD.mean(dim=0)).square().sum() / x_CD.square().sum().clamp(min=torch.finfo(x_CD.dtype).tiny)
+        found = {**super().inspection(), "server/generator_input_spread": float(spread.sqrt())}
+        if self.attention == "qkv":
+            found["server/generator_attention_entropy"] = float(self.hypernetwork.attention_entropy)
+        if self.last_layer == "closed_form":
+            found["server/generator_ridge"] = float(self.fitted_layer.log_ridge.exp())
+            for name, strength in zip(self.shapes, self.fitted_layer.strength_T.tolist(), strict=True):
+                found[f"server/strength/{name}"] = strength
+        return found
 
     def _collaboration_graph(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Features X_0 and edges between the given clients (eq. 4)."""
         mean_D = self.embeddings_CD[self.known_C].mean(dim=0)
-        x_CD = torch.where(self.known_C[:, None], self.embeddings_CD, mean_D)[list(members)]
+        x_CD = torch.where(self.known_C[:, None], self.embeddings_CD, mean_D)[self.wearer_C[list(members)]]
+        if self.normalize_embeddings:
+            about_mean_TD = x_CD[: len(self.federation.training_clients)]
+            mean_D = about_mean_TD.mean(dim=0)
+            variance = (about_mean_TD - mean_D).square().mean().clamp(min=torch.finfo(x_CD.dtype).tiny)
+            x_CD = (x_CD - mean_D) / variance.sqrt()
         others = len(members) - 1
         neighbors = others if self.num_neighbors is None else min(self.num_neighbors, others)
         return x_CD, knn_graph(x_CD, neighbors)
@@ -194,5 +361,6 @@ class FedSheafHN(Hypernetwork):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore generator, optimiser and the clients' embeddings."""
         super().load_state_dict(state)
+        self._generated_for_evaluation = None
         self.embeddings_CD = state["embeddings"].to(self.federation.device)
         self.known_C = state["known"].to(self.federation.device)

@@ -179,6 +179,7 @@ class SheafDiffusion(nn.Module):
         linear: Keep the sheaf learned from the first layer's input; otherwise every layer learns its own.
         dropout: Fraction of the encoded channels dropped in training.
         out_channels: Width of the result; ``in_channels`` when not given.
+        skip: Add the result, which then starts at a tenth, to the embeddings: eq. 8's residual in their own space.
         offset: Added to the eigenvalues of D before inversion. It bounds the gradient where all maps of a client are
             close to 0; the eigenvalues of Delta stay in [0, 2].
 
@@ -201,9 +202,13 @@ class SheafDiffusion(nn.Module):
         linear: bool = False,
         dropout: float = 0.0,
         out_channels: int | None = None,
+        skip: bool = False,
         offset: float = 1e-3,
     ) -> None:
         super().__init__()
+        if skip and out_channels not in (None, in_channels):
+            raise ValueError(f"skip adds to the {in_channels} embedding channels, so out_channels must not differ")
+        self.skip = skip
         if restriction_map not in _RESTRICTIONS:
             raise ValueError(f"restriction_map={restriction_map!r} is unknown. Choose one of {sorted(_RESTRICTIONS)}.")
         sizes = {"num_layers": num_layers, "stalk_dimension": stalk_dimension, "hidden_channels": hidden_channels}
@@ -222,6 +227,9 @@ class SheafDiffusion(nn.Module):
         )
         self.layers = nn.ModuleList(_SheafLayer(stalk_dimension, hidden_channels) for _ in range(num_layers))
         self.decoder = nn.Linear(flat_channels, in_channels if out_channels is None else out_channels)
+        if skip:
+            with torch.no_grad():
+                self.decoder.weight.mul_(0.1)
 
     def forward(self, x_CD: Tensor, edge_index_2E: Tensor) -> Tensor:
         """Return the enriched embeddings, one row per client."""
@@ -232,4 +240,4 @@ class SheafDiffusion(nn.Module):
                 sheaf = learner(x_CSH, edge_index_2E, opposite_E)
             x_CSH = layer(x_CSH, sheaf)
         enriched: Tensor = self.decoder(x_CSH.flatten(1))
-        return enriched
+        return x_CD + enriched if self.skip else enriched

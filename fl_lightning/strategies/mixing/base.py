@@ -101,11 +101,14 @@ class Mixing(Strategy):
         }
         return Payload(clients=tuple(clients), parameters=parameters)
 
-    def with_newcomers(self, payload: Payload, newcomers: Sequence[int], mixing_NT: Tensor) -> Payload:
+    def with_newcomers(
+        self, payload: Payload, newcomers: Sequence[int], mixing: Tensor | Mapping[str, Tensor]
+    ) -> Payload:
         """Mixed models in which those of newcomers are mixed from the training clients', by rows of W over these."""
         rows = [payload.clients.index(client) for client in newcomers]
         for name, tensor in payload.parameters.items():
             models_TP = self.models[name][list(self.federation.training_clients)].flatten(1)
+            mixing_NT = mixing if isinstance(mixing, Tensor) else first_match(mixing, name)
             tensor[rows] = (mixing_NT.to(tensor) @ models_TP).view(len(rows), *tensor.shape[1:])
         return payload
 

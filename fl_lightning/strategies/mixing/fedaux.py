@@ -10,7 +10,7 @@ and learns faster than the rest (``projection_lr_multiplier``); it has no weight
 length, not its direction. ``configs/fedaux_cora_paper.yaml`` is the algorithm as printed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -138,6 +138,6 @@ class FedAux(SimilarityMixing):
         """FED-PUB's penalties, if they are on."""
         return self._penalty
 
-    def mixing_matrix(self, upload: Payload) -> Tensor:
+    def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
         """W over the clients of the upload, (C, C), or the common row of training shares, (1, C)."""
         return super().mixing_matrix(upload) if self.personalised else example_weights(upload)[None]

@@ -50,7 +50,9 @@ class FedRep(FedAvg):
         """The classifier's turn, then the backbone's."""
         (whole,) = super().stages(round_idx)
         body = dataclasses.replace(whole, trained=self.shared)
-        return [self.head_stage(), body] if self.num_head_epochs else [body]
+        if not self.num_head_epochs:
+            return [body]
+        return [self.head_stage(), dataclasses.replace(body, reset_optimizer=False)]  # its turn resets all of it
 
     def head_stage(self) -> Stage:
         """The classifier's turn; nothing is sent up."""

@@ -7,8 +7,9 @@ server something of a client's features.) Centred over the clients, their cosine
 
     W = (1 - s) softmax_j(τ S_ij + log n_j) + s w,
 
-with n_j the training examples and w their shares. A federation without kinship has S near zero, and W is then
-(1 - s') times nearly uniform weights: what FedAvg does, and no worse.
+with n_j the training examples and w their shares. 1 - s may be set, or be estimated for each parameter tensor in every
+round: how far the clients' updates are predicted by those of their kin, left one out (``relations/kinship.py``). Among
+unrelated clients that is nothing, and Kin is FedAvg (or FedPer, with the head in ``personal``).
 
 Shape legend: C, K clients, D width of the embedding.
 """
@@ -32,11 +33,11 @@ class Kin(SimilarityMixing):
     """Mixing by embeddings in the common initial frame.
 
     Args:
-        common_share: s in [0, 1], the share that goes to all clients; 1 is FedAvg.
+        common_share: s in [0, 1], the share that goes to all clients; 1 is FedAvg. None to estimate it.
     """
 
     num_epochs: int = 3
-    common_share: float = 0.5
+    common_share: float | None = None
 
     needs_graphs = True
     signature = "embedding"
@@ -68,7 +69,7 @@ class Kin(SimilarityMixing):
             Mixing.aggregate(self, stage, upload)
 
     def admit(self, stage: Stage, upload: Payload) -> None:
-        """Remember embeddings, and training examples."""
+        """Remember the embeddings."""
         if self.signature in upload.signals:
             super().admit(stage, upload)
 
@@ -77,20 +78,17 @@ class Kin(SimilarityMixing):
         mean_D = self.signatures_CD[self._known_clients()].mean(dim=0)
         return cosine_similarity(signature_CD - mean_D, other_KD - mean_D)
 
-    def mixing_of(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
-        """W, (C, K): the kin weigh by their training examples, too."""
+    def kin_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
+        """softmax_j(τ S_ij + log n_j), (C, K)."""
         share_K = shares(examples_K).to(similarity_CK)
-        kin_CK = (self.similarity_temperature * similarity_CK + share_K.clamp(min=1e-12).log()).softmax(dim=1)
-        return (1 - self.common_share) * kin_CK + self.common_share * share_K
+        return (self.similarity_temperature * similarity_CK + share_K.clamp(min=1e-12).log()).softmax(dim=1)
 
-    def mixing_matrix(self, upload: Payload) -> Tensor:
-        """W over the clients of the upload, (C, C); one whose embedding never arrived is like nobody."""
+    def _similarity_of(self, upload: Payload) -> Tensor:
+        """Of the embeddings; a client whose embedding never arrived is like nobody."""
         rows = list(upload.clients)
         similarity_CC = self.similarity(self.signatures_CD[rows], self.signatures_CD[rows])
         known_C = self.known_C[rows]
-        similarity_CC = torch.where(known_C[:, None] & known_C, similarity_CC, 0.0)
-        assert upload.num_examples is not None
-        return self.mixing_of(similarity_CC, upload.num_examples)
+        return torch.where(known_C[:, None] & known_C, similarity_CC, 0.0)
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """The mixed models."""

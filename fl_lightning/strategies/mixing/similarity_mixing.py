@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
+from fl_lightning.relations.kinship import strength
 from fl_lightning.relations.similarity import cosine_similarity, mixing_breadth, softmax_mixing
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Signal, Stage
@@ -36,12 +37,13 @@ class SimilarityMixing(Mixing):
     Args:
         similarity_temperature: τ, at least 0; 0 is plain averaging.
         common_share: s in [0, 1] of W = (1 - s) softmax(τ S) + s w, with w the shares of the training examples: what
-            all clients have in common, however unlike they are.
+            all clients have in common, however unlike they are. None to estimate it for each parameter tensor in every
+            round from how well the clients' updates are predicted by those of their like (``relations/kinship.py``).
     """
 
     num_epochs: int = 1
     similarity_temperature: float = 10.0
-    common_share: float = 0.0
+    common_share: float | None = 0.0
 
     personalised = True
     #: Name of the signal that is the signature.
@@ -51,7 +53,7 @@ class SimilarityMixing(Mixing):
         """Check the settings."""
         super().__post_init__()
         self.require_at_least(0, "similarity_temperature")
-        if not 0 <= self.common_share <= 1:
+        if self.common_share is not None and not 0 <= self.common_share <= 1:
             raise ValueError(f"strategy.common_share must be in [0, 1], got {self.common_share}")
 
     @abstractmethod
@@ -70,6 +72,7 @@ class SimilarityMixing(Mixing):
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
         self.examples_C = torch.ones(federation.num_clients, dtype=torch.float64, device=federation.device)
         self.num_uniform_rounds = 0
+        self.common_shares = {} if self.common_share is None else dict.fromkeys(self.shared, self.common_share)
 
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
         """How alike clients are, by their signatures: cosines, (C, K)."""
@@ -79,16 +82,32 @@ class SimilarityMixing(Mixing):
         """What share each client has of the models of those like it, (C, K): softmax(τ S); rows sum to one."""
         return softmax_mixing(similarity_CK, self.similarity_temperature)
 
-    def mixing_of(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
-        """What share each client has of the others' models, (C, K): (1 - s) weights(S) + s w; rows sum to one."""
-        mixing_CK = self.weights(similarity_CK)
-        if not self.common_share:
-            return mixing_CK
-        return (1 - self.common_share) * mixing_CK + self.common_share * shares(examples_K).to(mixing_CK)
+    def kin_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
+        """The same where training examples may count, too, (C, K)."""
+        return self.weights(similarity_CK)
 
-    def mixing_matrix(self, upload: Payload) -> Tensor:
-        """W over the clients of the upload, (C, C)."""
-        return self.mixing_of(self._similarity_of(upload), self.examples_C[list(upload.clients)])
+    def mixing_of(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
+        """What share each client has of the others' models, (C, K), on the mean over the parameter tensors."""
+        common_share = sum(self.common_shares.values()) / len(self.common_shares) if self.common_shares else 1.0
+        return with_common_share(self.kin_weights(similarity_CK, examples_K), examples_K, common_share)
+
+    def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
+        """W over the clients of the upload, (C, C); for each parameter tensor its own if the shares are estimated."""
+        examples_C = self.examples_C[list(upload.clients)]
+        kin_CC = self.kin_weights(self._similarity_of(upload), examples_C)
+        if self.common_share is not None:
+            return with_common_share(kin_CC, examples_C, self.common_share)
+        self.common_shares = {name: self._estimated_share(name, upload, kin_CC) for name in upload.parameters}
+        return {name: with_common_share(kin_CC, examples_C, share) for name, share in self.common_shares.items()}
+
+    def _estimated_share(self, name: str, upload: Payload, kin_CC: Tensor) -> float:
+        """1 - how far the updates of one parameter tensor are predicted by those of clients alike."""
+        clients, sent = list(upload.clients), upload.parameters[name].flatten(1)
+        if len(clients) < 3:  # a client, its like and somebody else
+            return self.common_shares.get(name, 1.0)
+        update_CP = sent.to(self.dtype) - self.models[name][clients].flatten(1).to(self.dtype)
+        weight_C = shares(self.examples_C[clients]).to(update_CP)
+        return 1 - float(strength(kin_CC.to(update_CP), weight_C, update_CP @ update_CP.T))
 
     def _similarity_of(self, upload: Payload) -> Tensor:
         signature_CD = upload.signals[self.signature].to(self.dtype)
@@ -165,8 +184,11 @@ class SimilarityMixing(Mixing):
         others = similarity_CC[~torch.eye(count, dtype=torch.bool, device=similarity_CC.device)]
         figures = {"min": others.min(), "mean": others.mean(), "max": others.max()}
         breadth = mixing_breadth(self.mixing_of(similarity_CC, self.examples_C[self._known_clients()]))
-        return {f"server/similarity_{name}": float(value) for name, value in figures.items()} | {
-            "server/mixing_breadth": breadth
+        estimated = self.common_shares if self.common_share is None else {}
+        return {
+            **{f"server/similarity_{name}": float(value) for name, value in figures.items()},
+            "server/mixing_breadth": breadth,
+            **{f"server/common_share/{name}": share for name, share in estimated.items()},
         }
 
     def matrices(self) -> Mapping[str, Tensor]:
@@ -187,7 +209,8 @@ class SimilarityMixing(Mixing):
         """Tell the user once if the signatures still do not differ after some rounds."""
         if not self.personalised or self.similarity_temperature == 0 or len(upload.clients) < 2:
             return
-        uniform = mixing_breadth(self.mixing_matrix(upload)) > UNIFORM_BREADTH
+        mixing_CC = self.mixing_of(self._similarity_of(upload), self.examples_C[list(upload.clients)])
+        uniform = mixing_breadth(mixing_CC) > UNIFORM_BREADTH
         self.num_uniform_rounds = self.num_uniform_rounds + 1 if uniform else 0
         if self.num_uniform_rounds == UNIFORM_ROUNDS:
             smallest = float(self._similarity_of(upload).min())
@@ -204,6 +227,7 @@ class SimilarityMixing(Mixing):
             "signatures": self.signatures_CD,
             "known": self.known_C,
             "examples": self.examples_C,
+            "common_shares": dict(self.common_shares),
             "num_uniform_rounds": self.num_uniform_rounds,
         }
 
@@ -213,4 +237,12 @@ class SimilarityMixing(Mixing):
         self.signatures_CD = state["signatures"].to(self.federation.device)
         self.known_C = state["known"].to(self.federation.device)
         self.examples_C = state["examples"].to(self.federation.device)
+        self.common_shares = dict(state["common_shares"])
         self.num_uniform_rounds = state["num_uniform_rounds"]
+
+
+def with_common_share(kin_CK: Tensor, examples_K: Tensor, common_share: float) -> Tensor:
+    """(1 - s) kin + s w, (C, K), with w the shares of the training examples."""
+    if not common_share:
+        return kin_CK
+    return (1 - common_share) * kin_CK + common_share * shares(examples_K).to(kin_CK)

@@ -101,8 +101,8 @@ def test_hidden_layers_and_dropout() -> None:
 def test_settings_out_of_range() -> None:
     with pytest.raises(ValueError, match="attention='mean' is unknown"):
         hypernetwork("mean")
-    with pytest.raises(ValueError, match="'num_hidden_layers': 0"):
-        hypernetwork("none", num_hidden_layers=0)
+    with pytest.raises(ValueError, match="num_hidden_layers not negative, given -1"):
+        hypernetwork("none", num_hidden_layers=-1)
     with pytest.raises(ValueError, match="set num_clients"):
         AttentionHypernetwork(6, 11, attention="matrix")
     with pytest.raises(ValueError, match="num_clients=5 and was given 3"):

@@ -180,11 +180,9 @@ def test_a_newcomer_has_the_models_of_those_like_it() -> None:
 
 @both_executors
 def test_accepting_all_by_examples_is_fedavg(executor, fit, assert_same) -> None:
-    busy = Participation(**BUSY)
     averaged = fit(FedAvg(), executor, precision="64-true")
     strategy = fit(FedGTA(threshold=-1.0, weighting="examples"), executor, precision="64-true")
     assert_same(strategy.run.executor.state().tensors(), averaged.run.executor.state().tensors(), tolerance=1e-10)
-    assert fit(FedGTA(), executor, participation=busy).run.history[-1]["num_failures"] >= 0
 
 
 @both_executors

@@ -216,7 +216,7 @@ def test_groups_that_contradict_each_other_are_told_apart(strategy, scales, exec
 
 def test_bytes_are_fedavgs(fit) -> None:
     runs = [fit(strategy, callbacks=CommunicationLedger()) for strategy in (GCFL(**OPEN), FedAvg())]
-    first, second = ([row["comm/bytes_total"] for row in run.history] for run in runs)
+    first, second = ([row["comm/bytes_total"] for row in run.run.history] for run in runs)
     assert first == second
 
 

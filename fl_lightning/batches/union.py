@@ -1,0 +1,62 @@
+"""Batches by which every client's model is scored on the examples of all clients, without a copy of these for each."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fl_lightning.batches.base import Batch, Collator, single
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnionBatch(Batch):
+    """A batch whose pieces are, one after another, the data of all clients; its own tensors are those of the first.
+
+    Attributes:
+        sources: Makes the pieces, with a client dimension.
+    """
+
+    sources: Callable[[], Iterator[Batch]]
+
+    def parts(self) -> Iterator[Batch]:  # type: ignore[override]
+        """The pieces."""
+        for source in self.sources():
+            yield from (source if self.key.dim() else single(source)).parts()
+
+
+class UnionCollator(Collator):
+    """Gives each client the data of every member in turn: the client at place c those of place c, c + 1, and so on.
+
+    Args:
+        collator: Makes the batches.
+        members: Whose data make the union.
+    """
+
+    def __init__(self, collator: Collator, members: Sequence[int]) -> None:
+        self.collator = collator
+        self.members = tuple(members)
+        self.device, self.dtype = collator.device, collator.dtype
+
+    def size(self, client: int) -> int:
+        """Examples of all members."""
+        return sum(self.collator.size(member) for member in self.members)
+
+    def held(self, client: int) -> Any:
+        """What the client itself holds."""
+        return self.collator.held(client)
+
+    def hold(self, client: int, held: Any) -> None:
+        """Let the client hold something else."""
+        self.collator.hold(client, held)
+
+    def __call__(self, clients: Sequence[int]) -> UnionBatch:
+        """The batch of some clients."""
+        place = {client: number for number, client in enumerate(self.members)}
+        starts = [place.get(client, 0) for client in clients]
+
+        def sources() -> Iterator[Batch]:
+            for shift in range(len(self.members)):
+                yield self.collator([self.members[(start + shift) % len(self.members)] for start in starts])
+
+        first = next(sources())
+        own = {name: getattr(first, name) for name in Batch.__dataclass_fields__}
+        return UnionBatch(**own, sources=sources)

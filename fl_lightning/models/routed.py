@@ -1,0 +1,146 @@
+"""Nets in which every example chooses, layer by layer, between a shared and a local copy of the layer (Flow)."""
+
+import copy
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.batches.graphs import GraphBatch
+from fl_lightning.kernels.linear import Linear
+from fl_lightning.models.gcn import GraphConvolution
+from fl_lightning.models.output import NetOutput
+
+#: Which outputs of the layers go on: all of the shared ones, of the local ones, mixtures by the policy, or its choices.
+Route = Literal["shared", "local", "soft", "hard"]
+
+
+class Routes:
+    """What layers are told in a forward pass: the shared copies' shares, (..., N, layers), or one number for all."""
+
+    shares: Tensor | float = 1.0
+
+
+class RoutedLayer(nn.Module):
+    """Two copies of a layer whose outputs are mixed example by example.
+
+    Args:
+        layer: The layer.
+        place: Its number.
+        routes: Where it finds the shares.
+    """
+
+    def __init__(self, layer: nn.Module, place: int, routes: Routes) -> None:
+        super().__init__()
+        self.shared = layer
+        self.local = copy.deepcopy(layer)
+        self.place = place
+        self.routes = routes
+
+    def forward(self, *inputs: object) -> Tensor:
+        """Mix what both copies make of the inputs, or run only the one that counts."""
+        shares = self.routes.shares
+        if isinstance(shares, float):
+            only: Tensor = (self.shared if shares else self.local)(*inputs)
+            return only
+        shared, local = self.shared(*inputs), self.local(*inputs)
+        share = shares[..., self.place].unsqueeze(-1).to(shared.dtype)
+        mixed: Tensor = local + share * (shared - local)
+        return mixed
+
+
+class Policy(nn.Module):
+    """From an example to the probability of the shared copy in each layer; for nodes the first layer is a convolution.
+
+    Args:
+        in_channels: Width of the inputs.
+        num_layers: Layers that are routed.
+        is_graph: Whether examples are nodes; they are routed by their own and their neighbours' features.
+        hidden_channels: Width of the hidden layer.
+    """
+
+    def __init__(self, in_channels: int, num_layers: int, *, is_graph: bool, hidden_channels: int) -> None:
+        super().__init__()
+        self.first = (GraphConvolution if is_graph else Linear)(in_channels, hidden_channels)
+        self.last = Linear(hidden_channels, num_layers)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Probabilities, (..., N, num_layers)."""
+        if isinstance(batch, GraphBatch):
+            hidden = self.first(None, batch)
+        else:
+            x: Tensor = batch.x  # type: ignore[attr-defined]
+            hidden = self.first(x.flatten(batch.real_mask.dim()))
+        shares: Tensor = self.last(hidden.relu()).sigmoid()
+        return shares
+
+
+class Routed(nn.Module):
+    """A net with two copies of each layer and a policy: ``net.*.shared.*``, ``net.*.local.*`` and ``policy.*``.
+
+    Args:
+        net: The net; its parameters must be those of linear layers and graph convolutions.
+        hidden_channels: Of the policy.
+
+    Raises:
+        ValueError: The net has other layers, or begins with none that shows the width of the inputs.
+    """
+
+    #: Parts whose gradients have a norm of their own.
+    models: ClassVar[tuple[str, ...]] = ("net", "policy")
+
+    def __init__(self, net: nn.Module, *, hidden_channels: int) -> None:
+        super().__init__()
+        kinds = (GraphConvolution, nn.Linear)
+        layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, kinds)]
+        covered = {f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters()}
+        others = [name for name, _ in net.named_parameters() if name not in covered]
+        if others or not layers:
+            raise ValueError(
+                f"Flow routes linear layers and graph convolutions, but {type(net).__name__} has "
+                f"{', '.join(others) or 'none'}: give another net, such as GCN or MLP"
+            )
+        self.routes = Routes()
+        first = layers[0][1]
+        is_graph = isinstance(first, GraphConvolution)
+        width = first.weight.shape[0 if is_graph else 1]
+        self.policy = Policy(width, len(layers), is_graph=is_graph, hidden_channels=hidden_channels)
+        for place, (name, layer) in enumerate(layers):
+            parent, _, own = name.rpartition(".")
+            holder, routed = net.get_submodule(parent), RoutedLayer(layer, place, self.routes)
+            setattr(holder, own, routed)
+        self.net = net
+        self.takes_stacks: bool = getattr(net, "takes_stacks", False)
+
+    def forward(self, batch: Batch, route: Route = "hard") -> NetOutput:
+        """Run the net on a route; the policy's own, example by example, unless another is asked for."""
+        if route in ("soft", "hard"):
+            shares = self.policy(batch)
+            self.routes.shares = (shares >= 0.5).to(shares.dtype) if route == "hard" else shares
+        else:
+            self.routes.shares = 1.0 if route == "shared" else 0.0
+        try:
+            output: NetOutput = self.net(batch)
+            return output
+        finally:
+            self.routes.shares = 1.0
+
+
+def run_route(net: nn.Module, parameters: Mapping[str, Tensor], batch: Batch, route: Route) -> NetOutput:
+    """What a routed net with the given parameters makes of a batch on a route."""
+    output: NetOutput = functional_call(net, dict(parameters), (batch, route), tie_weights=False)
+    return output
+
+
+def policy_shares(net: nn.Module, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    """Each example's probability of the shared copy, (..., N, layers)."""
+    own = {name.removeprefix("policy."): p for name, p in parameters.items() if name.startswith("policy.")}
+    shares: Tensor = functional_call(net.get_submodule("policy"), own, (batch,), tie_weights=False)
+    return shares
+
+
+def training_mean(value_N: Tensor, batch: Batch) -> Tensor:
+    """The mean over the training examples, (...)."""
+    return (value_N * batch.train_mask).sum(dim=-1) / batch.train_mask.sum(dim=-1).clamp(min=1)

@@ -1,0 +1,36 @@
+"""A run on the sites of a federation: ``fl-train submit --kit DIR --config FILE``."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_lightning.command_line import fail
+from fl_lightning.remote.verbs import Parser, add_run_options, follow_to_the_end, run_verb, submission_of
+
+_DESCRIPTION = """Have the sites of a federation train, follow them, and fetch the run's folder.
+
+  fl-train submit --kit kits/wards/prod_00/lead@example.org --config configs/fedavg_cora.yaml --trainer.num_rounds 50
+
+Other options are those of fl-train fit. A job that fails because a site's process died is submitted again, and goes on
+from its last checkpoint.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = Parser("submit", _DESCRIPTION)
+    parser.add_argument("--kit", required=True, help="folder of the kit of who submits")
+    parser.add_argument("--sites", nargs="+", help="these alone, in the order of their clients; all, by name")
+    add_run_options(parser)
+    return run_verb(_submit, parser, arguments)
+
+
+def _submit(options: argparse.Namespace, rest: list[str]) -> int:
+    from fl_lightning.remote.submit import session_of
+
+    with session_of(Path(options.kit)) as session:
+        sites = options.sites or sorted(client.name for client in session.get_connected_client_list())
+        if not sites:
+            fail("no site is connected to the server: start them (startup/start.sh in their kits)")
+        submission, destination = submission_of(options, rest, sites)
+        return follow_to_the_end(session, submission, destination, options.attempts)

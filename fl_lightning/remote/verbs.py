@@ -1,0 +1,101 @@
+"""What the verbs of a remote federation have in common."""
+
+import argparse
+import importlib.util
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fl_lightning.command_line import fail
+
+if TYPE_CHECKING:  # importing NVFlare takes seconds, --help should not
+    from fl_lightning.remote.submit import Submission
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake with one line.
+
+    Args:
+        verb: Of ``fl-train``.
+        description: What it does, with examples.
+    """
+
+    def __init__(self, verb: str, description: str) -> None:
+        super().__init__(
+            prog=f"fl-train {verb}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """End the program."""
+        fail(message)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a run over a network; the others are those of ``fl-train fit``."""
+    parser.add_argument("--name", help="of the run; for --ckpt_path last that of the run to go on with")
+    parser.add_argument("--ckpt_path", choices=["last"], help="go on where the run of this name stopped")
+    parser.add_argument("--attempts", type=int, default=3, help="jobs to submit before giving up (3)")
+    parser.add_argument("--timeout_seconds", type=int, default=600, help="in which a site must answer (600)")
+    parser.add_argument("--num_outputs", type=int, help="classes of the federation; as many as the sites have seen")
+    parser.add_argument("--secure", action="store_true", help="secure aggregation: the server learns sums alone")
+
+
+def run_verb(verb: Callable[[argparse.Namespace, list[str]], int], parser: Parser, arguments: Sequence[str]) -> int:
+    """Run a verb with its options and the words that are not its own; what is wrong ends in one line."""
+    warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*", category=DeprecationWarning)
+    options, rest = parser.parse_known_args(list(arguments))
+    if importlib.util.find_spec("nvflare") is None:
+        fail(f"{parser.prog} needs NVIDIA FLARE: pip install 'fl-lightning[flare]'")
+    try:
+        return verb(options, rest)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    except RuntimeError as error:
+        fail(str(error), code=1)
+
+
+def submission_of(options: argparse.Namespace, rest: Sequence[str], sites: Sequence[str]) -> "tuple[Submission, Path]":
+    """The run that the options ask for, and where its folder goes."""
+    from fl_lightning.remote.job import Parts
+    from fl_lightning.remote.submit import Submission
+
+    if options.ckpt_path and not options.name:
+        fail("--ckpt_path last needs --name, that of the run to go on with")
+    for name in ("attempts", "timeout_seconds"):
+        if getattr(options, name) < 1:
+            fail(f"--{name} must be at least 1, got {getattr(options, name)}")
+    trainer = Parts(rest).trainer
+    submission = Submission(
+        name=options.name or f"{trainer.root.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+        config=trainer.config,
+        sites=sites,
+        ckpt_path=options.ckpt_path,
+        timeout_seconds=options.timeout_seconds,
+        num_outputs=options.num_outputs,
+        secure=options.secure,
+    )
+    return submission, trainer.root.parent
+
+
+def follow_to_the_end(
+    session: Any, submission: "Submission", destination: Path, attempts: int, watch: Callable[[], None] = lambda: None
+) -> int:
+    """Submit until it is done, and tell what came of it; returns the exit code."""
+    from fl_lightning.remote.submit import follow
+
+    def warn(message: str) -> None:
+        sys.stderr.write(f"fl-train: warning: {message}\n")
+
+    outcome = follow(session, submission, destination, attempts=attempts, watch=watch, warn=warn)
+    if outcome.status != "finished":
+        fail(f"{submission.name}: {outcome.message}", code=2 if outcome.status == "refused" else 1)
+    chosen = {n: v for n, v in outcome.facts["result"].items() if n.startswith(("val/", "test/")) and "_" not in n}
+    figures = "  ".join(f"{name} {value:.4f}" for name, value in chosen.items())
+    sys.stdout.write(f"{submission.name}: {figures}\n{outcome.folder}\n")
+    return 0

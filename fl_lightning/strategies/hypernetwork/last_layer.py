@@ -1,0 +1,114 @@
+"""A hypernetwork's last layer in closed form: the ridge regression of the clients' models on the generator's features.
+
+The layer generates θ_i = m + W φ_i from features φ centred over the clients. The W with the least
+Σ_i ‖θ̃_i - m - W φ_i‖² + λ ‖W‖² for trained models θ̃ is W = (θ̃ - m)^T (K + λ I)^-1 φ with K = φ φ^T, so that
+
+    generated = m + K (K + λ I)^-1 (θ̃ - m) = H θ̃.
+
+W is never formed: H is C x C, and one product with θ̃ generates all models. Each parameter tensor p has a strength s_p
+in [0, 1]: generated = m + s_p (H θ̃ - m), estimated from the clients' updates left one out
+(``relations/kinship.py``). It is what decides between one common model (0) and the kernel's word (1).
+
+Shape legend: M clients asked for, C clients whose models are known, P generated parameters, Q of one of T tensors, H
+width of the features.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.relations.kinship import ridge_smoother, strength, transfer
+
+
+def scaled_features(feature_MH: Tensor, is_known_M: Tensor, weight_C: Tensor) -> Tensor:
+    """Features about the weighted mean of the known clients, of mean square length 1 over these."""
+    centred_MH = feature_MH - weight_C @ feature_MH[is_known_M]
+    square = centred_MH[is_known_M].square().sum(dim=1).mean()
+    return centred_MH / square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()
+
+
+class ClosedFormLayer(nn.Module):
+    """The last layer; its numbers are the clients' models, its only weights λ.
+
+    Args:
+        sizes: Numbers of each parameter tensor; P together.
+        num_clients: Training clients.
+        ridge: λ at the start, positive.
+        strength: s of all tensors; None for estimates.
+
+    Attributes:
+        models_CP: Of every training client the last trained model.
+        weight_C: Its weight in the mean m, 0 for a client that has not answered yet.
+        strength_T: s of each tensor.
+    """
+
+    models_CP: Tensor
+    weight_C: Tensor
+    strength_T: Tensor
+
+    def __init__(self, sizes: Sequence[int], num_clients: int, *, ridge: float, strength: float | None) -> None:
+        super().__init__()
+        self.sizes = list(sizes)
+        self.fixed_strength = strength
+        self.log_ridge = nn.Parameter(torch.tensor(ridge).log())
+        self.register_buffer("models_CP", torch.zeros(num_clients, sum(sizes)))
+        self.register_buffer("weight_C", torch.zeros(num_clients))
+        self.register_buffer("strength_T", torch.full((len(sizes),), 0.0 if strength is None else strength))
+
+    def start_from(self, parameters_P: Tensor) -> None:
+        """What everyone is given until somebody has answered."""
+        self.models_CP.copy_(parameters_P.expand_as(self.models_CP))
+
+    def smoother(self, feature_MH: Tensor, is_known_M: Tensor, weight_C: Tensor) -> Tensor:
+        """H of the clients asked for, (M, C), with a gradient to features and λ."""
+        feature_MH = scaled_features(feature_MH, is_known_M, weight_C)
+        kernel_MC = feature_MH @ feature_MH[is_known_M].T
+        return ridge_smoother(kernel_MC, kernel_MC[is_known_M], weight_C, self.log_ridge.exp())
+
+    def forward(self, feature_MH: Tensor, rows: Sequence[int]) -> Tensor:
+        """Generate the models of some rows of the features, of which the training clients' come first, (len, P)."""
+        is_known_C = self.weight_C > 0
+        if int(is_known_C.sum()) < 2:
+            return self._mean(is_known_C).expand(len(rows), -1)
+        whole = bool(is_known_C.all())
+        is_known_M = feature_MH.new_zeros(len(feature_MH), dtype=torch.bool)
+        is_known_M[: len(is_known_C)] = is_known_C
+        smoother_MC = self.smoother(feature_MH, is_known_M, self.shares())[list(rows)]
+        models_CP = self.models_CP if whole else self.models_CP[is_known_C]
+        strength_P = self.strength_T.repeat_interleave(torch.tensor(self.sizes, device=models_CP.device))
+        return torch.lerp(self._mean(is_known_C).expand(len(rows), -1), smoother_MC @ models_CP, strength_P)
+
+    def shares(self) -> Tensor:
+        """W of the clients that have answered, (C,)."""
+        known_C = self.weight_C[self.weight_C > 0]
+        return known_C / known_C.sum()
+
+    def _mean(self, is_known_C: Tensor) -> Tensor:
+        """m, (P,): what everyone starts from as long as nobody has answered."""
+        weight_C = self.weight_C if is_known_C.any() else torch.ones_like(self.weight_C)
+        return weight_C / weight_C.sum() @ self.models_CP
+
+    @torch.no_grad()
+    def take_in(self, rows: Sequence[int], models_CP: Tensor, examples_C: Tensor) -> None:
+        """Keep what clients trained, and how much they count."""
+        self.models_CP[list(rows)] = models_CP.to(self.models_CP)
+        self.weight_C[list(rows)] = examples_C.to(self.weight_C).clamp(min=1e-6)
+
+    def gram(self, update_CP: Tensor) -> Tensor:
+        """Inner products of the clients' updates by tensor, (T, C, C)."""
+        return torch.stack([part_CQ @ part_CQ.T for part_CQ in torch.split(update_CP, self.sizes, dim=1)])
+
+    def set_strengths(self, smoother_CC: Tensor, weight_C: Tensor, gram_TCC: Tensor) -> None:
+        """Estimate s of each tensor, unless it is fixed."""
+        if self.fixed_strength is None:
+            found = [strength(smoother_CC, weight_C, gram_CC) for gram_CC in gram_TCC]
+            self.strength_T.copy_(torch.stack(found))
+
+    @staticmethod
+    def loss(smoother_CC: Tensor, weight_C: Tensor, gram_TCC: Tensor) -> Tensor:
+        """Mean over the tensors of 1 - transfer: what the clients' updates, left one out, do not tell of each other."""
+        trace_T = gram_TCC.diagonal(dim1=1, dim2=2).sum(dim=1)
+        tiny = torch.finfo(trace_T.dtype).tiny
+        whole_CC = (gram_TCC / trace_T.clamp(min=tiny)[:, None, None]).sum(dim=0)
+        return 1 - transfer(smoother_CC, weight_C, whole_CC)

@@ -1,0 +1,215 @@
+"""FedSage+: clients mend their graphs with generated neighbours, then train FedSage.
+
+Zhang, Yang, Li, Sun, Yiu: "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS 2021. Before round 0
+every client hides a share of its validation nodes and trains a generator (``models/neighbour_generator.py``) to say how
+many neighbours the other nodes lost, n, and with which features, x. With T the training nodes and S slots,
+
+    L_A = a mean_T smoothL1(ñ, n) + b L_feat + c CE(classifier on the mended graph),
+    L_feat = 1/(|T| S) Σ_{v in T} Σ_{p <= ⌊ñ_v⌋} min_k ‖x̃_{v,p} - x_{v,k}‖² / F;
+
+then what makes the features is trained on 1/C (L_A + b Σ_{j != i} L_ij), L_ij being L_feat with neighbours of client
+j's nodes in place of x. At last ⌊ñ_v⌋ generated neighbours are added to each node, and FedAvg trains the classifier.
+
+Leaves the client: in an exchange generated features, numbers of hidden neighbours, and for every other client's
+generated features the gradient of L_ij, from which whoever sees a single one, as the server does, can compute real
+features of j (client i sees their sum; ``noise_std`` blurs them); the classifier; three figures on the generator.
+
+Departures: x̃ is exchanged, not the generator, whose gradient follows from that in x̃ by the chain rule: the same
+mathematics with fewer numbers. Of each client ``num_shown`` training nodes are in an exchange, drawn anew (the paper
+trains on batches as large). The nearest neighbour counts (released code takes the last that is nearer by a factor F),
+new nodes are linked both ways, labels of training nodes alone are used, and clients weigh by training examples.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches import Batch, GraphBatch
+from fl_lightning.federation import Federation
+from fl_lightning.kernels.randomness import subkey
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Slot, Stage
+from fl_lightning.strategies.mixing import neighbour_mending as client_side
+from fl_lightning.strategies.mixing.fedsage import FedSage
+
+
+@dataclass(kw_only=True, eq=False)
+class FedSagePlus(FedSage):
+    """FedSage on mended graphs.
+
+    Args:
+        personal: Shell-style patterns of parameters that never leave their client: the generator's.
+        hidden_fraction: Share of the validation nodes that is hidden, in [0, 1]; 0 mends nothing.
+        pretrain_epochs: Epochs on L_A.
+        refine_epochs: Epochs with the other clients' neighbours, an exchange each.
+        loss_weights: a, b and c, not negative.
+        num_shown: Training nodes of a client whose generated neighbours the others see in an exchange.
+        noise_std: Standard deviation of normal noise on the gradients that are sent.
+    """
+
+    personal: Sequence[str] = ("generator.*",)
+    hidden_fraction: float = 0.5
+    pretrain_epochs: int = 20
+    refine_epochs: int = 20
+    loss_weights: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    num_shown: int = 32
+    noise_std: float = 0.0
+
+    client_class = client_side.MendingClient
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "pretrain_epochs", "refine_epochs", "noise_std")
+        self.require_at_least(1, "num_shown")
+        if not 0 <= self.hidden_fraction <= 1:
+            raise ValueError(f"strategy.hidden_fraction must be in [0, 1], got {self.hidden_fraction}")
+        if len(self.loss_weights) != 3 or min(self.loss_weights) < 0:
+            raise ValueError(f"strategy.loss_weights must be three numbers from 0 on, got {self.loss_weights}")
+
+    def setup(self, federation: Federation) -> None:
+        """Nothing is known of the generators yet."""
+        super().setup(federation)
+        self.num_slots = federation.parameters["generator.features.2.bias"].numel() // int(
+            torch.tensor(federation.num_features)
+        )
+        self.exchanged = Payload(clients=())
+        self.figures: dict[str, float] = {}
+
+    def memory(self) -> Mapping[str, Slot]:
+        """Which nodes are hidden, and which hidden neighbours each node has lost."""
+        return {
+            "impaired/hidden": Slot(initial=torch.tensor(False), per_example=True),
+            "impaired/lost": Slot(initial=torch.full((self.num_slots,), -1), per_example=True),
+        }
+
+    def initial_stages(self) -> Sequence[Stage]:
+        """Hide, train the generators alone, then with each other's neighbours, and mend."""
+        refining = []
+        for epoch in range(self.refine_epochs):
+            refining += [
+                Stage(name=f"compare-{epoch}", signals={"gradient": self.compare}),
+                Stage(
+                    name=f"refine-{epoch}",
+                    num_epochs=1,
+                    trained=("generator.features.*",),
+                    objective=self.refine,
+                    signals={"shown": self.show},
+                ),
+            ]
+        first, *others = self.alone()
+        return [first, *others[:-1], *refining, others[-1]]
+
+    def alone(self) -> list[Stage]:
+        """What a client does by itself before it trains the classifier."""
+        assert isinstance(self.federation.client, client_side.MendingClient)
+        return [
+            Stage(name="impair", memory={"impaired": self.impair}),
+            Stage(
+                name="pretrain",
+                num_epochs=self.pretrain_epochs,
+                trained=("generator.*",),
+                optimizer=self.federation.client.generator_optimizer,
+                objective=self.pretrain,
+                signals={"shown": self.show},
+            ),
+            Stage(name="mend", signals={"server": client_side.figures}, rewrite=client_side.mend),
+        ]
+
+    def admission_stages(self) -> Sequence[Stage]:
+        """A newcomer mends by itself, then trains the common classifier."""
+        return [*self.alone(), *self.stages(0)]
+
+    def training(self, round_idx: int) -> Stage:
+        """The classifier alone."""
+        return dataclasses.replace(super().training(round_idx), trained=("net.*",))
+
+    # ------------------------------------------------------------------ the clients
+
+    def impair(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """Hide nodes."""
+        return client_side.hide(batch, context.inbox["key"], self.hidden_fraction, self.num_slots)
+
+    def pretrain(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+        """L_A."""
+        assert isinstance(batch, GraphBatch)
+        key = subkey(context.inbox["key"], "step", context.step)
+        made = client_side.generate(client, parameters, batch, context, key, drops=True)
+        return client_side.local_loss(client, made, batch, context, self.loss_weights)
+
+    def show(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """What is made with the next exchange's noise and dropout, of some nodes."""
+        assert isinstance(batch, GraphBatch)
+        key = context.inbox["next_key"]
+        made = client_side.generate(client, parameters, batch, context, key, drops=True)
+        return client_side.shown(made, batch, context, key, self.num_shown)
+
+    def compare(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+        """The gradients of b L_ij / C for all i."""
+        weight = self.loss_weights[1] / len(context.inbox["keys"])
+        return client_side.foreign_gradient(batch, context, weight=weight, noise_std=self.noise_std)
+
+    def refine(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+        """L_A / C, and what has the gradient of b Σ_j L_ij / C."""
+        assert isinstance(batch, GraphBatch)
+        key = context.inbox["key"]
+        made = client_side.generate(client, parameters, batch, context, key, drops=True)
+        place_M, is_one_M = client_side.shown_nodes(batch, context, key, self.num_shown)
+        foreign = context.inbox["gradient"] * is_one_M[:, None, None] * made.features[place_M]
+        loss = client_side.local_loss(client, made, batch, context, self.loss_weights)
+        return context.inbox["share"] * loss + foreign.sum()
+
+    # ------------------------------------------------------------------ the server
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """The classifier; before it, random keys, what the others show, or the gradient for what was shown."""
+        kind, _, epoch = stage.name.partition("-")
+        if kind == "train":
+            return super().configure(stage, clients)
+        signals = {"key": self.federation.keys(clients, kind), "next_key": self.federation.keys(clients, "refine", 0)}
+        if kind in ("compare", "refine"):
+            sent, rows, number = self.exchanged.rows(clients), len(clients), int(epoch)
+            self.exchanged = sent
+            signals = {
+                "key": self.federation.keys(clients, "refine", number),
+                "next_key": self.federation.keys(clients, "refine", number + 1),
+            }
+            if kind == "refine":
+                signals |= dict(sent.signals) | {"share": torch.full((rows,), 1 / rows, device=self.federation.device)}
+            else:
+                signals["keys"] = signals["key"].expand(rows, rows)
+                signals["other"] = ~torch.eye(rows, dtype=torch.bool, device=self.federation.device)
+                signals |= {n.removeprefix("shown/"): t.expand(rows, *t.shape) for n, t in sent.signals.items()}
+        return Payload(clients=tuple(clients), signals=signals)
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Average the classifiers; before, pass on what was shown, sum the gradients for each client, note figures."""
+        if stage.name == "train":
+            super().aggregate(stage, upload)
+        elif stage.name == "mend":
+            self.figures = {name: float(tensor.double().mean()) for name, tensor in upload.signals.items()}
+        elif "gradient" in upload.signals:
+            summed = upload.signals["gradient"].sum(dim=0)
+            rows = [self.exchanged.clients.index(client) for client in upload.clients]
+            self.exchanged = Payload(clients=upload.clients, signals={"gradient": summed[rows]})
+        else:
+            self.exchanged = dataclasses.replace(upload, num_examples=None, num_steps=None)
+
+    def metrics(self) -> Mapping[str, float]:
+        """A client's generated neighbours, and their errors, means over the clients."""
+        return self.figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """The classifier and the figures."""
+        return super().state_dict() | {"figures": self.figures}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.figures = dict(state["figures"])

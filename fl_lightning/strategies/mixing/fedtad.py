@@ -1,0 +1,258 @@
+"""FedTAD: after averaging, a server teaches the global model what each client's model knows best, on pseudo graphs.
+
+Zhu, Li, Wu, Wu, Hu, Li: "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph Federated Learning",
+IJCAI 2024. Once, client i sends how reliable it is in class c. With x_v its features, t_v the probabilities that a
+random walk from node v is back at it after 1..p steps, q_v = [x_v, t_v], T_i its training nodes and d_v neighbours:
+
+    R_ic = Σ_{v in T_i, y_v = c} (1 + Σ_{u in N(v)} cos(q_v, q_u)) / (d_v + 1),     κ_ic = R_ic / Σ_j R_jc
+
+Each round θ <- Σ_i w_i θ_i; then, ``num_iterations`` times, z ~ N(0, I), x_j = G(c_j, z_j) for M pseudo nodes of
+balanced classes, linked to those nearest in direction; with f_i the clients' and f the global model's logits,
+
+    D(f) = Σ_ic κ_ic mean_{j of class c} mean_k |f(x)_jk - f_i(x)_jk|
+    G minimises once  λ1 Σ_ic κ_ic mean_{j of c} CE(f_i(x)_j, c) - D(f) + λ2 N e^(-S),
+                      S = mean_jl ‖z_j - z_l‖² / Z · ‖x_j - x_l‖_1 / F
+    θ minimises ``num_student_steps`` times  D(f)
+
+Gradients reach G in D by f alone, and not by the links. Both optimisers are Adam, their state lives on.
+
+Leaves the client: the model; once, a number for each class, which shows what classes it has and how alike neighbours
+are in them.
+
+Departures: t is as the paper means it (in released code it is the node numbers of a random walk, which outweigh the
+features); w are shares of the training nodes (released code: of all nodes); κ is over the clients that answer. Models
+are in eval mode, but the student in its steps. Time and memory of t are quadratic in a client's nodes, once.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim import Adam
+
+from fl_lightning.batches import Batch, GraphBatch, GraphCollator
+from fl_lightning.batches.base import single
+from fl_lightning.federation import Federation
+from fl_lightning.kernels.block_sparse import block_matmul
+from fl_lightning.kernels.randomness import derive_key, generator
+from fl_lightning.models.pseudo_node_generator import PseudoNodeGenerator, nearest_neighbour_graph
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.strategies.base import server_dtype
+from fl_lightning.strategies.mixing.fedavg import FedAvg
+
+
+@dataclass(kw_only=True, eq=False)
+class FedTAD(FedAvg):
+    """FedAvg, and distillation of the clients' models by their reliability.
+
+    Args:
+        num_iterations: Of generator and student in a round, at least 0; 0 is FedAvg.
+        num_student_steps: Steps of the global model in an iteration, at least 0.
+        num_pseudo_nodes: M, at least one for each class.
+        num_neighbors: Pseudo nodes that each is linked to, at least 1.
+        noise_channels: Z, width of the noise, at least 1.
+        walk_length: p, at least 0; 0 leaves t out.
+        class_weight: λ1, at least 0.
+        diversity_weight: λ2, at least 0.
+        generator_lr: Learning rate of the generator, at least 0.
+        student_lr: Of the global model, at least 0.
+        weight_decay: Of both, at least 0.
+    """
+
+    num_iterations: int = 5
+    num_student_steps: int = 5
+    num_pseudo_nodes: int = 100
+    num_neighbors: int = 4
+    noise_channels: int = 32
+    walk_length: int = 5
+    class_weight: float = 1.0
+    diversity_weight: float = 1.0
+    generator_lr: float = 1e-3
+    student_lr: float = 1e-3
+    weight_decay: float = 5e-4
+    personal: Sequence[str] = field(default=(), init=False)
+
+    needs_graphs = True
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "num_iterations", "num_student_steps", "walk_length", "class_weight")
+        self.require_at_least(0, "diversity_weight", "generator_lr", "student_lr", "weight_decay")
+        self.require_at_least(1, "num_pseudo_nodes", "num_neighbors", "noise_channels")
+
+    def setup(self, federation: Federation) -> None:
+        """Create generator, student and their optimisers; nobody is reliable yet."""
+        super().setup(federation)
+        num_classes, device = federation.num_outputs, federation.device
+        if self.num_pseudo_nodes < num_classes:
+            raise ValueError(
+                f"strategy.num_pseudo_nodes must be at least {num_classes}, one for each class, got "
+                f"{self.num_pseudo_nodes}"
+            )
+        assert isinstance(federation.num_features, int)
+        self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(derive_key(federation.seed, "pseudo nodes"))
+            net = PseudoNodeGenerator(num_classes, self.noise_channels, federation.num_features)
+        self.generator = net.to(device, self.dtype)
+        self.student = {
+            n: p.detach().to(self.dtype, copy=True).requires_grad_() for n, p in federation.parameters.items()
+        }
+        self.optimizers = {
+            "generator": Adam(self.generator.parameters(), self.generator_lr, weight_decay=self.weight_decay),
+            "student": Adam(self.student.values(), self.student_lr, weight_decay=self.weight_decay),
+        }
+        self.reliability_CK = torch.zeros(federation.num_clients, num_classes, dtype=self.dtype, device=device)
+        self.averaged, self.figures, self.num_rounds = dict(self.models), dict[str, float](), 0
+
+    def initial_stages(self) -> Sequence[Stage]:
+        """The clients say how reliable they are."""
+        return [Stage(name="reliability", signals={"reliability": self.reliability})] if self.num_iterations else []
+
+    def admission_stages(self) -> Sequence[Stage]:
+        """Newcomers receive the global model, nothing else."""
+        return self.stages(0)
+
+    def reliability(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+        """R of one client, (K,)."""
+        assert isinstance(batch, GraphBatch)
+        every_N = torch.arange(len(batch.y), device=batch.y.device)
+        x_NF, t_NP = batch.features_of(every_N).to(self.dtype), return_probabilities(batch, self.walk_length)
+        unit_NQ = F.normalize(torch.cat([x_NF, t_NP.to(x_NF)], dim=1), dim=1)
+        alike_N = (1 + (unit_NQ * batch.sum_neighbours(unit_NQ)).sum(dim=1)) / (batch.degree + 1)
+        classes_K = torch.arange(len(self.reliability_CK[0]), device=every_N.device)
+        member_NK = (batch.y[:, None] == classes_K) & batch.train_mask[:, None]
+        return alike_N @ member_NK.to(alike_N)
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """The global model, if the clients are to train."""
+        return Payload(clients=tuple(clients)) if stage.name == "reliability" else super().configure(stage, clients)
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Average and distil; before round 0, note who is reliable."""
+        if stage.name == "reliability":
+            if upload.clients:
+                self.reliability_CK[list(upload.clients)] = upload.signals["reliability"].to(self.dtype)
+            return
+        super().aggregate(stage, upload)
+        self.averaged = dict(self.models)
+        if upload.clients and self.num_iterations:
+            self.distil(upload)
+
+    def weights(self, clients: Sequence[int]) -> Tensor:
+        """κ among some clients, (C, K); 0 for a class that none of them has."""
+        return F.normalize(self.reliability_CK[list(clients)], p=1, dim=0)
+
+    def distil(self, upload: Payload) -> None:
+        """Train the generator and the global model in turn."""
+        client = self.federation.client
+        assert client is not None
+        num_classes, device, num_nodes = self.federation.num_outputs, self.federation.device, self.num_pseudo_nodes
+        y_M = torch.arange(num_nodes, device=device).div(num_nodes // num_classes, rounding_mode="floor")
+        y_M = y_M.clamp(max=num_classes - 1)
+        weight_CM = (self.weights(upload.clients) / y_M.bincount(minlength=num_classes))[:, y_M]
+        teachers = {name: tensor.to(self.dtype) for name, tensor in upload.parameters.items()}
+        with torch.no_grad():
+            for name, tensor in self.student.items():
+                tensor.copy_(self.models[name][0])
+        mode = client.training
+        for iteration in range(self.num_iterations):
+            draw = generator(self.federation.seed, "pseudo nodes", self.num_rounds, iteration)
+            noise_MZ = torch.randn(num_nodes, self.noise_channels, generator=draw).to(device, self.dtype)
+            client.eval()
+            batch = self.pseudo_graph(y_M, noise_MZ)
+            taught_CMK = taught(client, teachers, batch)
+            wrong_CM = F.cross_entropy(taught_CMK.mT, y_M.expand(len(taught_CMK), -1), reduction="none")
+            apart_CM = (client.output(self.student, batch).logits - taught_CMK.detach()).abs().mean(dim=-1)
+            assert batch.x is not None
+            spread = (torch.cdist(noise_MZ, noise_MZ).square() * torch.cdist(batch.x, batch.x, p=1)).mean()
+            alike = len(weight_CM) * (-spread / noise_MZ.shape[1] / batch.x.shape[1]).exp()
+            wrong, apart = ((weight_CM * each_CM).sum() for each_CM in (wrong_CM, apart_CM))
+            self.step("generator", self.class_weight * wrong - apart + self.diversity_weight * alike)
+            with torch.no_grad():
+                batch = self.pseudo_graph(y_M, noise_MZ)
+                taught_CMK = taught(client, teachers, batch)
+            client.train()
+            for step in range(self.num_student_steps):
+                key = derive_key(self.federation.seed, "student", self.num_rounds, iteration, step)
+                drawn = batch.replace({"key": torch.full_like(batch.key, key)})
+                apart_CM = (client.output(self.student, drawn).logits - taught_CMK).abs().mean(dim=-1)
+                self.step("student", (weight_CM * apart_CM).sum())
+            self.figures = {"server/pseudo_loss": wrong.item(), "server/disagreement": apart.item()}
+        client.train(mode)
+        self.num_rounds += 1
+        for name, tensor in self.student.items():
+            self.models[name] = tensor.detach()[None].to(self.models[name], copy=True)
+
+    def pseudo_graph(self, y_M: Tensor, noise_MZ: Tensor) -> GraphBatch:
+        """What the generator makes of classes and noise; the features have a gradient, the links have none."""
+        x_MF = self.generator(y_M, noise_MZ)
+        graph = nearest_neighbour_graph(x_MF, y_M, self.num_neighbors)
+        collator = GraphCollator(
+            [graph], layout={"sparse_features": False}, device=self.federation.device, dtype=self.dtype
+        )
+        batch = single(collator([0]))
+        return dataclasses.replace(batch, x=x_MF, propagated_x=block_matmul(batch.adjacency, x_MF), plain=None)
+
+    def step(self, name: str, loss: Tensor) -> None:
+        """A step of one of the optimisers."""
+        leaves = [leaf for group in self.optimizers[name].param_groups for leaf in group["params"]]
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient
+        self.optimizers[name].step()
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The distilled model is the result; ``averaged/...`` is before distillation, ``trained/...`` before that."""
+        averaged = {name: model.expand(len(clients), *model.shape[1:]) for name, model in self.averaged.items()}
+        averaged_payload = Payload(clients=tuple(clients), parameters=averaged)
+        return {**super().evaluations(clients), "averaged/": Evaluation(payload=averaged_payload)}
+
+    def metrics(self) -> Mapping[str, float]:
+        """How badly clients tell pseudo nodes, and how far the global model is from them, in the last iteration."""
+        return self.figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """The models, generator and optimisers, and how reliable the clients are."""
+        return super().state_dict() | {
+            "averaged": dict(self.averaged),
+            "generator": self.generator.state_dict(),
+            "optimizer": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "reliability": self.reliability_CK,
+            "figures": self.figures,
+            "num_rounds": self.num_rounds,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.averaged = {name: tensor.to(self.federation.device) for name, tensor in state["averaged"].items()}
+        self.generator.load_state_dict(state["generator"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizer"][name])
+        self.reliability_CK = state["reliability"].to(self.federation.device)
+        self.figures, self.num_rounds = dict(state["figures"]), state["num_rounds"]
+
+
+def return_probabilities(batch: GraphBatch, num_steps: int) -> Tensor:
+    """Probabilities that a random walk from each node of one client is back at it after 1..p steps, (N, p)."""
+    walk_NN = torch.eye(len(batch.y), dtype=batch.adjacency.matrix.dtype, device=batch.y.device)
+    back = [walk_NN[:, :0]]
+    for _ in range(num_steps):
+        walk_NN = batch.sum_neighbours(walk_NN / batch.degree.clamp(min=1)[:, None])
+        back.append(walk_NN.diagonal()[:, None])
+    return torch.cat(back, dim=1)
+
+
+def taught(client: ClientModule, teachers: Parameters, batch: GraphBatch) -> Tensor:
+    """Logits of every client's model on one graph, (C, M, K)."""
+    logits: Tensor = torch.vmap(lambda parameters: client.output(parameters, batch).logits)(dict(teachers))
+    return logits

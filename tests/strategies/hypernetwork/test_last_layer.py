@@ -1,0 +1,193 @@
+"""FedSheafHN's last layer in closed form, its embeddings in a common frame, and the family's figures."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from small_generators import Linear, WatchEmbeddings, federation_of, heard, sheafhn, updates
+from torch import Tensor
+
+from fl_lightning.round.payload import Payload, flatten, unflatten
+from fl_lightning.strategies import FedSheafHN
+from fl_lightning.strategies.hypernetwork import NoDiffusion, SheafDiffusion
+from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
+
+EXAMPLES = torch.tensor([4, 1, 3, 2, 2])
+
+
+def closed(**settings) -> FedSheafHN:
+    return sheafhn(
+        **{
+            "last_layer": "closed_form",
+            "hypernetwork_dropout": 0.0,
+            "normalize_embeddings": True,
+            "activation": "leaky_relu",
+            "layer_norm": True,
+            "scaled_attention": True,
+            "attention_residual": True,
+            "diffusion": functools.partial(SheafDiffusion, hidden_channels=4, skip=True),
+            **settings,
+        }
+    )
+
+
+def play(strategy: FedSheafHN, clients, seed: int = 8) -> Tensor:
+    """A round in which some clients answer; what they trained."""
+    stage = strategy.stages(0)[0]
+    sent = flatten(strategy.configure(stage, clients).parameters)
+    upload = updates(clients, strategy, seed)
+    trained = sent + flatten(upload.parameters)
+    upload = Payload(
+        clients=upload.clients, parameters=upload.parameters, num_examples=EXAMPLES[list(clients)], signals={}
+    )
+    strategy.aggregate(stage, upload)
+    return trained
+
+
+def test_the_layer_is_the_ridge_regression_of_the_models_on_the_features() -> None:
+    draw = torch.Generator().manual_seed(0)
+    feature = torch.randn(5, 3, generator=draw, dtype=torch.float64)
+    models = torch.randn(5, 7, generator=draw, dtype=torch.float64)
+    layer = ClosedFormLayer([4, 3], 5, ridge=0.3, strength=1.0).double()
+    layer.take_in(range(5), models, EXAMPLES)
+
+    centred = feature - EXAMPLES.double() / 12 @ feature
+    centred = centred / centred.square().sum(dim=1).mean().sqrt()
+    mean = EXAMPLES.double() @ models / 12
+    weight = torch.linalg.solve(centred.T @ centred + 0.3 * torch.eye(3), centred.T @ (models - mean))
+    torch.testing.assert_close(layer(feature, range(5)), mean + centred @ weight, rtol=1e-6, atol=1e-8)
+    layer.strength_T.copy_(torch.tensor([0.0, 0.5]))
+    found = layer(feature, [3, 1])
+    torch.testing.assert_close(found[:, :4], mean[:4].expand(2, -1))
+    expected = mean + 0.5 * (centred @ weight)[[3, 1]]
+    torch.testing.assert_close(found[:, 4:], expected[:, 4:], rtol=1e-6, atol=1e-8)
+
+
+def test_nobody_or_one_client_is_no_regression() -> None:
+    layer = ClosedFormLayer([2], 3, ridge=1.0, strength=1.0)
+    layer.start_from(torch.tensor([1.0, 2.0]))
+    feature = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    assert layer(feature, [2, 0]).tolist() == [[1.0, 2.0], [1.0, 2.0]]
+
+    layer.take_in([1], torch.tensor([[5.0, 6.0]]), torch.tensor([7]))
+
+    assert layer(feature, [2]).tolist() == [[5.0, 6.0]]
+
+
+def test_sheaf_attention_mlp_and_ridge_are_really_trained() -> None:
+    strategy = closed(num_server_steps=2)
+    strategy.setup(federation_of(5))
+    heard(strategy, range(5))
+    before = {name: p.detach().clone() for name, p in strategy.generator.named_parameters()}
+
+    play(strategy, range(5))
+
+    still = [name for name, p in strategy.generator.named_parameters() if torch.equal(p, before[name])]
+    assert not [name for name in still if not name.endswith(".bias")]  # those before a normalisation have no say
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_a_fixed_strength_decides_between_one_model_and_the_fit(strength) -> None:
+    strategy = closed(strength=strength, ridge=1e-6, embedding="one_hot", diffusion=NoDiffusion, attention="none")
+    strategy.num_hidden_layers = 0
+    strategy.setup(federation_of(5))
+    strategy.aggregate(strategy.initial_stages()[0], updates(range(5), strategy))
+
+    trained = play(strategy, range(5))
+    generated = flatten(strategy.generate_for_evaluation(range(5)).parameters)
+
+    mean = EXAMPLES.double() @ trained / 12
+    expected = trained if strength else mean.expand(5, -1)
+    torch.testing.assert_close(generated, expected, rtol=1e-4, atol=1e-4)
+    figures = strategy.metrics()
+    assert figures["server/spread"] == pytest.approx(strength, abs=1e-3)
+    assert figures["server/explained"] == pytest.approx(1.0 if strength else figures["server/explained"], abs=1e-3)
+
+
+def test_a_number_that_a_client_left_alone_counts_as_those_that_moved_it() -> None:
+    strategy = closed(strength=0.0, mix_only_moved=True)
+    strategy.setup(federation_of(3))
+    heard(strategy, range(3))
+    stage = strategy.stages(0)[0]
+    sent = flatten(strategy.configure(stage, range(3)).parameters)
+    update = torch.ones_like(sent)
+    update[0, :4] = 0.0
+    update[1:, 8] = 0.0
+    upload = Payload(
+        clients=(0, 1, 2), parameters=unflatten(update, strategy.shapes), num_examples=torch.tensor([2, 1, 1])
+    )
+
+    strategy.aggregate(stage, upload)
+
+    generated = flatten(strategy.generate_for_evaluation(range(3)).parameters)
+    torch.testing.assert_close(generated, sent + 1)  # all that moved it moved it by one
+
+
+def test_clients_that_did_not_answer_keep_their_last_model_in_the_fit() -> None:
+    strategy = closed(strength=1.0, ridge=1e-9)
+    strategy.setup(federation_of(5))
+    heard(strategy, range(5))
+    first = play(strategy, range(5), seed=1)
+
+    play(strategy, (0, 3), seed=2)
+
+    torch.testing.assert_close(strategy.fitted_layer.models_CP[[1, 2, 4]], first[[1, 2, 4]])
+    assert not torch.allclose(strategy.fitted_layer.models_CP[[0, 3]], first[[0, 3]])
+
+
+@pytest.mark.parametrize(("embedding_model", "sent"), [("own", [1, 3]), ("received", [1, 3]), ("initial", [])], ids=str)
+def test_which_model_embeds(embedding_model, sent, federation, make_model, make_trainer) -> None:
+    watch = WatchEmbeddings()
+    make_trainer(num_rounds=4, callbacks=watch).fit(
+        make_model(), federation, sheafhn(embedding_model=embedding_model, refresh_every=2)
+    )
+
+    assert [index for name, index, with_it in watch.sent if name == "train" and with_it] == sent
+    first = "embed" if embedding_model == "initial" else "initial"
+    assert next(name for name, _, with_it in watch.sent if with_it) == first
+
+
+def test_permuted_embeddings_are_others() -> None:
+    plain, permuted = sheafhn(), sheafhn(permute_embeddings=True)
+    for strategy in (plain, permuted):
+        strategy.setup(federation_of(5, training=(0, 1, 3, 4)))
+        heard(strategy, range(5))
+
+    mine, others = (each._collaboration_graph(range(5))[0] for each in (plain, permuted))
+
+    assert not (mine[[0, 1, 3, 4]] == others[[0, 1, 3, 4]]).all(dim=1).any()
+    assert torch.equal(mine[2], others[2])  # held out of training
+    assert sorted(mine[:, 0].tolist()) == sorted(others[:, 0].tolist())
+
+
+def test_a_collapsed_generator_is_told_once() -> None:
+    strategy = Linear(server_lr=1e-12)
+    strategy.setup(federation_of(4))
+    strategy.embeddings.zero_()
+    told = []
+    for _ in range(25):
+        strategy.configure(strategy.stages(0)[0], range(4))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            strategy.aggregate(strategy.stages(0)[0], updates(range(4), strategy))
+        told.append([str(each.message) for each in caught])
+
+    assert [bool(each) for each in told] == [False] * 9 + [True] + [False] * 15
+    assert "for 10 rounds every client has been generated the same model" in told[9][0]
+    assert strategy.metrics()["server/spread"] == 0.0
+    assert strategy.metrics()["server/captured_share"] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ridge": 0.0}, r"strategy\.ridge must be positive, got 0\.0"),
+        ({"strength": 1.5}, r"strategy\.strength must be in \[0, 1\]"),
+        ({"mix_only_moved": True}, r"are for strategy\.last_layer closed_form"),
+        ({"embedding": "one_hot", "embedding_model": "initial"}, "one_hot embeds with no model"),
+    ],
+)
+def test_senseless_settings_are_refused(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        sheafhn(**settings)

@@ -1,0 +1,261 @@
+"""FedSage+: the generator's losses by hand, the exchange's gradient, the mended graph, what it reduces to."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from both_executors import both_executors
+
+from fl_lightning import Callback, ClientModule, StackedExecutor
+from fl_lightning.batches import ClientGraph, GraphBatch
+from fl_lightning.batches.base import single
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.models import GraphSAGE
+from fl_lightning.models.neighbour_generator import Generated
+from fl_lightning.round.context import Context
+from fl_lightning.strategies import FedSage, FedSagePlus
+from fl_lightning.strategies.mixing import neighbour_mending as mending
+
+FEW = {"pretrain_epochs": 3, "refine_epochs": 2}
+SMALL = {"encoder_channels": (8, 8), "generator_channels": (8, 8)}
+
+
+@pytest.fixture
+def model():
+    """A client with a small classifier and a small generator."""
+
+    def build(kind=mending.MendingClient, **settings):
+        net = functools.partial(GraphSAGE, hidden_channels=8, dropout=0.5)
+        return kind(net, **({**SMALL, **settings} if kind is mending.MendingClient else {}))
+
+    return build
+
+
+@pytest.fixture
+def fit(federation, make_trainer, model):
+    """Run on the graphs."""
+
+    def run(strategy, executor=StackedExecutor, data=None, kind=mending.MendingClient, **settings):
+        trainer = make_trainer(executor=executor(), seed=1, **settings)
+        trainer.fit(model(kind), data or federation, strategy)
+        return trainer
+
+    return run
+
+
+def one(graph: ClientGraph) -> GraphBatch:
+    return single(GraphCollator([graph], device=torch.device("cpu"), dtype=torch.float64)([0]))
+
+
+def knows(batch: GraphBatch, share: float = 0.5, slots: int = 5) -> Context:
+    """What a client knows after it has hidden nodes."""
+    found = mending.hide(batch, torch.tensor(7), share, slots)
+    return Context(memory={f"impaired/{name}": tensor for name, tensor in found.items()})
+
+
+def test_the_nearest_target_counts() -> None:
+    new = torch.tensor([[1.0, 0.8], [9.0, 9.0]], dtype=torch.float64)
+    target = torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 0.8]], dtype=torch.float64)
+    apart, place = mending.nearest(new, target, torch.tensor([True, True, False]))
+    assert apart[0].item() == pytest.approx(0.02)  # (1/5) · 0.02 = 0.004 with five slots and one node
+    assert place.tolist() == [1, 1]
+    assert mending.nearest(new, target, torch.tensor([False] * 3))[0].tolist() == [0, 0]
+    assert mending.nearest(target, target, torch.tensor([True] * 3))[0].tolist() == [0, 0, 0]
+
+
+def test_hidden_nodes_and_the_neighbours_that_lost_them(graphs) -> None:
+    batch = one(graphs[0])
+    memory = knows(batch).memory
+    hidden_N, lost_NS = memory["impaired/hidden"], memory["impaired/lost"]
+    assert int(hidden_N.sum()) == round(0.5 * int(batch.val_mask.sum()) + 1e-9)
+    assert (hidden_N <= batch.val_mask).all()
+    edge_2E = graphs[0].edge_index_2E
+    number_N = mending.num_lost(batch, Context(memory=memory))
+    for node in range(len(hidden_N)):
+        near = edge_2E[1, edge_2E[0] == node]
+        hidden = set(near[hidden_N[near]].tolist())
+        assert set(lost_NS[node][lost_NS[node] >= 0].tolist()) <= hidden
+        assert int(number_N[node]) == len(hidden)
+    nothing = knows(batch, share=0.0).memory
+    assert not nothing["impaired/hidden"].any()
+    assert (nothing["impaired/lost"] < 0).all()
+
+
+def test_both_exchanges_give_the_generator_the_same_gradient(graphs) -> None:
+    """∂L_ij by the features that are exchanged, then the chain rule, and at once."""
+    batch, other = one(graphs[0]), one(graphs[1])
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(4, 5 * 6, generator=draw, dtype=torch.float64, requires_grad=True)
+    latent = torch.randn(len(batch.y), 4, generator=draw, dtype=torch.float64)
+    used = torch.rand(len(batch.y), 5, generator=draw) < 0.7
+    used = used.cumprod(dim=1).bool()
+    context, key = knows(batch), torch.tensor(5)
+
+    def made() -> Generated:
+        features = (latent @ weight).tanh().unflatten(1, (5, 6))
+        return Generated(latent[:, 0], features, used, latent[:, :3])
+
+    shown = mending.shown(made(), batch, context, key, 40)
+    inbox = {name: tensor.detach()[None] for name, tensor in shown.items()}
+    inbox |= {"keys": key[None], "key": torch.tensor(9), "other": torch.tensor([True])}
+    gradient = mending.foreign_gradient(other, Context(inbox=inbox), weight=0.5, noise_std=0.0)[0]
+    place, is_one = mending.shown_nodes(batch, context, key, 40)
+    foreign = (gradient * is_one[:, None, None] * made().features[place]).sum()
+    (chained,) = torch.autograd.grad(foreign, [weight])
+
+    # the same targets, and the loss itself: each used slot's distance to what the gradient says is nearest
+    count = int(is_one.sum())
+    target = (shown["features"] - gradient * 5 * 6 * count / (2 * 0.5)).detach()
+    counts = (gradient != 0).any(dim=2)
+    assert counts.any()
+    loss = 0.5 * (((made().features[place] - target).square().mean(dim=2)) * counts).sum() / (5 * count)
+    (direct,) = torch.autograd.grad(loss, [weight])
+    torch.testing.assert_close(chained, direct)
+    real = other.features_of(torch.arange(len(other.y)))
+    assert torch.cdist(target[counts], real).amin(dim=1).max() < 1e-6  # the targets are neighbours' features
+
+
+def test_one_client_has_nothing_to_compare_with(graphs) -> None:
+    batch = one(graphs[0])
+    context, key = knows(batch), torch.tensor(5)
+    made = Generated(torch.ones(30), torch.ones(30, 5, 6).double(), torch.ones(30, 5).bool(), torch.ones(30, 3))
+    inbox = {name: tensor[None] for name, tensor in mending.shown(made, batch, context, key, 8).items()}
+    inbox |= {"keys": key[None], "key": key, "other": torch.tensor([False])}
+    gradient = mending.foreign_gradient(batch, Context(inbox=inbox), weight=1.0, noise_std=0.5)
+    assert (gradient == 0).all()
+
+
+def test_generated_neighbours_send_to_real_nodes(graphs) -> None:
+    graph = graphs[4]
+    used = torch.zeros(8, 5, dtype=torch.bool)
+    used[2, :2] = used[5, 0] = True
+    made = Generated(torch.zeros(8), torch.full((8, 5, 6), 3.0), used, torch.zeros(8, 3))
+    mended = mending.mended(graph, made)
+    assert mended.num_nodes == 11
+    assert (mended.x_NF[8:] == 3).all()
+    assert not (mended.train_mask_N | mended.val_mask_N | mended.test_mask_N)[8:].any()
+    pairs = set(map(tuple, mended.edge_index_2E.T.tolist()))
+    assert pairs == {(b, a) for a, b in pairs}
+    assert {(2, 8), (2, 9), (5, 10)} <= pairs
+    torch.manual_seed(0)
+    net = GraphSAGE(6, 3, hidden_channels=4, dropout=0.0).double().eval()
+    before, after = net(one(graph)).logits, net(one(mended)).logits[:8]
+    assert (before[[2, 5]] != after[[2, 5]]).any(dim=1).all()
+    assert mending.mended(graph, made._replace(used=torch.zeros_like(used))) is graph
+
+
+def grown(trainer: Any, federation: Any) -> list[int]:
+    return [trainer.run.executor.collator.size(c) - federation.clients[c].num_nodes for c in range(5)]
+
+
+@both_executors
+def test_graphs_are_mended_and_the_generators_stay(executor, fit, federation) -> None:
+    trainer = fit(FedSagePlus(pretrain_epochs=30, refine_epochs=1), executor)
+    added = grown(trainer, federation)
+    assert sum(added) > 0
+    assert trainer.run.history[-1]["server/generated_neighbours"] == pytest.approx(sum(added) / 5)
+    assert not any(name.startswith("generator.") for name in trainer.run.strategy.models)
+
+
+@both_executors
+def test_with_nothing_generated_it_is_fedsage(executor, fit, federation, assert_same) -> None:
+    """Nothing is hidden, so that the numbers are learnt to be zero; then the mended graphs are the graphs."""
+
+    class Nothing(FedSagePlus):
+        def setup(self, federation: Any) -> None:
+            super().setup(federation)
+            torch.nn.init.constant_(federation.client.net.generator.counter.bias, -100.0)
+
+    plus = fit(Nothing(hidden_fraction=0.0, **FEW), executor)
+    plain = fit(FedSage(), executor, kind=ClientModule)
+    assert grown(plus, federation) == [0] * 5
+    assert [row["val/acc"] for row in plus.run.history] == [row["val/acc"] for row in plain.run.history]
+    found = {n.removeprefix("net."): t for n, t in plus.run.strategy.models.items()}
+    assert_same(found, dict(plain.run.strategy.models))
+
+
+def test_a_weight_of_the_exchange_is_felt(fit) -> None:
+    class Note(Callback):
+        def on_stage_end(self, trainer: Any, stage: Any, payload: Any) -> None:
+            if stage.name.startswith("compare"):
+                trainer.sent = payload.signals["gradient"]
+
+    found = []
+    for weights in ((1.0, 1.0, 1.0), (1.0, 0.0, 1.0)):
+        trainer = fit(FedSagePlus(pretrain_epochs=5, refine_epochs=2, loss_weights=weights), callbacks=Note())
+        found.append((trainer.sent, trainer.run.executor.state().parameters["generator.features.2.weight"]))
+    assert found[0][0].any()
+    assert not found[1][0].any()
+    assert (found[0][1] - found[1][1]).abs().max() > 1e-5
+
+
+def cut_clients() -> list[ClientGraph]:
+    """Features say nothing of a third of the nodes; their neighbours' do, and most of these are lost or hidden away."""
+    clients = []
+    for client in range(5):
+        draw = torch.Generator().manual_seed(client)
+        kind_N = torch.arange(80) % 2
+        telling_N = torch.rand(80, generator=draw) < 0.5
+        x_NF = torch.where(telling_N[:, None], 0.9 * torch.eye(6)[kind_N], 0.0) + 0.05 * torch.randn(
+            80, 6, generator=draw
+        )
+        linked_NN = (torch.rand(80, 80, generator=draw) < 0.08) & (kind_N[:, None] == kind_N)
+        linked_NN = linked_NN.triu(1)
+        role_N = torch.randperm(80, generator=draw) % 4
+        clients.append(
+            ClientGraph(
+                name=f"client-{client}",
+                x_NF=x_NF,
+                edge_index_2E=(linked_NN | linked_NN.T).nonzero().T,
+                y_N=kind_N,
+                train_mask_N=role_N == 0,
+                val_mask_N=role_N == 1,
+                test_mask_N=role_N >= 2,
+                node_idx_N=torch.arange(80) + 80 * client,
+            )
+        )
+    return clients
+
+
+def test_the_generator_learns_what_is_hidden(given_clients, fit) -> None:
+    """How many neighbours a node has lost is told better than without training."""
+    data = given_clients(cut_clients(), num_classes=2)
+    settings = {"num_rounds": 1, "data": data}
+    before, after = (
+        fit(FedSagePlus(pretrain_epochs=epochs, refine_epochs=refined), **settings).run.history[-1]
+        for epochs, refined in ((1, 0), (150, 5))
+    )
+    assert after["server/count_error"] < before["server/count_error"]
+    assert after["server/generated_neighbours"] > 0
+
+
+def test_bytes(fit) -> None:
+    trainer = fit(FedSagePlus(num_shown=4, **FEW), callbacks=CommunicationLedger())
+    model = 2 * 6 * 8 + 8 + 2 * 8 * 8 + 8 + 8 * 3 + 3
+    for row in trainer.run.history[1:]:
+        assert row["comm/bytes_up"] == row["comm/bytes_down"] == 5 * 4 * model
+    shown = 4 * 4 * 5 * 6 + 2 * 8 * 4 + 8  # features in float32, used and lost slots, and the number of nodes
+    gradient = 4 * 4 * 5 * 6
+    up = trainer.run.history[0]["comm/bytes_up"] - 5 * 4 * model
+    assert up == 5 * (3 * shown + 2 * 5 * gradient + 8 + 4 + 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_fraction": 1.5}, r"strategy\.hidden_fraction must be in \[0, 1\], got 1\.5"),
+        ({"loss_weights": (1.0, -1.0, 1.0)}, r"strategy\.loss_weights must be three numbers from 0 on"),
+        ({"num_shown": 0}, r"strategy\.num_shown must be at least 1, got 0"),
+        ({"noise_std": -1.0}, r"strategy\.noise_std must not be negative, got -1"),
+    ],
+)
+def test_settings(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedSagePlus(**settings)
+
+
+def test_its_clients_have_generators(fit) -> None:
+    with pytest.raises(ValueError, match="FedSagePlus needs clients of the class MendingClient"):
+        fit(FedSagePlus(), kind=ClientModule)
