@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from fl_lightning.round.metrics import less_is_better
+from fl_lightning.round.goal import less_is_better
 from fl_lightning.study.cells import Cell, make_cell, tuning_cells
 from fl_lightning.study.definition import Point, Study
 from fl_lightning.study.store import Record, Store
