@@ -78,7 +78,8 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
             if not found:
                 continue
             rows = table[(table["method"] == method) & (table["case"] == case)]
-            scale, unit = _unit(rows)
+            is_score = picture.figure.rpartition("/")[2] in set(rows["metric"])
+            scale, unit = _unit(rows) if is_score else (1.0, "")
             length = min(len(rounds[picture.x]) for rounds in found)
             x, y = (
                 np.array([rounds[name][:length] for rounds in found], dtype=float).mean(axis=0)
