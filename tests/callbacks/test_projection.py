@@ -43,10 +43,10 @@ def test_it_is_measured_in_rounds(
 ) -> None:
     trainer = make_trainer(executor=executor(), callbacks=[ProjectionAlignment(every_n_rounds=2)])
     trainer.fit(make_model(FedAux), federation, FedAux(personal=["*mask*"]))
-    measured = ["projection/cosine" in row for row in trainer.history]
+    measured = ["projection/cosine" in row for row in trainer.run.history]
     assert measured == [False, True, True]
-    assert 0 <= trainer.history[-1]["projection/cosine"] <= 1
-    assert 0 <= trainer.history[-1]["projection/variance"] <= 1 + 1e-6
+    assert 0 <= trainer.run.history[-1]["projection/cosine"] <= 1
+    assert 0 <= trainer.run.history[-1]["projection/variance"] <= 1 + 1e-6
 
 
 def test_a_net_without_the_vector_is_refused(
