@@ -69,6 +69,8 @@ class GraphBatch(Batch):
         if self.sparse_x is None:
             assert self.x is not None
             return self.x @ weight_FD
+        if weight_FD.dim() < self.real_mask.dim() + 1:  # one map for a whole stack
+            weight_FD = weight_FD.expand(*self.real_mask.shape[:-1], *weight_FD.shape)
         return block_matmul(self.sparse_x, weight_FD, owner=self.real_mask)
 
     def features_of(self, node_I: Tensor) -> Tensor:
