@@ -285,12 +285,15 @@ class Executor(ABC):
         ).to(self.fabric.device)
 
     def sum_scores(self, batch: Batch, compute: Callable[[Batch], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Numerators and denominators (..., 2) of every metric, summed over the parts of a batch."""
+        """Numerators and denominators (..., 2) of every metric, over all parts of a batch."""
+        tables, parts = [], []
         with torch.no_grad(), self.fabric.autocast():
-            parts = [compute(part) for part in batch.parts()]
-        if len(parts) == 1:
-            return parts[0]
-        return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
+            for part in batch.parts():
+                tables.append(compute(part))
+                parts += [part] if self.client.metrics else []
+        if len(tables) == 1 and not parts:
+            return tables[0]
+        return self.client.scores_of_parts(parts, tables)
 
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:

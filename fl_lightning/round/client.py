@@ -5,7 +5,7 @@ after another and the stacked executor maps them over all clients at once.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,6 +20,7 @@ from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import fitted
+from fl_lightning.round.class_metrics import CLASS_METRICS, ClassMetric, class_scores
 from fl_lightning.round.context import Context, Parameters
 
 #: A pure function of (client module, its parameters, its batch, its context): a local loss, scalar.
@@ -31,6 +32,12 @@ OutputRule = Callable[["ClientModule", Parameters, Batch, Context], NetOutput]
 #: Builds a net from the width of the inputs (their shape, where they are no vectors) and of the outputs.
 NetFactory = Callable[[Any, int], nn.Module]
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
+
+#: Where :meth:`ClientModule.score_table` puts what metrics that are no sums over examples are computed from.
+LOGITS = "logits"
+
+#: The roles of examples.
+SPLITS = ("train", "val", "test")
 
 #: With fewer classes PyTorch's softmax over the last dimension is not vectorised on a CPU, and ten times slower.
 _VECTOR = 16
@@ -55,6 +62,8 @@ class ClientModule(LightningModule):
         gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
         running_statistics: Whether those of normalisation layers (BatchNorm) are ``personal``, and never leave their
             client, or ``shared``, and travel with the parameters.
+        metrics: What else to measure of a classification beside accuracy and loss, each client's own over the classes:
+            ``f1``, ``auroc`` (one class against the rest), ``balanced_accuracy``; None for nothing.
 
     Raises:
         ValueError: A value is out of its range.
@@ -62,6 +71,8 @@ class ClientModule(LightningModule):
 
     #: The validation metric that chooses the reported round.
     monitor: ClassVar[str] = "val/acc"
+    #: What ``metrics`` may name.
+    more_metrics: ClassVar[tuple[str, ...]] = CLASS_METRICS
 
     def __init__(
         self,
@@ -69,6 +80,7 @@ class ClientModule(LightningModule):
         optimizer: OptimizerFactory = default_optimizer,
         gradient_clip_val: float | None = None,
         running_statistics: Literal["personal", "shared"] = "personal",
+        metrics: list[ClassMetric] | None = None,
     ) -> None:
         super().__init__()
         self.net_factories = net if isinstance(net, list) else [net]
@@ -80,6 +92,11 @@ class ClientModule(LightningModule):
             raise ValueError(f"model.gradient_clip_val must be positive, or null for none, got {gradient_clip_val}")
         if running_statistics not in ("personal", "shared"):
             raise ValueError(f"model.running_statistics must be 'personal' or 'shared', got {running_statistics!r}")
+        for name in metrics or ():
+            if name not in self.more_metrics:
+                known = f"give some of {', '.join(self.more_metrics)}" if self.more_metrics else "leave it out"
+                raise ValueError(f"model.metrics holds {name!r}, which {type(self).__name__} does not measure: {known}")
+        self.metrics = tuple(dict.fromkeys(metrics or ()))
         self.optimizer_factory = optimizer
         self.running_statistics = running_statistics
         self.gradient_clip_val = gradient_clip_val
@@ -206,10 +223,32 @@ class ClientModule(LightningModule):
     def score_table(
         self, parameters: Parameters, batch: Batch, context: Context, rule: OutputRule | None = None
     ) -> dict[str, Tensor]:
-        """The scores of a model, each metric's numerator and denominator as one float32 tensor (..., 2)."""
+        """The scores of a model, each metric's numerator and denominator as one float32 tensor (..., 2).
+
+        With ``metrics``, also the logits (..., N, K), for :meth:`scores_of_parts`.
+        """
         output = self.ruled_output(rule, parameters, batch, context)
-        found = self.scores(output, batch)
-        return {name: torch.stack([value.float() for value in pair], dim=-1) for name, pair in found.items()}
+        table = _as_table(self.scores(output, batch))
+        return {**table, LOGITS: output.logits} if self.metrics else table
+
+    def scores_of_parts(self, parts: Sequence[Batch], tables: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The scores of a batch that was scored in parts, (..., 2).
+
+        Args:
+            parts: The batch's parts, of one client or of a stack.
+            tables: What :meth:`score_table` found of each.
+        """
+        found = {
+            name: torch.stack([table[name] for table in tables]).sum(dim=0) for name in tables[0] if name != LOGITS
+        }
+        if self.metrics:
+            masks = [torch.stack([part.train_mask, part.val_mask, part.test_mask]) for part in parts]
+            logits = torch.cat([table[LOGITS] for table in tables], dim=-2)
+            more = class_scores(self.metrics, logits, torch.cat([p.y for p in parts], dim=-1), torch.cat(masks, dim=-1))
+            for name, (total, count) in more.items():
+                pairs = zip(SPLITS, total, count, strict=True)
+                found |= _as_table({f"{split}/{name}": (t, n) for split, t, n in pairs})
+        return found
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The stage's objective and its penalty on this client's own parameters."""
@@ -286,6 +325,7 @@ class RegressionClient(ClientModule):
     """
 
     monitor: ClassVar[str] = "val/mse"
+    more_metrics: ClassVar[tuple[str, ...]] = ()
 
     def loss(self, output: NetOutput, batch: Batch) -> Tensor:
         """Mean squared error over the training examples, scalar (or one for each client of a stack)."""
@@ -321,13 +361,16 @@ def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[
     Returns:
         By ``train/name``, ``val/name``, ``test/name``.
     """
-    splits = ("train", "val", "test")
     mask_SN = torch.stack([batch.train_mask, batch.val_mask, batch.test_mask])
     counts = mask_SN.sum(dim=-1).unbind()
     totals = {name: (value_N * mask_SN).sum(dim=-1).unbind() for name, value_N in values.items()}
     return {
-        f"{split}/{name}": (totals[name][place], counts[place]) for place, split in enumerate(splits) for name in values
+        f"{split}/{name}": (totals[name][place], counts[place]) for place, split in enumerate(SPLITS) for name in values
     }
+
+
+def _as_table(scores: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([value.float() for value in pair], dim=-1) for name, pair in scores.items()}
 
 
 def _as_output(found: Any) -> NetOutput:

@@ -1,0 +1,115 @@
+"""F1, AUROC and balanced accuracy against scikit-learn and torchmetrics, and as metrics of a run."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc, multiclass_auroc, multiclass_f1_score
+
+from fl_lightning import ClientModule, RegressionClient, SequentialExecutor, StackedExecutor
+from fl_lightning.batches.examples import ExampleBatch
+from fl_lightning.round.class_metrics import CLASS_METRICS, class_scores
+from fl_lightning.round.client import LOGITS
+from fl_lightning.strategies import FedAvg
+
+
+def drawn(num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits with ties, labels and the masks of three splits of four clients of 200 examples."""
+    generator = torch.Generator().manual_seed(num_classes)
+    y = torch.randint(num_classes, (4, 200), generator=generator)
+    logits = torch.randn(4, 200, num_classes, generator=generator) + torch.nn.functional.one_hot(y, num_classes)
+    logits[:, :80] = logits[:, :80].round()
+    split = torch.randint(4, (4, 200), generator=generator)
+    return logits, y, torch.stack([split == place for place in range(3)])
+
+
+@pytest.mark.parametrize("num_classes", [2, 5])
+def test_values_are_those_of_scikit_learn_and_torchmetrics(num_classes: int) -> None:
+    logits, y, masks = drawn(num_classes)
+    found = class_scores(CLASS_METRICS, logits, y, masks)
+    for split in range(3):
+        for client in range(4):
+            inside = masks[split, client]
+            z, labels = logits[client, inside].double(), y[client, inside]
+            share = z.softmax(dim=-1)
+            said = z.argmax(dim=-1)
+            if num_classes == 2:
+                auroc = roc_auc_score(labels, z[:, 1] - z[:, 0])
+                assert auroc == pytest.approx(float(binary_auroc(share[:, 1], labels)), abs=1e-6)
+            else:
+                assert len(labels.unique()) == num_classes
+                auroc = roc_auc_score(labels, share, multi_class="ovr")
+                assert auroc == pytest.approx(float(multiclass_auroc(share, labels, num_classes)), abs=1e-6)
+            f1 = f1_score(labels, said, average="macro")
+            assert f1 == pytest.approx(float(multiclass_f1_score(said, labels, num_classes, average="macro")))
+            expected = {"f1": f1, "auroc": auroc, "balanced_accuracy": balanced_accuracy_score(labels, said)}
+            for name, value in expected.items():
+                total, count = (pair[split, client] for pair in found[name])
+                assert count == inside.sum()
+                assert float(total / count) == pytest.approx(value, abs=1e-12), name
+
+
+def test_classes_that_do_not_occur_are_left_out_and_one_class_alone_has_no_auroc() -> None:
+    logits = torch.tensor(
+        [[[3.0, 0, 0], [0, 3, 0], [0, 3, 0], [3, 0, 0]], [[3.0, 0, 0], [0, 3, 0], [0, 3, 0], [0, 0, 3]]]
+    )
+    y = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0]])
+    masks = torch.tensor([[[True] * 4, [True] * 4], [[False] * 4, [True, False, False, False]]])
+    found = {name: (total / count) for name, (total, count) in class_scores(CLASS_METRICS, logits, y, masks).items()}
+
+    assert found["balanced_accuracy"][0].tolist() == pytest.approx([(2 / 3 + 1) / 2, 1 / 4])
+    assert found["f1"][0].tolist() == pytest.approx([(4 / 5 + 2 / 3) / 2, 2 / 5 / 3])
+    assert found["auroc"][0, 0] == pytest.approx(5 / 6)  # class 0 and class 1 alike
+    assert found["auroc"][:, 1].isnan().all()
+    assert all(value[1, 0].isnan() for value in found.values())  # no examples at all
+    assert found["f1"][1, 1] == 1.0
+
+
+def test_both_executors_choose_a_round_by_f1_and_agree(make_trainer: Any, federation: Any) -> None:
+    histories = []
+    for executor in (SequentialExecutor(), StackedExecutor()):
+        model = ClientModule(metrics=["f1", "auroc", "balanced_accuracy"])
+        trainer = make_trainer(executor=executor, monitor="val/f1", run_name=type(executor).__name__)
+        result = trainer.fit(model, federation, FedAvg(num_epochs=1))
+        assert result["val/f1"] == max(row["val/f1"] for row in trainer.run.history)
+        histories.append(trainer.run.history)
+    one, other = (
+        {name: value for row in rows for name, value in row.items() if name.split("/")[0] in ("train", "val", "test")}
+        for rows in histories
+    )
+    assert {f"{split}/{name}" for split in ("train", "val", "test") for name in ("acc", *CLASS_METRICS)} <= set(one)
+    assert one == pytest.approx(other, abs=1e-5, nan_ok=True)
+    assert not math.isnan(one["val/auroc"])
+    assert 0 < one["val/f1_worst"] <= one["val/f1"] <= 1
+
+
+def test_a_batch_in_parts_scores_as_a_whole() -> None:
+    logits, y, masks = drawn(3)
+    names = dict(zip(("train_mask", "val_mask", "test_mask"), masks, strict=True))
+    whole = ExampleBatch(x=logits, y=y, real_mask=torch.ones_like(y, dtype=torch.bool), key=torch.zeros(4), **names)
+    parts = [
+        whole.replace({name: t[:, rows] for name, t in whole.tensors().items() if name != "key"})
+        for rows in (slice(0, 17), slice(17, 200))
+    ]
+    client = ClientModule(metrics=["f1", "auroc"])
+    tables = [{**{"val/acc": torch.ones(4, 2)}, LOGITS: part.x} for part in parts]
+    found = client.scores_of_parts(parts, tables)
+
+    assert found["val/acc"].tolist() == [[2.0, 2.0]] * 4
+    together = class_scores(client.metrics, logits, y, masks)
+    for name in ("f1", "auroc"):
+        for place, split in enumerate(("train", "val", "test")):
+            expected = torch.stack([value[place] for value in together[name]], dim=-1)
+            assert torch.equal(found[f"{split}/{name}"], expected.float())
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model.metrics holds 'recall', .* give some of f1, auroc, balanced_accuracy"):
+        ClientModule(metrics=["recall"])  # type: ignore[list-item]
+    with pytest.raises(
+        ValueError, match=r"model.metrics holds 'f1', which RegressionClient does not measure: leave it"
+    ):
+        RegressionClient(metrics=["f1"])
