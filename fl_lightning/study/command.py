@@ -19,9 +19,9 @@ from fl_lightning.command_line import fail
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.runner import Runner, duration
+from fl_lightning.study.runner import Runner, count_of, duration
 from fl_lightning.study.single import check, sweep, train_cell
-from fl_lightning.study.store import Store
+from fl_lightning.study.store import Record, Store
 from fl_lightning.study.table import leaderboard, markdown, tidy, write_csv
 from fl_lightning.study.version import sources
 
@@ -34,6 +34,10 @@ _DESCRIPTION = """Methods × cases × seeds, tuned alike, in parallel; what is d
   fl-train study check  studies/leaderboard_a.yaml          whether the code still comes to the same figures
   fl-train study sweep  studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml     let W&B agents take cells
 """
+
+
+#: Messages of warnings that ``status`` shows, the most frequent ones.
+_MOST_WARNINGS = 10
 
 
 class _Parser(argparse.ArgumentParser):
@@ -136,7 +140,7 @@ def _run(study: Study, options: argparse.Namespace) -> int:
         _say(f"failed: {title}: {error}")
     for name in tally.waiting:
         _say(f"no setting could be chosen for {name}")
-    _say(f"{tally.trained} cells trained, {len(tally.failed)} failed, {tally.missing} missing: {study.results}")
+    _say(f"{count_of(tally.trained)} trained, {len(tally.failed)} failed, {tally.missing} missing: {study.results}")
     return 1 if tally.failed else 0
 
 
@@ -161,6 +165,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
     progress = Progress(study, store)
     shown = Table("method", "done", "failed", "stale", "missing", "of", title=f"{study.title} ({study.results})")
     runner = Runner(study, store, say=_say)
+    present: list[Record] = []
     for method in study.methods:
         counts: Counter[str] = Counter()
         total = 0
@@ -170,6 +175,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
             cells = [cell for cell in (*tuning, *report) if cell.key not in seen]
             seen |= {cell.key for cell in cells}
             counts.update(progress.state(cell) for cell in cells)
+            present += [progress.records[cell.key] for cell in cells if cell.key in progress.records]
             counts["missing"] += 0 if report else len(study.seeds)
             total += len(cells) + (0 if report else len(study.seeds))
         shown.add_row(
@@ -179,13 +185,16 @@ def _status(study: Study, options: argparse.Namespace) -> int:
     left = list(runner.todo())
     seconds = runner.estimate(left) / study.processes
     _say(
-        f"{len(left)} cells to do"
+        f"{count_of(len(left))} to do"
         + (f", about {duration(seconds)} with {study.processes} processes" if seconds else "")
     )
     _tell_changed_sources(progress)
-    for record in progress.records.values():
+    for record in present:
         if record["error"]:
             _say(f"failed: {record['method']} on {record['case']}, seed {record['seed']}: {record['error']}")
+    told = Counter(message for record in present for message in record.get("warnings", ()))
+    for message, number in told.most_common(_MOST_WARNINGS):
+        _say(f"{count_of(number)} warned: {message}")
     return 0
 
 
@@ -197,7 +206,7 @@ def _tell_changed_sources(progress: Progress) -> None:
         changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
         if changed:
             shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-            _say(f"{number} cells were computed before these files changed: {shown}")
+            _say(f"{count_of(number)} computed before these files changed: {shown}")
 
 
 def _check(study: Study, options: argparse.Namespace) -> int:

@@ -140,23 +140,25 @@ class Runner:
         return arguments, scratch, self.study.history, self.study.keep, folder
 
     def _check_settings(self, pool: Pool) -> None:
-        """Build, before anything is trained, a cell of every method and case, and one with every value of the grids.
+        """Build, before anything is trained, a cell of every method and case, and of a method and every grid value.
+
+        What was trained before is in order.
 
         Raises:
             WrongStudy: Settings that are refused; a line for each message.
         """
-        cells: list[Cell] = []
-        seen: set[tuple[str, str, str]] = set()
+        candidates: list[Cell] = []
         for method, case in self.groups:
-            open_cells = [cell for cell in self.progress.tuning(method, case) if self._is_open(cell)]
-            open_cells += [cell for cell in self.progress.report(method, case) if self._is_open(cell)]
-            if not self.progress.report(method, case):
-                open_cells += self.progress.reported(method, case, self.progress.first_label(method, case))[:1]
-            for cell in open_cells:
-                parts = {(method, cell.case, part) for part in ("", *cell.setting.split(", "))}
-                if not parts <= seen:
-                    seen |= parts
-                    cells.append(cell)
+            report = self.progress.report(method, case)
+            report = report or self.progress.reported(method, case, self.progress.first_label(method, case))
+            candidates += [*self.progress.tuning(method, case), *report]
+        cells: list[Cell] = []
+        seen: set[tuple[str, str]] = set()
+        for cell in sorted(candidates, key=lambda cell: self.progress.state(cell) != "done"):
+            parts = {(cell.method, part) for part in (cell.case, *cell.setting.split(", "))}
+            if self.progress.state(cell) != "done" and not parts <= seen:
+                cells.append(cell)
+            seen |= parts
         refused: dict[str, list[Cell]] = {}
         for cell, found in pool.map([(cell, "build", (cell.arguments,)) for cell in cells]):
             why = "its worker died" if found is None else found["error"]
@@ -164,7 +166,7 @@ class Runner:
                 refused.setdefault(why, []).append(cell)
         if refused:
             told = [
-                f"{of[0].title}{f' and {len(of) - 1} more cells' if of[1:] else ''}: {why}"
+                f"{of[0].title}{f' and {count_of(len(of) - 1)} more' if of[1:] else ''}: {why}"
                 for why, of in refused.items()
             ]
             raise WrongStudy(f"{self.study.path}: {'; '.join(told)}")
@@ -212,7 +214,7 @@ class Runner:
 
     def _left(self, left: Sequence[Cell]) -> str:
         seconds = self.estimate(left) / self.processes
-        return f"; about {duration(seconds)} left" if left else ""
+        return f"; about {duration(seconds)} left" if seconds else ""
 
     def estimate(self, cells: Sequence[Cell]) -> float:
         """Seconds that one process would need for these cells, by what like ones took."""
@@ -294,6 +296,16 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+
+
+def count_of(number: int) -> str:
+    """So many cells.
+
+    Example:
+        >>> count_of(1), count_of(12)
+        ('1 cell', '12 cells')
+    """
+    return f"{number} cell{'' if number == 1 else 's'}"
 
 
 def _any_of(cell: Cell, method: str, case: str, seed: int) -> Cell:

@@ -199,7 +199,7 @@ def test_wrong_settings_are_told_before_anything_is_trained(make_study: Callable
         "Wrong": {"config": "quickstart.yaml", "settings": {"strategy": "FedProx", "strategy.proximal": 1.0}},
     }
     pool = HerePool(real=True)
-    with pytest.raises(WrongStudy, match=r"Wrong on plain, seed 7, tuning .* and \d more cells: there is no setting"):
+    with pytest.raises(WrongStudy, match=r"Wrong on plain, seed 7, tuning .* and \d cells? more: there is no setting"):
         run(make_study(methods=methods), pool)
     assert pool.trained == []
     grid = {"trainer.num_rounds": [1, 0]}
