@@ -4,7 +4,7 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/accuracy.py fedaux --cases Cora-10 --seeds 0
 
 Every figure is of one ``fl-train fit`` whose command is in the results. Writes
-benchmarks/results/accuracy_<study>.json (what is there of other cases is kept) and the study's table in README.md
+benchmarks/results/accuracy_<study>.json (what is there of other cases is kept) and the study's table in docs/results.md
 between its two markers. A study takes 10 to 20 minutes on 2 cores.
 """
 
@@ -286,7 +286,7 @@ def table(study: Study, results: Results) -> str:
 
 def write_table(name: str, text: str) -> None:
     """Rewrite the README's table between the two markers of a name."""
-    readme = ROOT / "README.md"
+    readme = ROOT / "docs" / "results.md"
     before, _, rest = readme.read_text().partition(f"<!-- {name} -->")
     _, _, after = rest.partition(f"<!-- /{name} -->")
     readme.write_text(f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->{after}")

@@ -4,7 +4,7 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/decentralised.py --cases Vehicle --seeds 0
 
 Writes benchmarks/results/decentralised.json (every figure with its command; what is there of other cases is kept),
-decentralised.png and the table in README.md between its two markers. Every run has a process of its own, whose peak of
+decentralised.png and the table in docs/results.md between its two markers. Every run has its own process, whose peak of
 memory is the one reported; another run beside it makes the seconds longer. About an hour on 2 cores.
 """
 

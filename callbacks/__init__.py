@@ -17,6 +17,7 @@ from .client_metrics import PerClientMetrics
 from .early_stopping import EarlyStopping
 from .ledger import CommunicationLedger
 from .progress import RoundProgressBar
+from .projection import ProjectionAlignment
 from .report import RunReport
 from .similarity import SimilarityLogger
 from .topology import TopologyLogger
@@ -31,6 +32,7 @@ __all__ = [
     "LabelFlipping",
     "ModelPoisoning",
     "PerClientMetrics",
+    "ProjectionAlignment",
     "RoundProgressBar",
     "RunReport",
     "SameValueAttack",

@@ -190,7 +190,7 @@ def cell(text: str) -> str:
 
 def results_page() -> str:
     """The tables that benchmarks and studies wrote, as they wrote them."""
-    lines = ["# Results", "", "Each table is a file of the repository that the command under it rewrites.", ""]
+    lines = ["# Tables", "", "Each table is a file of the repository that the command under it rewrites.", ""]
     for file in results():
         body = file.read_text().replace("](", f"](../../{file.parent.relative_to(ROOT)}/").replace("\n#", "\n##")
         if not body.startswith("#"):

@@ -18,7 +18,9 @@ from fl_lightning.models.output import NetOutput
 
 
 class PlainNet(nn.Module):
-    """A plain PyG module as a client's net, with a linear head ``head.*`` that reads its output where it needs one.
+    """A plain PyG module as a client's net, whose parameters are ``net.*`` and, of what makes the logits, ``head.*``.
+
+    The head is the module's last layer where that makes the logits, else a linear one that reads its output.
 
     Args:
         net: Maps features (N, F) and edges (2, E) to (N, any width), or to a tuple of logits and an embedding.
@@ -40,14 +42,16 @@ class PlainNet(nn.Module):
         super().__init__()
         self.net = net
         self.takes_data = _first_parameter(net) == "data"
-        #: Name of the module's layer that makes the logits; what it reads is the embedding.
-        self.last_layer = ""
+        #: Whether the head is the module's own last layer; what it reads is the embedding.
+        self.has_own_head = False
         self.head: nn.Module | None = None
         output = self._try(num_features)
         if not isinstance(output, tuple) and output.shape[-1] != num_outputs:
             self.head = nn.Linear(output.shape[-1], num_outputs)
         elif not isinstance(output, tuple):
-            self.last_layer = self._find_last_layer(num_features, num_outputs)
+            if last := self._find_last_layer(num_features, num_outputs):
+                self.has_own_head, self.head = True, net.get_submodule(last)
+                net.set_submodule(last, _Elsewhere(self.head))
         elif output[0].shape[-1] != num_outputs:
             raise ValueError(
                 f"{type(net).__name__} returns {output[0].shape[-1]} logits of each node, but there are {num_outputs} "
@@ -56,7 +60,7 @@ class PlainNet(nn.Module):
 
     def forward(self, batch: Any) -> NetOutput:
         """Run the module on the client's graph."""
-        if self.last_layer:
+        if self.has_own_head:
             return self._watched(batch.plain)
         found = self._run(batch.plain)
         if self.head is not None:
@@ -66,8 +70,8 @@ class PlainNet(nn.Module):
     def _watched(self, graph: Any) -> NetOutput:
         """Run the module and see what its last layer reads."""
         seen: list[Any] = []
-        layer = self.net.get_submodule(self.last_layer)
-        hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        assert self.head is not None
+        hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
             logits = self._run(graph)
         finally:
@@ -116,6 +120,22 @@ class PlainNet(nn.Module):
         for hook in hooks:
             hook.remove()
         return ended[-1] if ended else ""
+
+
+class _Elsewhere(nn.Module):
+    """Stands where a layer was taken from, and calls it; its parameters have one name, where the layer is now."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = (layer,)  # in a tuple, which is not registered
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.layer[0](*inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if "layer" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.layer[0], name)
 
 
 def fitted(factory: Callable[..., nn.Module], num_features: Any, num_outputs: int) -> nn.Module:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.round.goal import less_is_better
 from fl_lightning.round.payload import Payload
 
 
@@ -63,16 +64,6 @@ def over_clients(totals_C2: Tensor, *, higher_is_better: bool | Tensor = True) -
         "worst": torch.where(num_clients > 0, worst, torch.nan),
         "weighted": torch.where(has_C, total_C, 0.0).sum(dim=-1) / torch.where(has_C, count_C, 0.0).sum(dim=-1),
     }
-
-
-def less_is_better(name: str) -> bool:
-    """Whether a metric is a loss or an error.
-
-    Example:
-        >>> less_is_better("val/mse"), less_is_better("test/acc")
-        (True, False)
-    """
-    return name.endswith(("loss", "mse"))
 
 
 def summarise(scores: Payload, prefix: str = "") -> dict[str, float]:

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-from fl_lightning.round.metrics import client_values, less_is_better
+from fl_lightning.round.goal import less_is_better
+from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 
 #: A smaller gain is a tie, which the earlier round wins: the order of the clients must not decide by rounding.

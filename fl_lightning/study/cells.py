@@ -65,15 +65,15 @@ def make_cell(
 ) -> Cell:
     """A method's run on a case with a setting of the grid."""
     label, chosen = point
-    own = study.methods[method]
-    layers = (study.settings, own.settings, study.cases[case].settings, chosen, own.final)
+    own, theirs = study.methods[method], study.cases[case]
+    layers = (study.settings, own.settings, theirs.settings, chosen, own.final, theirs.final)
     settings: Settings = {}
     for layer in layers:
         for name, value in layer.items():
             settings.pop(name, None)  # the last word is said last
             settings[name] = value
     settings |= {"data.seed": seed, "seed_everything": seed}
-    configs = study.configs_of(method)
+    configs = study.configs_of(method, case)
     contents = [_content(path) for path in configs]
     return Cell(
         purpose=purpose,

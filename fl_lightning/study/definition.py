@@ -29,16 +29,16 @@ class Method(_Part):
     """A row of the leaderboard: configuration files and what is changed in them.
 
     Attributes:
-        config: One file or several laid over each other, relative to the study's file.
+        config: One file or several laid over each other, relative to the study's file, after those of the case.
         settings: Overrides, before those of the case.
-        final: Overrides that win over the case's.
+        final: Overrides that win over the case's and the chosen ones.
         tune: At most two axes of the method's own, beside those of all methods.
         tuned_as: The method whose chosen setting it takes, instead of tuning by itself.
         cases: Shell-style patterns of the cases it is for.
         tier: Methods of tier 1 run before those of tier 2, so that a part is already a table.
     """
 
-    config: list[str] | str
+    config: list[str] | str = []
     settings: Settings = {}
     final: Settings = {}
     tune: dict[str, Axis] = {}
@@ -51,7 +51,9 @@ class Case(_Part):
     """A column of the leaderboard: data set × partition × clients × protocol.
 
     Attributes:
+        config: Configuration files, as a method's.
         settings: Overrides of every method.
+        final: Overrides that win over all others, chosen ones too.
         tuned_on: The case whose chosen settings it takes (of the study in ``tuning.study``, if there is one); itself if
             None.
         paper: Published figures by method, in the unit that is shown.
@@ -59,7 +61,9 @@ class Case(_Part):
         x: Its place in them.
     """
 
+    config: list[str] | str = []
     settings: Settings = {}
+    final: Settings = {}
     tuned_on: str | None = None
     paper: dict[str, float | str] = {}
     panel: str = ""
@@ -184,9 +188,10 @@ class Study:
         """The cases that a method is for."""
         return [case for case in self.cases if any(fnmatch(case, each) for each in self.methods[method].cases)]
 
-    def configs_of(self, method: str) -> tuple[Path, ...]:
-        """The configuration files of a method."""
-        return tuple(self.path.parent / name for name in _listed(self.methods[method].config))
+    def configs_of(self, method: str, case: str) -> tuple[Path, ...]:
+        """The configuration files of a method on a case."""
+        names = (*_listed(self.cases[case].config), *_listed(self.methods[method].config))
+        return tuple(self.path.parent / name for name in names)
 
     def tuned_on(self, method: str, case: str) -> tuple[str, str]:
         """The method and the case whose choice a method takes on a case."""
@@ -236,9 +241,17 @@ class Study:
         if not self.methods:
             self._refuse("methods", "none", "name at least one, or give patterns in configs")
         for method in self.methods:
-            for config in self.configs_of(method):
-                if not config.is_file():
-                    self._refuse(f"methods.{method}.config", config, "it is no file; paths are relative to the study")
+            for case in self.cases_of(method):
+                configs = self.configs_of(method, case)
+                if not configs:
+                    self._refuse(f"methods.{method}.config", "nothing", f"give a file here or in cases.{case}.config")
+                for config in configs:
+                    if not config.is_file():
+                        self._refuse(
+                            f"config of methods.{method} or cases.{case}",
+                            config,
+                            "it is no file; paths are relative to the study",
+                        )
             if not self.cases_of(method):
                 cases = self.methods[method].cases
                 self._refuse(f"methods.{method}.cases", cases, f"no case matches; there are {', '.join(self.cases)}")

@@ -54,6 +54,9 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
             scale, unit = _unit(rows)
             grouped = rows.assign(x=rows["case"].map(cases)).groupby("x")[picture.figure]
             mean, spread = scale * grouped.mean(), scale * grouped.std().fillna(0.0)
+            if len(mean) == 1:  # what the axis does not touch
+                axes.axhline(float(mean.iloc[0]), linestyle="--", color=_colour(place), label=method)
+                continue
             lines = axes.errorbar(
                 mean.index, mean, spread, capsize=2, linewidth=1.3, label=method, color=_colour(place)
             )
@@ -75,7 +78,8 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
             if not found:
                 continue
             rows = table[(table["method"] == method) & (table["case"] == case)]
-            scale, unit = _unit(rows)
+            is_score = picture.figure.rpartition("/")[2] in set(rows["metric"])
+            scale, unit = _unit(rows) if is_score else (1.0, "")
             length = min(len(rounds[picture.x]) for rounds in found)
             x, y = (
                 np.array([rounds[name][:length] for rounds in found], dtype=float).mean(axis=0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from fl_lightning.round.metrics import less_is_better
+from fl_lightning.round.goal import less_is_better
 from fl_lightning.study.cells import Cell, make_cell, tuning_cells
 from fl_lightning.study.definition import Point, Study
 from fl_lightning.study.store import Record, Store
@@ -102,6 +102,11 @@ class Progress:
         grid = self.source.study.grid_of(tuned_as)
         point = next((point for point in grid if point[0] == label), ("", {}))
         return [make_cell(self.study, method, case, seed, point, "report") for seed in self.study.seeds]
+
+    def first_label(self, method: str, case: str) -> str:
+        """The first setting of the grid that a method's choice on a case is made from; empty without one."""
+        grid = self.source.study.grid_of(self.study.tuned_on(method, case)[0])
+        return grid[0][0] if grid else ""
 
     def report(self, method: str, case: str) -> list[Cell]:
         """The reported cells of a method on a case, one a seed; none as long as no setting is chosen."""

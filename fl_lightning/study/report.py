@@ -42,6 +42,11 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     }.items():
         if figure in table:
             parts += [f"## {title}", markdown(leaderboard(progress, table, figure), "method")]
+    validation = statistics.case_means(table, "val")
+    if validation.shape[0] > 1 and validation.shape[1] > 1:
+        ranks = statistics.average_ranks(validation)
+        listed = ", ".join(f"{method} {rank:.1f}" for method, rank in ranks.items())
+        parts.append(f"Average rank by validation over {len(validation)} cases: {listed}.")
     parts += ["## Other models of the same runs", _kinds(progress, table)]
     if any(case.tuned_on or study.tuning.budget or study.tuning.study for case in study.cases.values()):
         parts += ["## Chosen settings", _choices(progress)]

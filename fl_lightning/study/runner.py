@@ -150,8 +150,8 @@ class Runner:
         for method, case in self.groups:
             open_cells = [cell for cell in self.progress.tuning(method, case) if self._is_open(cell)]
             open_cells += [cell for cell in self.progress.report(method, case) if self._is_open(cell)]
-            if open_cells and not self.progress.report(method, case):
-                open_cells += self.progress.reported(method, case, open_cells[0].setting)[:1]
+            if not self.progress.report(method, case):
+                open_cells += self.progress.reported(method, case, self.progress.first_label(method, case))[:1]
             for cell in open_cells:
                 parts = {(method, cell.case, part) for part in ("", *cell.setting.split(", "))}
                 if not parts <= seen:

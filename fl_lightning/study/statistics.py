@@ -14,7 +14,7 @@ import pandas as pd
 import scipy.stats
 from numpy.typing import NDArray
 
-from fl_lightning.round.metrics import less_is_better
+from fl_lightning.round.goal import less_is_better
 
 #: Differences with a smaller corrected p-value are called differences.
 LEVEL = 0.05

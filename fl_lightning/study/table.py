@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fl_lightning.round.metrics import less_is_better
+from fl_lightning.round.goal import less_is_better
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress

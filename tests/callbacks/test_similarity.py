@@ -202,5 +202,5 @@ def test_groups_of_the_partition_are_the_communities(federation, make_model, mak
     trainer = make_trainer(callbacks=[SimilarityLogger(every_n_rounds=1)])
     trainer.fit(make_model(), federation, Kin())
 
-    assert 0 <= trainer.history[-1]["similarity/embedding_neighbours"] <= 1
-    assert "similarity/mixing_neighbours" in trainer.history[-1]
+    assert 0 <= trainer.run.history[-1]["similarity/embedding_neighbours"] <= 1
+    assert "similarity/mixing_neighbours" in trainer.run.history[-1]

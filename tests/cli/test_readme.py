@@ -1,4 +1,4 @@
-"""What the README shows works as shown."""
+"""What the README and the tutorial of algorithms show is what it says it is."""
 
 import re
 from pathlib import Path
@@ -12,14 +12,15 @@ from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorials" / "your-algorithm.md").read_text()
 
 
 def half_way() -> type:
-    """The README's example algorithm."""
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    namespace: dict[str, type] = {"__name__": "half_way"}
-    exec(compile(example, "README.md", "exec"), namespace)
-    return namespace["HalfWay"]
+    """The tutorial's example algorithm, without the run that follows it."""
+    (example,) = re.findall(r"```python\n(.*?)\nsource = ", TUTORIAL, flags=re.DOTALL)
+    namespace: dict[str, type] = {"__name__": "halfway"}
+    exec(compile(example, "your-algorithm.md", "exec"), namespace)
+    return namespace["Halfway"]
 
 
 @pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
@@ -44,3 +45,9 @@ def test_files_and_configs_that_it_names_exist() -> None:
         assert (ROOT / name).is_file(), name
     for name in re.findall(r"^\| `([\w/]+(?:\.py|/))`", README, flags=re.MULTILINE):
         assert (ROOT / name).exists() or (ROOT / "fl_lightning" / name).exists(), name
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    compile(example, "README.md", "exec")

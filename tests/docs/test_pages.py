@@ -26,6 +26,7 @@ def commands(page: Path) -> list[str]:
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ fl-train")]
 
 
+@pytest.mark.filterwarnings("ignore:.*clients are run one after another")
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_tutorials_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")

@@ -1,6 +1,8 @@
 """Nets that know nothing of the package."""
 
+import copy
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,3 +132,18 @@ def test_a_net_that_pools_its_nodes_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"returns \[\(8,\)\] for 3 nodes: return logits"):
         ClientModule(Pools).build(6, 3)
+
+
+def test_the_last_layer_is_the_head_in_copies_too() -> None:
+    net = PlainNet(GraphSAGE(4, 8, num_layers=2, out_channels=3), 4, 3)
+    names = [name for name, _ in net.named_parameters()]
+    assert any(name.startswith("head.") for name in names)
+    assert not any(name.startswith("net.convs.1") for name in names)
+    twin = copy.deepcopy(net)
+    graph = SimpleNamespace(x=torch.ones(3, 4), edge_index=torch.tensor([[0, 1], [1, 0]]))
+    before = net(SimpleNamespace(plain=graph)).logits.detach().clone()
+    torch.nn.init.zeros_(twin.head.lin_l.weight)
+    torch.nn.init.zeros_(twin.head.lin_l.bias)
+    torch.nn.init.zeros_(twin.head.lin_r.weight)
+    assert not twin(SimpleNamespace(plain=graph)).logits.any()
+    assert torch.equal(net(SimpleNamespace(plain=graph)).logits, before)

@@ -23,7 +23,8 @@ from fl_lightning.study.definition import Study, WrongStudy
         ({"processes": 0}, "processes: Input should be greater than or equal to 1 (given: 0)"),
         ({"methods": {}}, "methods is none: name at least one"),
         ({"methods": {"A": {"config": "missing.yaml"}}}, "missing.yaml: it is no file"),
-        ({"methods": {"A": {}}}, "methods.A.config: Field required"),
+        ({"methods": {"A": {}}, "baselines": []}, "methods.A.config is nothing: give a file here or in cases.plain"),
+        ({"methods": {"A": {"config": {"a": 1}}}}, "methods.A.config.list[str]: Input should be a valid list"),
         (
             {"methods": {"A": {"config": "quickstart.yaml", "tun": {}}}},
             "methods.A.tun is no setting of a study: did you",
@@ -109,7 +110,7 @@ def test_configurations_by_pattern(make_study: Callable[..., Study], tmp_path: P
     methods = {"average": {"config": "fedavg_toy.yaml"}}
     study = make_study(methods=methods, configs=["*_toy.yaml"], configs_except=["Ditto"], baselines=[])
     assert list(study.methods) == ["average", "FedProx"]
-    assert study.configs_of("FedProx") == (tmp_path / "fedprox_toy.yaml",)
+    assert study.configs_of("FedProx", "plain") == (tmp_path / "fedprox_toy.yaml",)
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

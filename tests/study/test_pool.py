@@ -64,6 +64,7 @@ def test_a_killed_study_leaves_no_worker_and_goes_on(
     assert any("spawn_main" in " ".join(child.cmdline()) for child in children)
     process.kill()
     process.wait()
+    process.stdout.close()
     wait_for(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
     assert not list((tmp_path / "scratch").glob("fl-study-*/*"))
     done = len(Store(study.results).records())

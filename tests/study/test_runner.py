@@ -268,3 +268,16 @@ def test_check_compares_figures(make_study: Callable[..., Study]) -> None:
         assert check(study, store, pool, said.append) == 1
     assert "FedAvg on plain" in said[-1]
     assert "1 figures changed: test/acc" in said[-1]
+
+
+def test_cells_are_sent_to_wandb(
+    make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb = {"project": "studies", "offline": True, "save_dir": str(tmp_path / "sent")}
+    study = make_study(wandb=wandb, tuning=None, seeds=[0])
+    tally, _, _ = run(study, HerePool(real=True), methods=["Local"])
+    assert (tally.trained, tally.failed) == (2, {})
+    assert len(list((tmp_path / "sent" / "wandb").glob("offline-run-*"))) == 2
+    without = make_study(tuning=None, seeds=[0])
+    assert [progress(without).state(cell) for cell in progress(without).report("Local", "plain")] == ["done"]

@@ -1,0 +1,186 @@
+"""Runs one system for peers.py, in the interpreter that has its requirements; nothing of this project is needed for it.
+
+    python peers_driver.py SYSTEM OPTIONS.json
+
+The options: ``checkout``, ``data`` (a file of clients that peers.py writes), ``scratch``, ``algorithm``, ``rounds``,
+``epochs``, ``width``, ``learning_rate``, ``seed``, ``result``. Writes to ``result``: for each round the seconds since
+this process began and the validation accuracy, plain mean over clients.
+"""
+
+import json
+import pickle
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+START = time.perf_counter()
+
+
+def write_result(options: dict[str, Any], rounds: list[tuple[float, float]]) -> None:
+    """Hand the figures over."""
+    Path(options["result"]).write_text(json.dumps(rounds))
+
+
+def ours(options: dict[str, Any]) -> None:
+    """``fl-train fit`` of this project."""
+    from fl_lightning import Callback
+    from fl_lightning.cli import FederatedCLI
+
+    rounds: list[tuple[float, float]] = []
+
+    class Clock(Callback):
+        def on_round_end(self, trainer: Any, metrics: dict[str, float]) -> None:
+            rounds.append((time.perf_counter() - START, metrics[options["figure"]]))
+
+    class TimedCLI(FederatedCLI):
+        def instantiate_trainer(self, **kwargs: Any) -> Any:
+            trainer = super().instantiate_trainer(**kwargs)
+            trainer.callbacks.append(Clock())
+            return trainer
+
+    TimedCLI([*options["arguments"], f"--trainer.default_root_dir={options['scratch']}"])
+    write_result(options, rounds)
+
+
+def openfgl(options: dict[str, Any]) -> None:
+    """OpenFGL (https://github.com/xkLi-Allen/OpenFGL) with this project's clients in place of its own simulation."""
+    import torch
+    from torch_geometric.data import Data
+
+    sys.path.insert(0, options["checkout"])
+    sys.argv = sys.argv[:1]  # it reads the command line when it is imported
+    import openfgl.config
+    import openfgl.flcore.trainer as core
+
+    load = torch.load
+    torch.load = lambda *arguments, **named: load(*arguments, **{"weights_only": False, **named})
+    clients = [Data(**fields) for fields in torch.load(options["data"])]
+    args = openfgl.config.args
+    args.root, args.dataset, args.metrics, args.model = options["scratch"], ["Cora"], ["accuracy"], ["gcn"]
+    args.num_clients, args.num_rounds, args.num_epochs = len(clients), options["rounds"], options["epochs"]
+    args.fl_algorithm, args.hid_dim, args.lr = options["algorithm"], options["width"], options["learning_rate"]
+    args.weight_decay, args.use_cuda, args.seed = 0.0, options["gpu"], options["seed"]
+    _write_openfgl_splits(Path(options["scratch"]), clients)
+    num_classes = max(int(client.y.max()) for client in clients) + 1
+    for client in clients:
+        client.num_global_classes = num_classes
+
+    class Given:
+        def __init__(self, args: Any) -> None:
+            self.local_data = clients
+            x = torch.cat([client.x for client in clients])
+            y = torch.cat([client.y for client in clients])
+            offsets = torch.tensor([0, *(len(client.x) for client in clients)]).cumsum(0).tolist()
+            edges = [client.edge_index + offset for client, offset in zip(clients, offsets, strict=False)]
+            self.global_data = Data(x=x, y=y, edge_index=torch.cat(edges, dim=1), num_global_classes=num_classes)
+            self.processed_dir = options["scratch"]
+
+    rounds: list[tuple[float, float]] = []
+
+    class Timed(core.FGLTrainer):
+        def evaluate(self) -> None:
+            found: list[float] = []
+            for client in self.clients:
+                if not hasattr(client.task, "original_evaluate"):
+                    client.task.original_evaluate = client.task.evaluate
+                client.task.evaluate = lambda *a, task=client.task, **k: _noted(found, task.original_evaluate(*a, **k))
+            super().evaluate()
+            rounds.append((time.perf_counter() - START, sum(found) / len(found)))
+
+    core.FGLDataset = Given
+    torch.manual_seed(options["seed"])
+    Timed(args).train()
+    write_result(options, rounds)
+
+
+def _noted(found: list[float], result: dict[str, Any]) -> dict[str, Any]:
+    found.append(float(result["accuracy_val"]))
+    return result
+
+
+def _write_openfgl_splits(root: Path, clients: list[Any]) -> None:
+    import torch
+
+    folder = root / "node_cls" / "default_split"
+    folder.mkdir(parents=True)
+    offset = 0
+    for number, client in enumerate(clients):
+        for role in ("train", "val", "test"):
+            mask = client[f"{role}_mask"]
+            torch.save(mask, folder / f"{role}_{number}.pt")
+            with (folder / f"glb_{role}_{number}.pkl").open("wb") as file:
+                pickle.dump((mask.nonzero().flatten() + offset).tolist(), file)
+        offset += len(client.x)
+
+
+def fedpub(options: dict[str, Any]) -> None:
+    """FED-PUB's public code (https://github.com/JinheonBaek/FED-PUB): FedAvg and FED-PUB, one worker."""
+    import os
+
+    import torch
+    from torch_geometric.data import Data
+
+    load = torch.load
+    torch.load = lambda *arguments, **named: load(*arguments, **{"weights_only": False, **named})
+    if not options["gpu"]:  # the code says .cuda() everywhere
+        torch.Tensor.cuda = lambda self, *arguments, **named: self
+        torch.nn.Module.cuda = lambda self, *arguments, **named: self
+        Data.cuda = lambda self, *arguments, **named: self
+    clients = torch.load(options["data"])
+    base = Path(options["scratch"])
+    folder = base / "datasets" / f"Cora_disjoint/{len(clients)}"
+    folder.mkdir(parents=True)
+    for number, fields in enumerate(clients):
+        torch.save({"client_data": Data(**fields), "client_id": number}, folder / f"partition_{number}.pt")
+    sys.path.insert(0, options["checkout"])
+    sys.path.remove(str(Path(__file__).parent))
+    os.chdir(options["checkout"])
+    words = [
+        "--gpu",
+        "0",
+        "--n-workers",
+        "1",
+        "--model",
+        options["algorithm"],
+        "--dataset",
+        "Cora",
+        "--mode",
+        "disjoint",
+    ]
+    words += ["--frac", "1.0", "--n-rnds", options["rounds"], "--n-eps", options["epochs"], "--n-clients", len(clients)]
+    words += ["--n-dims", options["width"], "--lr", options["learning_rate"], "--seed", options["seed"]]
+    words += ["--base-path", base]
+    if options["algorithm"] == "fedpub":  # as its scripts have it
+        words += ["--clsf-mask-one", "--laye-mask-one", "--norm-scale", "3"]
+    sys.argv = ["main.py", *map(str, words)]
+    import main as program
+    import modules.multiprocs as multiprocs
+
+    ends: list[float] = []
+
+    class Timed(multiprocs.ParentProcess):
+        def __init__(self, args: Any, server: Any, client: Any) -> None:
+            class TimedServer(server):  # type: ignore[misc]
+                def on_round_complete(self, updated: Any) -> None:
+                    super().on_round_complete(updated)
+                    ends.append(time.perf_counter() - START)
+
+            super().__init__(args, TimedServer, client)
+            self.log_path = args.log_path
+
+        def start(self) -> None:
+            try:
+                super().start()
+            except SystemExit:
+                logs = [json.loads(path.read_text())["log"] for path in Path(self.log_path).glob("client_*.txt")]
+                values = zip(*(log["rnd_local_val_acc"] for log in logs), strict=True)
+                write_result(options, [(end, sum(v) / len(v)) for end, v in zip(ends, values, strict=True)])
+                raise
+
+    program.ParentProcess = Timed
+    program.main(program.Parser().parse())
+
+
+if __name__ == "__main__":
+    {"ours": ours, "openfgl": openfgl, "fedpub": fedpub}[sys.argv[1]](json.loads(Path(sys.argv[2]).read_text()))
