@@ -165,6 +165,7 @@ def _draw(axes: "Axes", matrix_CC: Matrix) -> None:
     extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((above, below), "neither")
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend=extend)
     bar.ax.tick_params(labelsize=6.5, length=2, color=_FAINT, labelcolor=_FAINT)
+    bar.set_label("similarity", fontsize=7, color=_FAINT)
     bar.outline.set_visible(False)
 
 

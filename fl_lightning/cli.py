@@ -61,6 +61,10 @@ _NO_CAUSE = re.compile(r"Expected a (<class|path)|Not a valid subclass|Does not 
 
 def _plain(message: str) -> str:
     """What the parser says, without its lists of types and parsed objects, and with the names that would do."""
+    given = re.search(r"Problem with given class_path '([^']+)'", message)
+    if given and "." in given[1] and (why := _why_not_imported(given[1])):
+        key = re.match(r'Parser key "([^"]+)"', message)
+        return f"{f'{key[1]}: ' if key else ''}{given[1]!r} cannot be imported: {why}"
     if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):

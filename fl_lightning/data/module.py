@@ -31,7 +31,7 @@ from fl_lightning.data.partition.record import (
     hash_graph,
 )
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.preparation import Dropped, dropped, names_of_nodes, prepare_graph
+from fl_lightning.data.preparation import Dropped, dropped, names_of_classes, names_of_nodes, prepare_graph
 from fl_lightning.data.settings import check_count, check_folder, check_seed
 from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.sources.examples import ExampleSource
@@ -140,6 +140,7 @@ class FederatedDataModule(LightningDataModule):
         self._edges_lost: tuple[int, ...] = ()
         self._source_idx: tuple[Tensor, ...] = ()
         self._node_names: tuple[str, ...] | None = None
+        self._class_names: tuple[str, ...] | None = None
         self._dropped = Dropped()
         self._num_outputs = 0
         self._groups: tuple[int, ...] = ()
@@ -278,6 +279,11 @@ class FederatedDataModule(LightningDataModule):
         """For each of the source's nodes its name, where the source's graph has a list ``node_names``."""
         return self._node_names if self.clients else None
 
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """What the classes are called, where the source's graph has a list ``class_names`` or the source knows."""
+        return self._class_names or self.source.class_names
+
     def collator(
         self, clients: Sequence[ClientGraph] | Sequence[ClientExamples], *, device: torch.device, dtype: torch.dtype
     ) -> Collator:
@@ -333,9 +339,10 @@ class FederatedDataModule(LightningDataModule):
                 seed=self.seed,
                 dropped=self._dropped,
                 non_iidness=non_iidness,
+                class_names=self.class_names,
             )
         examples = [client for client in self.clients if isinstance(client, ClientExamples)]
-        return PartitionTable.from_examples(examples, num_classes=self.num_outputs)
+        return PartitionTable.from_examples(examples, num_classes=self.num_outputs, class_names=self.class_names)
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -350,6 +357,7 @@ class FederatedDataModule(LightningDataModule):
         raw = self.source.load(self.root, self.cache_dir)
         data = prepare_graph(raw, self.source.preparation, str(self.source))
         self._node_names = names_of_nodes(raw, str(self.source))
+        self._class_names = names_of_classes(raw, str(self.source))
         self._dropped = dropped(raw, data)
         if self._dropped.num_nodes and not self.source.benchmark:
             warnings.warn(

@@ -119,6 +119,21 @@ def names_of_nodes(data: Data, name: str = "the graph") -> tuple[str, ...] | Non
     return tuple(names)
 
 
+def names_of_classes(data: Data, name: str = "the graph") -> tuple[str, ...] | None:
+    """Return a raw graph's ``class_names``, if it has any.
+
+    Raises:
+        ValueError: They are not a text for each class.
+    """
+    names = data.get("class_names")
+    if names is None:
+        return None
+    num_classes = int(data.y.max()) + 1
+    if not isinstance(names, list | tuple) or len(names) < num_classes or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"{name}: class_names must be a list of a text for each of the {num_classes} classes.")
+    return tuple(names)
+
+
 def _checked_copy(data: Data, name: str) -> Data:
     """Copy the node attributes, with features and labels in their final types."""
     missing = [key for key in ("x", "edge_index", "y") if not isinstance(data.get(key), Tensor)]

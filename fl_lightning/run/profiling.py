@@ -1,6 +1,10 @@
 """Where the time of a round goes."""
 
 import csv
+import os
+import re
+import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,6 +20,9 @@ from fl_lightning.run.folder import whole_file
 
 #: The parts of a round, in the order they are shown.
 PARTS = ("clients", "payloads", "server", "evaluation", "logging", "checkpoint")
+
+#: Such as ``USDT:2026-01-31 12:00:00 17:17 SyncActivityProfilerHandler.cpp:52] profiler_start``.
+_OWN_MESSAGE = re.compile(rb"(USDT|STAGE|INFO):\d{4}-\d\d-\d\d .*ActivityProfiler")
 
 
 class RoundClock:
@@ -85,7 +92,8 @@ class RoundTrace:
         if self.rounds == self.first_round:
             gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
             self.profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
-            self.profiler.start()
+            with _without_own_messages():
+                self.profiler.start()
 
     def end_round(self) -> None:
         """End the recording and write it if it is time."""
@@ -96,7 +104,24 @@ class RoundTrace:
     def close(self) -> None:
         """Write what was recorded."""
         if self.profiler is not None:
-            self.profiler.stop()
+            with _without_own_messages():
+                self.profiler.stop()
             with whole_file(self.path) as temporary:
                 self.profiler.export_chrome_trace(str(temporary))
             self.profiler = None
+
+
+@contextmanager
+def _without_own_messages() -> Iterator[None]:
+    """Keep what the profiler's library says of its own start and end off standard error, whatever its log level is."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as said:
+        standard_error = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(standard_error, 2)
+            os.close(standard_error)
+            said.seek(0)
+            os.write(2, b"".join(line for line in said if not _OWN_MESSAGE.match(line)))

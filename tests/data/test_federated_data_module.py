@@ -26,6 +26,7 @@ from fl_lightning.data import (
     LouvainPartitioner,
     MetisPartitioner,
     OverlappingMetisPartitioner,
+    PlanetoidSource,
     PlantedCommunities,
     RandomPartitioner,
     School,
@@ -351,3 +352,21 @@ def test_unsound_examples_are_refused_by_name(tmp_path: Path):
     data = FederatedDataModule(School(), root=str(tmp_path), cache_dir=str(tmp_path))
     with pytest.raises(ValueError, match=r"^School: .*school.npz: `X`\[1, 0\] is nan, which is no finite float32"):
         data.setup()
+
+
+def test_classes_are_called_as_the_graph_or_the_source_says(tmp_path: Path) -> None:
+    raw = two_countries()
+    raw.class_names = [f"class {k}" for k in range(int(raw.y.max()) + 1)]
+    data = FederatedDataModule(
+        FileSource(saved(tmp_path / "graph.pt", raw)), MetisPartitioner(2), cache_dir=str(tmp_path)
+    )
+    data.setup()
+    assert data.class_names == tuple(raw.class_names) == data.statistics().class_names
+    raw.class_names = ["one"]
+    wrong = FederatedDataModule(
+        FileSource(saved(tmp_path / "other.pt", raw)), MetisPartitioner(2), cache_dir=str(tmp_path)
+    )
+    with pytest.raises(ValueError, match="class_names must be a list of a text for each of the"):
+        wrong.setup()
+    assert PlanetoidSource("Cora").class_names[0] == "theory"
+    assert PlanetoidSource("PubMed").class_names is None

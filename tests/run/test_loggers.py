@@ -9,8 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fl_lightning import Callback
 from fl_lightning.callbacks import FederatedCheckpoint
+from fl_lightning.round.selection import Selection
 from fl_lightning.run import checkpoint
-from fl_lightning.run.loggers import RoundTable, WandbLogger
+from fl_lightning.run.loggers import RoundTable, RoundTensorBoardLogger, WandbLogger
 from fl_lightning.strategies import FedAvg
 
 
@@ -88,3 +89,32 @@ def test_wandb_run_goes_on_after_a_resume(
     logger._experiment = type("Run", (), {"id": "begun"})()
     with pytest.raises(ValueError, match="run begun has begun, so other cannot be continued"):
         logger.continue_run("other")
+
+
+def test_loggers_hold_the_chosen_round_and_the_table_is_written_beside_them(
+    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb.teardown()
+    summary: dict[str, Any] = {}
+    finalize = WandbLogger.finalize
+
+    def look(logger: WandbLogger, status: str) -> None:
+        if logger._experiment is not None:
+            summary.update(dict(logger.experiment.summary))
+        finalize(logger, status)
+
+    monkeypatch.setattr(WandbLogger, "finalize", look)
+    monkeypatch.setattr(Selection, "_is_better", lambda selection, value, best: best is None)  # the first round
+    board = RoundTensorBoardLogger(str(tmp_path / "board"))
+    trainer = make_trainer(logger=[WandbLogger(save_dir=str(tmp_path / "logs")), board])
+    result = trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
+    first, *_, last = read(trainer.run.folder / "metrics.csv")
+
+    assert result["best_round"] == summary["best_round"] == 0
+    assert float(first["val/loss"]) != float(last["val/loss"])
+    assert summary["val/loss"] == result["val/loss"] == float(first["val/loss"])
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert events.Scalars("chosen/val/loss")[0].value == pytest.approx(result["val/loss"])
+    assert "hparams" in events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name

@@ -2,10 +2,11 @@
 
 import csv
 import json
+import os
 
 import pytest
 
-from fl_lightning.run.profiling import PARTS, RoundClock
+from fl_lightning.run.profiling import PARTS, RoundClock, _without_own_messages
 from fl_lightning.strategies import FedAvg
 
 
@@ -27,11 +28,12 @@ def test_parts_add_up(monkeypatch) -> None:
     assert sum(share for _, share in rows.values()) == pytest.approx(1.0)
 
 
-def test_a_profiled_run_writes_its_trace_and_its_table(federation, make_model, make_trainer) -> None:
+def test_a_profiled_run_writes_its_trace_and_its_table(federation, make_model, make_trainer, capfd) -> None:
     trainer = make_trainer(num_rounds=4)
 
     trainer.fit(make_model(), federation, FedAvg(), profile=True)
 
+    assert "rofiler" not in capfd.readouterr().err
     trace = json.loads((trainer.run.folder / "trace.json").read_text())
     names = {event["name"] for event in trace["traceEvents"]}
     assert {"clients", "server", "evaluation", "payloads"} <= names
@@ -40,6 +42,13 @@ def test_a_profiled_run_writes_its_trace_and_its_table(federation, make_model, m
     assert [row["part"] for row in rows] == [*PARTS, "other"]
     assert trainer.run.clock.num_rounds == 4
     assert float(rows[0]["milliseconds_a_round"]) > 0
+
+
+def test_only_the_messages_of_the_profiler_itself_are_kept_off_the_terminal(capfd) -> None:
+    with _without_own_messages():
+        os.write(2, b"USDT:2026-01-31 12:00:00 17:17 SyncActivityProfilerHandler.cpp:52] profiler_start\na warning\n")
+    os.write(2, b"later\n")
+    assert capfd.readouterr().err == "a warning\nlater\n"
 
 
 def test_nothing_is_written_unasked(federation, make_model, make_trainer) -> None:

@@ -84,6 +84,7 @@ class PartitionTable:
         dropped: What the source's graph has beside the clients, since only its largest component was kept.
         non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighbourhoods (FedAux); nan
             without graphs, or where it was not measured.
+        class_names: What the classes are called; empty for their numbers.
     """
 
     rows: tuple[ClientStatistics, ...] | tuple[ExampleStatistics, ...]
@@ -91,6 +92,7 @@ class PartitionTable:
     heterogeneity: float
     non_iidness: float = float("nan")
     dropped: Dropped = field(default_factory=Dropped)
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     def from_graphs(
@@ -102,6 +104,7 @@ class PartitionTable:
         seed: int = 0,
         dropped: Dropped | None = None,
         non_iidness: bool = True,
+        class_names: Sequence[str] | None = None,
     ) -> "PartitionTable":
         """Measure clients that hold subgraphs.
 
@@ -112,6 +115,7 @@ class PartitionTable:
             seed: Of the nodes that large graphs are represented by (see ``neighbourhood_discrepancy``).
             dropped: What the preparation of the graph left out; None for nothing.
             non_iidness: Whether to measure it, which takes seconds on wide features.
+            class_names: What the classes are called; None for their numbers.
         """
         histogram_CK = label_histograms(clients, num_classes)
         rows = tuple(
@@ -137,11 +141,14 @@ class PartitionTable:
             heterogeneity=label_heterogeneity(histogram_CK),
             non_iidness=unlikeness,
             dropped=dropped or Dropped(),
+            class_names=tuple(class_names or ()),
         )
 
     @classmethod
-    def from_examples(cls, clients: Sequence[ClientExamples], *, num_classes: int) -> "PartitionTable":
-        """Measure clients that hold examples; ``num_classes`` is not read in a regression."""
+    def from_examples(
+        cls, clients: Sequence[ClientExamples], *, num_classes: int, class_names: Sequence[str] | None = None
+    ) -> "PartitionTable":
+        """Measure clients that hold examples; what is said of classes is not read in a regression."""
         classify = not clients[0].y_N.is_floating_point()
         histogram_CK = label_histograms(clients, num_classes) if classify else None
         rows = tuple(
@@ -158,7 +165,12 @@ class PartitionTable:
         if histogram_CK is None:
             return cls(rows=rows, label_counts=(), heterogeneity=float("nan"))
         counts = tuple(map(tuple, histogram_CK.tolist()))
-        return cls(rows=rows, label_counts=counts, heterogeneity=label_heterogeneity(histogram_CK))
+        return cls(
+            rows=rows,
+            label_counts=counts,
+            heterogeneity=label_heterogeneity(histogram_CK),
+            class_names=tuple(class_names or ()),
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -227,15 +239,17 @@ class PartitionTable:
         count_CK = np.array(self.label_counts)
         num_clients, num_classes = count_CK.shape
         colors = _class_colors(num_classes)
+        names = [str(k) if k >= len(self.class_names) else self.class_names[k] for k in range(num_classes)]
+        longest = max(map(len, names))
         legend_columns = -(-num_classes // 20)
         legend_rows = -(-num_classes // legend_columns)
         height = max(1.4 + 0.24 * num_clients, 0.8 + 0.18 * legend_rows)
-        figure = Figure(figsize=(7.5 + 0.5 * legend_columns, height), layout="constrained")
+        figure = Figure(figsize=(7.5 + (0.4 + 0.075 * longest) * legend_columns, height), layout="constrained")
         axes = figure.subplots()
         left_CK = count_CK.cumsum(axis=1) - count_CK
         for k in range(num_classes):
             axes.barh(
-                range(num_clients), count_CK[:, k], left=left_CK[:, k], height=0.78, color=colors[k], label=str(k)
+                range(num_clients), count_CK[:, k], left=left_CK[:, k], height=0.78, color=colors[k], label=names[k]
             )
         axes.set_yticks(range(num_clients), [row.client for row in self.rows])
         axes.set_ylim(num_clients - 0.4, -0.6)

@@ -35,6 +35,8 @@ class HAR(ExampleSource):
         features: ``statistics`` or ``raw``.
     """
 
+    class_names = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
+
     def __init__(self, features: Literal["statistics", "raw"] = "statistics") -> None:
         if features not in ("statistics", "raw"):
             raise ValueError(f"features={features!r} is not known to HAR; use 'statistics' or 'raw'.")

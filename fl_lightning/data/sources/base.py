@@ -24,6 +24,9 @@ GRAPH = "graph"
 class Source(ABC):
     """Where a federation's data come from: a :class:`GraphSource`, or an ``ExampleSource``."""
 
+    #: What the classes are called, in their order; None where that is not known. A graph's own ``class_names`` win.
+    class_names: tuple[str, ...] | None = None
+
     def __str__(self) -> str:
         """What messages call the data set."""
         return type(self).__name__
@@ -117,11 +120,12 @@ def joined(graphs: Iterable[Data]) -> Data:
 class FileSource(GraphSource):
     """A graph of your own: a ``torch_geometric.data.Data``, or its ``to_dict()``, written by ``torch.save``.
 
-    A list of graphs in the file is a client each, and needs no partitioner. A list of texts ``node_names``, one for
-    each node, goes into the file of predictions.
+    A list of graphs in the file is a client each, and needs no partitioner; so is each of several files, which is then
+    called as its file. A list of texts ``node_names``, one for each node, goes into the file of predictions; a list
+    ``class_names``, one for each class, into the picture of the labels.
 
     Args:
-        path: The file; a relative path starts at the working directory.
+        path: The file, or a list of files; a relative path starts at the working directory.
         normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
@@ -129,21 +133,27 @@ class FileSource(GraphSource):
 
     def __init__(
         self,
-        path: str,
+        path: str | list[str],
         normalize_features: bool = False,
         largest_component: bool = False,
         undirected: bool = True,
     ) -> None:
         super().__init__(normalize_features, largest_component, undirected)
-        self.path = user_path("path", path)
+        self.is_list = not isinstance(path, str | Path)
+        self.paths = [user_path("path", each) for each in ([path] if isinstance(path, str | Path) else path)]
+        if not self.paths:
+            raise ValueError("FileSource.path is an empty list: give at least one file")
+        stems = tuple(each.stem for each in self.paths)
+        self.client_names = stems if self.is_list and len(set(stems)) == len(stems) else None
 
     def __str__(self) -> str:
         """With the file."""
-        return f"FileSource({str(self.path)!r})"
+        names = [str(each) for each in self.paths]
+        return f"FileSource({names if self.is_list else names[0]!r})"
 
     @property
     def clients_by(self) -> str | None:  # type: ignore[override]
-        """Set where the file holds a list."""
+        """Set where there are several files, or the file holds a list."""
         return GRAPH if isinstance(self._saved, list) else None
 
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
@@ -152,37 +162,53 @@ class FileSource(GraphSource):
         if not isinstance(saved, list):
             return saved
         names = (f"{self}, graph {idx}" for idx in range(len(saved)))
-        return joined(prepare_graph(graph, self.preparation, name) for graph, name in zip(saved, names, strict=True))
+        whole = joined(prepare_graph(graph, self.preparation, name) for graph, name in zip(saved, names, strict=True))
+        whole.class_names = saved[0].get("class_names")
+        return whole
 
     @cached_property
     def _saved(self) -> Data | list[Data]:
-        """What is in the file, from when it is first looked at until it is loaded."""
-        self._check_exists()
-        expected = (
-            "a torch_geometric Data (or a list of them, a client each) that loads with weights_only=True. Save it as "
-            "`torch.save(Data(x=..., edge_index=..., y=...), path)` with only tensors, numbers and texts in it"
-        )
-        with reading(self.path, expected):
-            with allow_pickled_graphs():
-                saved = torch.load(self.path, weights_only=True)
-            graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in _listed(saved)]
-            strangers = [type(each).__name__ for each in graphs if not isinstance(each, Data)]
-            if strangers or not graphs:
-                raise ValueError(f"it holds a {strangers[0] if strangers else 'list of nothing'}")
-        return graphs if isinstance(saved, list) else graphs[0]
+        """What is in the file or files, from when it is first looked at until it is loaded."""
+        found = [_graphs_in(path) for path in self.paths]
+        if self.is_list:
+            for path, graphs in zip(self.paths, found, strict=True):
+                if isinstance(graphs, list):
+                    raise ValueError(f"path={str(path)!r} holds a list, but it is one of several files: give it alone")
+        return found if self.is_list else found[0]
 
     def identity(self) -> dict[str, Any]:
         """Depends on the file's contents, not on its place."""
-        self._check_exists()
-        with self.path.open("rb") as file:
-            return {"source": type(self).__name__, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        hashes = []
+        for path in self.paths:
+            _check_exists(path)
+            with path.open("rb") as file:
+                hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+        return {"source": type(self).__name__, "sha256": hashes if self.is_list else hashes[0]}
 
-    def _check_exists(self) -> None:
-        if not is_file(self.path):
-            raise FileNotFoundError(
-                f"path={str(self.path)!r}: {self.path.absolute()} is not a file. Write one with `torch.save(data, "
-                "path)` or correct the source's path."
-            )
+
+def _graphs_in(path: Path) -> Data | list[Data]:
+    """The graph in a file, or the graphs."""
+    _check_exists(path)
+    expected = (
+        "a torch_geometric Data (or a list of them, a client each) that loads with weights_only=True. Save it as "
+        "`torch.save(Data(x=..., edge_index=..., y=...), path)` with only tensors, numbers and texts in it"
+    )
+    with reading(path, expected):
+        with allow_pickled_graphs():
+            saved = torch.load(path, weights_only=True)
+        graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in _listed(saved)]
+        strangers = [type(each).__name__ for each in graphs if not isinstance(each, Data)]
+        if strangers or not graphs:
+            raise ValueError(f"it holds a {strangers[0] if strangers else 'list of nothing'}")
+    return graphs if isinstance(saved, list) else graphs[0]
+
+
+def _check_exists(path: Path) -> None:
+    if not is_file(path):
+        raise FileNotFoundError(
+            f"path={str(path)!r}: {path.absolute()} is not a file. Write one with `torch.save(data, path)` or correct "
+            "the source's path."
+        )
 
 
 def _listed(saved: Any) -> list[Any]:

@@ -79,6 +79,8 @@ class HeterogeneousCIFAR10(ExampleSource):
     clients have 1,515 to 1,839 training images, a narrower range than ours.
     """
 
+    class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
     def __init__(
         self, num_clients: int = 30, classes_per_client: int = 5, examples_per_client: int | None = None
     ) -> None:

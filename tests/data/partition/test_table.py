@@ -132,6 +132,11 @@ def test_picture(tmp_path: Path, num_classes: int):
     clients = tuple(client_graph([[0.0]] * num_classes, list(range(num_classes)), []) for _ in range(2))
     table = PartitionTable.from_graphs(clients, edges_lost=[0, 0], num_classes=num_classes)
     table.plot_labels(tmp_path / "labels.png")
+    named = PartitionTable.from_graphs(
+        clients, edges_lost=[0, 0], num_classes=num_classes, class_names=["a class"] * num_classes
+    )
+    named.plot_labels(tmp_path / "named.svg")
+    assert (tmp_path / "named.svg").read_text().count("<!-- a class -->") == num_classes
     assert (tmp_path / "labels.png").read_bytes().startswith(b"\x89PNG")
 
 
