@@ -36,7 +36,11 @@ class _VectorNet(nn.Module):
         self.in_channels = math.prod(shape)
 
     def flat(self, batch: ExampleBatch) -> Tensor:
-        """The inputs as vectors, (..., N, in_channels)."""
+        """The inputs as vectors, (..., N, in_channels); of a graph its nodes' features, if they are dense."""
+        if batch.x is None:
+            raise ValueError(
+                "the features of this graph are kept sparse (bags of words), and only graph nets read those"
+            )
         return batch.x.flatten(-self.num_dims) if self.num_dims > 1 else batch.x
 
 

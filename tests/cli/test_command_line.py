@@ -147,7 +147,6 @@ PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--model.net=fl_lightning.models.MLP"], "ClientModule with MLP cannot compute on the data of client-00"),
         (
             ["--model.net=fl_lightning.models.CNN"],
             "model.net, for inputs of 32 and 5 outputs: in_features=32 is no shape",
@@ -155,7 +154,7 @@ PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
         (["--model.net=fl_lightning.models.Twin"], "model.net, for inputs of 32 and 5 outputs: TypeError"),
         (["--model=RegressionClient", "--model.net=fl_lightning.models.GCN"], "set model to ClientModule"),
     ],
-    ids=["graphs by MLP", "graphs by CNN", "no net", "classes by regression"],
+    ids=["graphs by CNN", "no net", "classes by regression"],
 )
 def test_models_that_do_not_fit_the_data(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]

@@ -337,18 +337,6 @@ def test_frozen_and_unused_parameters_stay(executor, federation, make_trainer) -
     assert moved == {"convs.0.weight", "convs.1.weight", "convs.1.bias", "head.weight", "head.bias"}
 
 
-class Normalised(GCN):
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        self.norm = nn.BatchNorm1d(3)
-
-
-@both_executors
-def test_running_statistics_are_refused(executor, federation, make_trainer) -> None:
-    with pytest.raises(ValueError, match=r"model\.net keeps norm\.num_batches_tracked, norm\.running_mean, norm\.runn"):
-        make_trainer(executor=executor()).fit(ClientModule(Normalised), federation, FedAvg())
-
-
 class Tied(GCN):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)

@@ -172,7 +172,7 @@ def test_the_first_phase_is_fedavg(executor, fit, make_model, make_trainer, fede
 @both_executors
 def test_the_best_model_is_kept_and_sent_once(executor, fit) -> None:
     strategy = AdaFGL(num_federated_rounds=4)
-    history = fit(strategy, executor, num_rounds=7, callbacks=CommunicationLedger()).history
+    history = fit(strategy, executor, num_rounds=7, callbacks=CommunicationLedger()).run.history
     total = [row["comm/bytes_down"] for row in history], [row["comm/bytes_up"] for row in history]
     assert total[0] == [5 * 4 * MODEL] * 5 + [0] * 2
     assert total[1] == [5 * 4 * (MODEL + 2)] * 4 + [0] * 3
@@ -189,7 +189,7 @@ def test_without_epochs_of_its_own_phase_the_gcn_stays(executor, fit) -> None:
     state = trainer.run.executor.state().parameters
     for name, model in strategy.models.items():
         assert torch.equal(state[name], model.expand_as(state[name]))
-    assert trainer.history[3]["global/test/acc"] == trainer.history[1]["test/acc"]
+    assert trainer.run.history[3]["global/test/acc"] == trainer.run.history[1]["test/acc"]
     assert (state["homophilous.bias"] != trainer.run.architectures[0]["homophilous.bias"]).any()
 
 

@@ -194,11 +194,11 @@ def test_views_that_mean_different_things(executor, given_clients, fit) -> None:
     found = fit(strategy, executor, data, num_rounds=10)
     averaged = fit(FedAvg(), executor, data, num_rounds=10)
     assert found.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.1
-    assert found.history[-1]["server/factors_apart"] > 0.01
+    assert found.run.history[-1]["server/factors_apart"] > 0.01
 
 
 def test_bytes(fit) -> None:
-    history = fit(FedIIH(), callbacks=CommunicationLedger()).history
+    history = fit(FedIIH(), callbacks=CommunicationLedger()).run.history
     model = 2 * (6 * 8 + 8 + 8 * 3) + 3
     for row in history:
         assert row["comm/bytes_down"] == 5 * 4 * model

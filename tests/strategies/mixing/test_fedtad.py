@@ -80,14 +80,14 @@ def test_without_distillation_it_is_fedavg(settings, executor, fit, assert_same)
     averaged = fit(FedAvg(), executor)
     distilled = fit(FedTAD(**settings), executor)
     assert_same(dict(distilled.run.executor.state().tensors()), dict(averaged.run.executor.state().tensors()))
-    assert [row["test/acc"] for row in distilled.history] == [row["test/acc"] for row in averaged.history]
+    assert [row["test/acc"] for row in distilled.run.history] == [row["test/acc"] for row in averaged.run.history]
 
 
 def test_alike_models_have_nothing_to_teach(fit) -> None:
     strategy = FedTAD(num_epochs=0, num_iterations=1)
     trainer = fit(strategy, dropout=0.0, precision="64-true", num_rounds=1)
-    assert trainer.history[0]["server/disagreement"] < 1e-12
-    assert fit(FedTAD(), dropout=0.0, num_rounds=1).history[0]["server/disagreement"] > 1e-3
+    assert trainer.run.history[0]["server/disagreement"] < 1e-12
+    assert fit(FedTAD(), dropout=0.0, num_rounds=1).run.history[0]["server/disagreement"] > 1e-3
 
 
 def test_weights_of_the_clients(fit) -> None:
@@ -155,7 +155,7 @@ def test_labels_outside_the_training_nodes_are_not_used(executor, graphs, given_
 
 def test_bytes(fit) -> None:
     strategy = FedTAD(num_iterations=1)
-    history = fit(strategy, callbacks=CommunicationLedger()).history
+    history = fit(strategy, callbacks=CommunicationLedger()).run.history
     for number, row in enumerate(history):
         assert row["comm/bytes_down"] == 5 * 4 * MODEL
         assert row["comm/bytes_up"] == 5 * 4 * (MODEL + (0 if number else 3))  # the classes once

@@ -1,15 +1,11 @@
 """MOON: the contrast and its gradient, first rounds, what a client remembers."""
 
-import functools
-
 import pytest
 import torch
 from both_executors import both_executors
-from learning import learnt, quadrants
 
 from fl_lightning import Callback, Participation, StackedExecutor
 from fl_lightning.callbacks import CommunicationLedger
-from fl_lightning.models import MLP
 from fl_lightning.strategies import MOON, FedAvg
 
 
@@ -105,17 +101,6 @@ def test_bytes_are_those_of_fedavg(fit) -> None:
     assert {n: v for n, v in found[0].items() if n.startswith("comm/")} == {
         n: v for n, v in found[1].items() if n.startswith("comm/")
     }
-
-
-def test_clients_that_drift_apart() -> None:
-    """Two classes each, and many local epochs."""
-    clients = quadrants(6, num_train=40, classes=lambda client: (client % 4, (client + 1) % 4))
-    net = functools.partial(MLP, hidden_channels=32)
-    contrasted, plain = (
-        learnt(strategy, clients, num_rounds=10, lr=0.2, net=net)
-        for strategy in (MOON(num_epochs=20, contrast_weight=5.0), FedAvg(num_epochs=20))
-    )
-    assert contrasted > plain + 0.02
 
 
 @pytest.mark.parametrize(
