@@ -63,11 +63,11 @@ def measure(folder: Path) -> dict[str, Any]:
                     "seconds from submission to the first message": outcome.facts["seconds_to_start"],
                     "seconds of the job": outcome.facts["seconds"],
                     "seconds of a round": rounds(state["history"]),
-                    "seconds of a round in process": rounds(local.trainer.history),
+                    "seconds of a round in process": rounds(local.trainer.run.history),
                     "bytes down": outcome.facts["bytes"]["down"],
                     "bytes up": outcome.facts["bytes"]["up"],
                     "bytes of payloads (ledger)": int(state["history"][-1]["comm/bytes_total"]),
-                    "as in process": state["history"][-1]["test/acc"] == local.trainer.history[-1]["test/acc"],
+                    "as in process": state["history"][-1]["test/acc"] == local.trainer.run.history[-1]["test/acc"],
                 }
     return found
 

@@ -21,7 +21,7 @@ def answered(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(command_line.VERBS, "colour", "fl_lightning.run.result:write")
+    monkeypatch.setitem(command_line.VERBS, "colour", "fl_lightning.run.result")
     assert main(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "fl-train fit --config configs/quickstart.yaml" in text
@@ -59,7 +59,7 @@ def test_mistakes(
 def test_the_other_verbs_are_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "painting.py").write_text("def main(words):\n    return len(words)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(command_line.VERBS, "paint", "painting:main")
+    monkeypatch.setitem(command_line.VERBS, "paint", "painting")
     assert main(["paint", "it", "black"]) == 2
 
 
