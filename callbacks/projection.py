@@ -47,7 +47,6 @@ class ProjectionAlignment(Callback):
         ValueError: ``every_n_rounds`` is below 1.
     """
 
-    needs_data = True
     invents_stages = True
 
     def __init__(self, *, every_n_rounds: int = 1) -> None:

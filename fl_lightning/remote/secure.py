@@ -134,7 +134,8 @@ def masked(
     assert answer.num_examples is not None
     (client,) = answer.clients
     weight = float(answer.num_examples[0]) if weighting == "examples" else 1.0
-    row_D = flatten({name: tensor.double() for name, tensor in answer.parameters.items()})[0]
+    rows = {name: tensor.double() for name, tensor in answer.parameters.items()}
+    row_D = flatten(rows)[0] if rows else torch.zeros(0, dtype=torch.float64)  # a stage that sends nothing
     hidden = masks.mask(row_D, weight, client, clients, label)
     return Payload(clients=answer.clients, signals={MASKED: hidden[None]})
 

@@ -28,7 +28,14 @@ def test_who_touches_clients_data_says_so(kind) -> None:
 
 def test_who_asks_clients_for_more_than_the_strategy_does_says_so() -> None:
     found = {kind.__name__ for kind in OURS if kind.invents_stages}
-    assert found == {"SimilarityLogger", "ModelPoisoning", "SignFlip", "Backdoor", "SimpleTuning"}
+    assert found == {
+        "SimilarityLogger",
+        "ModelPoisoning",
+        "SignFlip",
+        "Backdoor",
+        "SimpleTuning",
+        "ProjectionAlignment",
+    }
 
 
 def test_the_callbacks_of_every_run_need_neither() -> None:
