@@ -22,7 +22,8 @@ def rows(output: io.StringIO) -> dict[str, str]:
 
 
 def test_defaults_in_the_order_they_are_called() -> None:
-    assert [type(c) for c in default_callbacks()] == [CommunicationLedger, FederatedCheckpoint, RoundProgressBar]
+    names = [type(callback).__name__ for callback in default_callbacks()]
+    assert names == ["CommunicationLedger", "FederatedCheckpoint", "RunReport", "RoundProgressBar"]
 
 
 def test_lines_where_there_is_no_terminal(make_trainer: Any, make_model: Any, federation: Any) -> None:
