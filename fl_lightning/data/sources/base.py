@@ -139,6 +139,8 @@ class FileSource(GraphSource):
         undirected: bool = True,
     ) -> None:
         super().__init__(normalize_features, largest_component, undirected)
+        if not isinstance(path, str | Path | list | tuple):
+            raise ValueError(f"path is {path!r}: give a file, or a list of files")
         self.is_list = not isinstance(path, str | Path)
         self.paths = [user_path("path", each) for each in ([path] if isinstance(path, str | Path) else path)]
         if not self.paths:

@@ -82,6 +82,10 @@ def as_source(source: Any) -> Any:
     if isinstance(source, Data):
         return InMemorySource(source)
     if isinstance(source, str | Path):
+        if not Path(source).is_file():
+            raise ValueError(
+                f"data.source is {str(source)!r}, which is no file: give a source, a graph, or a saved graph"
+            )
         return FileSource(str(source))
     if isinstance(source, list | tuple):
         return ManyGraphs([as_source(each) for each in source])
