@@ -68,7 +68,7 @@ def test_rows_are_on_disk_when_a_run_dies_and_no_round_is_twice_after_it(
     assert metrics("broken") == metrics("whole")
     events = EventAccumulator(str(tmp_path / "broken/version_0"))
     events.Reload()
-    assert [event.step for event in events.Scalars("val/acc")] == [1, 3, 5]
+    assert sorted(event.step for event in events.Scalars("val/acc")) == [1, 3, 5]  # files of one second in any order
 
 
 def test_wandb_run_goes_on_after_a_resume(
