@@ -6,7 +6,7 @@ import pytest
 import torch
 from both_executors import both_executors
 from learning import learnt, quadrants
-from quadratics import fit_quadratics, parameters
+from quadratics import parameters
 from torch.optim import SGD
 
 from fl_lightning import StackedExecutor
@@ -20,11 +20,6 @@ def path(tmp_path):
     """The path 0-1-2."""
     (tmp_path / "path.txt").write_text("0 1\n1 2\n")
     return EdgeListFile(str(tmp_path / "path.txt"))
-
-
-@pytest.fixture
-def quadratics(tmp_path):
-    return functools.partial(fit_quadratics, default_root_dir=str(tmp_path))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from both_executors import both_executors
-from quadratics import CURVATURES, EXAMPLES, MINIMA, fit_quadratics, parameters
+from quadratics import CURVATURES, EXAMPLES, MINIMA, parameters
 from torch.optim import SGD
 
 from fl_lightning import Participation, SequentialExecutor, StackedExecutor
@@ -34,11 +34,6 @@ ADAPTIVE = (
     [0.1696353818, -0.1025454483, 0.2799496934],
     [0.3886208710, -0.0696196453, 0.5911439848],
 )
-
-
-@pytest.fixture
-def quadratics(tmp_path):
-    return functools.partial(fit_quadratics, default_root_dir=str(tmp_path))
 
 
 @pytest.fixture

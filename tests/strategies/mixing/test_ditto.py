@@ -1,22 +1,15 @@
 """Ditto: numbers by hand, what it is equal to, who receives what."""
 
-import functools
-
 import pytest
 import torch
 from both_executors import both_executors
-from quadratics import CURVATURES, EXAMPLES, MINIMA, fit_quadratics, parameters
+from quadratics import CURVATURES, EXAMPLES, MINIMA, parameters
 
 from fl_lightning import Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.round.client import parameters_of
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import Ditto, FedAvg, FedProx, Local
-
-
-@pytest.fixture
-def quadratics(tmp_path):
-    return functools.partial(fit_quadratics, default_root_dir=str(tmp_path))
 
 
 @pytest.fixture

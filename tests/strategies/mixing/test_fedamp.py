@@ -1,34 +1,15 @@
 """FedAMP: its numbers on the quadratics, limits of its attention, who starts where."""
 
-import functools
-
 import pytest
 import torch
 from both_executors import both_executors
 from learning import learnt, quadrants
-from quadratics import fit_quadratics, parameters
+from quadratics import parameters
 
-from fl_lightning import Participation, StackedExecutor
+from fl_lightning import Participation
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAMP, FedAvg, Local
-
-
-@pytest.fixture
-def quadratics(tmp_path):
-    return functools.partial(fit_quadratics, default_root_dir=str(tmp_path))
-
-
-@pytest.fixture
-def fit(federation, make_model, make_trainer):
-    """Run on the graphs, with dropout and Adam."""
-
-    def run(strategy, executor=StackedExecutor, **settings):
-        trainer = make_trainer(executor=executor(), seed=1, **settings)
-        trainer.fit(make_model(dropout=0.5), federation, strategy)
-        return trainer
-
-    return run
 
 
 def xi(rows, **settings):

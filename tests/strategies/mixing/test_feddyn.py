@@ -1,35 +1,16 @@
 """FedDyn: its numbers on the quadratics, its invariant, where it converges to."""
 
-import functools
-
 import pytest
 import torch
 from both_executors import both_executors
-from quadratics import CURVATURES, MINIMA, fit_quadratics, parameters
+from quadratics import CURVATURES, MINIMA, parameters
 
-from fl_lightning import Callback, Participation, Payload, StackedExecutor
+from fl_lightning import Callback, Participation, Payload
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, FedDyn, FedProx
 
 MINIMUM = sum(a * b for a, b in zip(CURVATURES, MINIMA, strict=True)) / sum(CURVATURES)  # of the sum
-
-
-@pytest.fixture
-def quadratics(tmp_path):
-    return functools.partial(fit_quadratics, default_root_dir=str(tmp_path))
-
-
-@pytest.fixture
-def fit(federation, make_model, make_trainer):
-    """Run on the graphs, with dropout and Adam."""
-
-    def run(strategy, executor=StackedExecutor, **settings):
-        trainer = make_trainer(executor=executor(), seed=1, **settings)
-        trainer.fit(make_model(dropout=0.5), federation, strategy)
-        return trainer
-
-    return run
 
 
 class Loses(Callback):

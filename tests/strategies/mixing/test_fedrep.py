@@ -11,7 +11,7 @@ from learning import learnt, quadrants
 from quadratics import Product, fit_quadratics, parameters
 from torch.optim import SGD
 
-from fl_lightning import Callback, Participation, StackedExecutor
+from fl_lightning import Callback, Participation
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.strategies import FedAvg, FedBABU, FedPer, FedRep
 
@@ -20,18 +20,6 @@ from fl_lightning.strategies import FedAvg, FedBABU, FedPer, FedRep
 def products(tmp_path):
     """Run on the quadratics of p q."""
     return functools.partial(fit_quadratics, net=Product, default_root_dir=str(tmp_path))
-
-
-@pytest.fixture
-def fit(federation, make_model, make_trainer):
-    """Run on the graphs, with dropout."""
-
-    def run(strategy, executor=StackedExecutor, optimizer=None, **settings):
-        trainer = make_trainer(executor=executor(), seed=1, **settings)
-        trainer.fit(make_model(dropout=0.5, optimizer=optimizer), federation, strategy)
-        return trainer
-
-    return run
 
 
 @both_executors

@@ -9,7 +9,7 @@ from both_executors import both_executors
 from learning import learnt, quadrants
 from torch import nn
 
-from fl_lightning import Callback, ClientModule, Participation, StackedExecutor
+from fl_lightning import Callback, ClientModule, Participation
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.kernels.randomness import derive_key
@@ -18,18 +18,6 @@ from fl_lightning.models.routed import Routed, policy_shares, run_route
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, Flow
 from fl_lightning.strategies.mixing.routing import half
-
-
-@pytest.fixture
-def fit(federation, make_model, make_trainer):
-    """Run on the graphs, with dropout and Adam."""
-
-    def run(strategy, executor=StackedExecutor, **settings):
-        trainer = make_trainer(executor=executor(), seed=1, **settings)
-        trainer.fit(make_model(dropout=0.5), federation, strategy)
-        return trainer
-
-    return run
 
 
 @pytest.fixture

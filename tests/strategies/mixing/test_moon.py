@@ -4,21 +4,9 @@ import pytest
 import torch
 from both_executors import both_executors
 
-from fl_lightning import Callback, Participation, StackedExecutor
+from fl_lightning import Callback, Participation
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.strategies import MOON, FedAvg
-
-
-@pytest.fixture
-def fit(federation, make_model, make_trainer):
-    """Run on the graphs, with dropout and Adam."""
-
-    def run(strategy, executor=StackedExecutor, **settings):
-        trainer = make_trainer(executor=executor(), seed=1, **settings)
-        trainer.fit(make_model(dropout=0.5), federation, strategy)
-        return trainer
-
-    return run
 
 
 def rows(*numbers):

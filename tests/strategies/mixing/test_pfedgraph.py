@@ -1,37 +1,19 @@
 """pFedGraph: its numbers on the quadratics, the projection, limits of W, the direction of its term."""
 
-import functools
 import itertools
 
 import pytest
 import torch
 from both_executors import both_executors
 from learning import learnt, quadrants
-from quadratics import fit_quadratics, parameters
+from quadratics import parameters
 
-from fl_lightning import Participation, StackedExecutor
+from fl_lightning import Participation
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.federation import Federation
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, Local, PFedGraph
 from fl_lightning.strategies.mixing.pfedgraph import project_to_simplex
-
-
-@pytest.fixture
-def quadratics(tmp_path):
-    return functools.partial(fit_quadratics, default_root_dir=str(tmp_path))
-
-
-@pytest.fixture
-def fit(federation, make_model, make_trainer):
-    """Run on the graphs, with dropout and Adam."""
-
-    def run(strategy, executor=StackedExecutor, **settings):
-        trainer = make_trainer(executor=executor(), seed=1, **settings)
-        trainer.fit(make_model(dropout=0.5), federation, strategy)
-        return trainer
-
-    return run
 
 
 def server(**settings) -> PFedGraph:

@@ -10,7 +10,7 @@ from quadratics import Point as OnePoint
 from quadratics import Quadratic, Quadratics, parameters
 from torch.optim import SGD
 
-from fl_lightning import FederatedTrainer, Participation, StackedExecutor
+from fl_lightning import FederatedTrainer, Participation
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.federation import Roster
 from fl_lightning.strategies import SFL, FedAvg, FedProx, Local
@@ -31,18 +31,6 @@ def quadratics(tmp_path):
             num_rounds=num_rounds, executor=executor, default_callbacks=False, **defaults, **settings
         )
         trainer.fit(Quadratic(OnePoint, functools.partial(SGD, lr=0.1)), data, strategy)
-        return trainer
-
-    return run
-
-
-@pytest.fixture
-def fit(federation, make_model, make_trainer):
-    """Run on the graphs, which are on a ring, with dropout and Adam."""
-
-    def run(strategy, executor=StackedExecutor, **settings):
-        trainer = make_trainer(executor=executor(), seed=1, **settings)
-        trainer.fit(make_model(dropout=0.5), federation, strategy)
         return trainer
 
     return run
