@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings", "shared"), CASES, ids=lambda case: getattr(case, "__name__", str(case)))
+def called(case: Any) -> str:
+    """A case's part in a test's name, the same in every process."""
+    return " and ".join(case) if isinstance(case, dict) else getattr(case, "__name__", str(case))
+
+
+@pytest.mark.parametrize(("kind", "settings", "shared"), CASES, ids=called)
 def test_executors_agree(kind, settings, shared, fit, assert_same) -> None:
     runs = []
     for executor in (
