@@ -1,5 +1,6 @@
 # Written by docs/exports.py.
 from fl_lightning.federation import Federation as Federation
+from fl_lightning.strategies.base import NotesFigures as NotesFigures
 from fl_lightning.strategies.base import Strategy as Strategy
 from fl_lightning.strategies.decentralised.base import Decentralised as Decentralised
 from fl_lightning.strategies.decentralised.dfedavgm import DFedAvgM as DFedAvgM

@@ -192,6 +192,28 @@ class Strategy(ABC):
         return
 
 
+class NotesFigures(Strategy):
+    """A strategy that notes its figures in ``figures`` when they arise; they are logged and in checkpoints."""
+
+    def setup(self, federation: Federation) -> None:
+        """Begin without figures."""
+        super().setup(federation)
+        self.figures: dict[str, float] = {}
+
+    def metrics(self) -> Mapping[str, float]:
+        """The figures that were noted last."""
+        return self.figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """The figures, and what the strategy itself keeps."""
+        return super().state_dict() | {"figures": self.figures}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.figures = dict(state["figures"])
+
+
 def select_names(names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
     """Names that match any of the shell-style patterns.
 

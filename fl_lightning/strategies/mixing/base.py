@@ -169,10 +169,11 @@ class Mixing(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """The mixed models."""
-        return {"models": dict(self.models)}
+        return super().state_dict() | {"models": dict(self.models)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the mixed models."""
+        super().load_state_dict(state)
         self.models = {name: tensor.to(self.federation.device) for name, tensor in state["models"].items()}
 
 

@@ -23,7 +23,6 @@ new nodes are linked both ways, labels of training nodes alone are used, and cli
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,12 +34,13 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Slot, Stage
+from fl_lightning.strategies.base import NotesFigures
 from fl_lightning.strategies.mixing import neighbour_mending as client_side
 from fl_lightning.strategies.mixing.fedsage import FedSage
 
 
 @dataclass(kw_only=True, eq=False)
-class FedSagePlus(FedSage):
+class FedSagePlus(FedSage, NotesFigures):
     """FedSage on mended graphs.
 
     Args:
@@ -80,7 +80,6 @@ class FedSagePlus(FedSage):
             torch.tensor(federation.num_features)
         )
         self.exchanged = Payload(clients=())
-        self.figures: dict[str, float] = {}
 
     def memory(self) -> Mapping[str, Slot]:
         """Which nodes are hidden, and which hidden neighbours each node has lost."""
@@ -189,7 +188,7 @@ class FedSagePlus(FedSage):
         return Payload(clients=tuple(clients), signals=signals)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average the classifiers; before, pass on what was shown, sum the gradients for each client, note figures."""
+        """Average the classifiers; before, pass on what was shown, sum each client's gradients, note the figures."""
         if stage.name == "train":
             super().aggregate(stage, upload)
         elif stage.name == "mend":
@@ -200,16 +199,3 @@ class FedSagePlus(FedSage):
             self.exchanged = Payload(clients=upload.clients, signals={"gradient": summed[rows]})
         else:
             self.exchanged = dataclasses.replace(upload, num_examples=None, num_steps=None)
-
-    def metrics(self) -> Mapping[str, float]:
-        """A client's generated neighbours, and their errors, means over the clients."""
-        return self.figures
-
-    def state_dict(self) -> dict[str, Any]:
-        """The classifier and the figures."""
-        return super().state_dict() | {"figures": self.figures}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.figures = dict(state["figures"])

@@ -44,12 +44,12 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Stage
-from fl_lightning.strategies.base import server_dtype
+from fl_lightning.strategies.base import NotesFigures, server_dtype
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
 @dataclass(kw_only=True, eq=False)
-class FedTAD(FedAvg):
+class FedTAD(FedAvg, NotesFigures):
     """FedAvg, and distillation of the clients' models by their reliability.
 
     Args:
@@ -111,7 +111,7 @@ class FedTAD(FedAvg):
             "student": Adam(self.student.values(), self.student_lr, weight_decay=self.weight_decay),
         }
         self.reliability_CK = torch.zeros(federation.num_clients, num_classes, dtype=self.dtype, device=device)
-        self.averaged, self.figures, self.num_rounds = dict(self.models), dict[str, float](), 0
+        self.averaged, self.num_rounds = dict(self.models), 0
 
     def initial_stages(self) -> Sequence[Stage]:
         """The clients say how reliable they are."""
@@ -216,10 +216,6 @@ class FedTAD(FedAvg):
         averaged_payload = Payload(clients=tuple(clients), parameters=averaged)
         return {**super().evaluations(clients), "averaged/": Evaluation(payload=averaged_payload)}
 
-    def metrics(self) -> Mapping[str, float]:
-        """How badly clients tell pseudo nodes, and how far the global model is from them, in the last iteration."""
-        return self.figures
-
     def state_dict(self) -> dict[str, Any]:
         """The models, generator and optimisers, and how reliable the clients are."""
         return super().state_dict() | {
@@ -227,7 +223,6 @@ class FedTAD(FedAvg):
             "generator": self.generator.state_dict(),
             "optimizer": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "reliability": self.reliability_CK,
-            "figures": self.figures,
             "num_rounds": self.num_rounds,
         }
 
@@ -239,7 +234,7 @@ class FedTAD(FedAvg):
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizer"][name])
         self.reliability_CK = state["reliability"].to(self.federation.device)
-        self.figures, self.num_rounds = dict(state["figures"]), state["num_rounds"]
+        self.num_rounds = state["num_rounds"]
 
 
 def return_probabilities(batch: GraphBatch, num_steps: int) -> Tensor:

@@ -19,25 +19,24 @@ those that FedGB publishes. L_sem is quadratic in a client's nodes.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.batches import Batch, GraphBatch
-from fl_lightning.federation import Federation
 from fl_lightning.kernels.block_sparse import block_matmul
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.strategies.base import NotesFigures
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
 @dataclass(kw_only=True, eq=False)
-class FGSSL(FedAvg):
+class FGSSL(FedAvg, NotesFigures):
     """FedAvg with semantic and structural terms.
 
     Args:
@@ -75,11 +74,6 @@ class FGSSL(FedAvg):
         for name in (f"{view}_{what}_dropout" for view in ("weak", "strong") for what in ("edge", "feature")):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"strategy.{name} must be in [0, 1], got {getattr(self, name)}")
-
-    def setup(self, federation: Federation) -> None:
-        """No losses are known yet."""
-        super().setup(federation)
-        self.figures: dict[str, float] = {}
 
     def training(self, round_idx: int) -> Stage:
         """With the terms."""
@@ -140,20 +134,7 @@ class FGSSL(FedAvg):
         return self.losses(client.output(parameters, batch), client.frozen_output(context.anchor, batch), batch)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average the models; note the losses."""
+        """Average the models; note the two losses, means over the clients."""
         super().aggregate(stage, upload)
         if upload.clients:
             self.figures = {f"{name}_loss": float(loss.double().mean()) for name, loss in upload.signals.items()}
-
-    def metrics(self) -> Mapping[str, float]:
-        """The two losses, means over the clients of the last round."""
-        return self.figures
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model and the figures."""
-        return super().state_dict() | {"figures": self.figures}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.figures = dict(state["figures"])
