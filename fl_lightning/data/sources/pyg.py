@@ -116,6 +116,8 @@ class _NamedPyGSource(PyGSource):
     benchmark = True
     dataset_path: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
+    #: What the classes are called, by the data set's name in lower case.
+    known_classes: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(
         self,
@@ -131,6 +133,7 @@ class _NamedPyGSource(PyGSource):
         super().__init__(
             self.dataset_path, {"name": spelling[name.lower()]}, normalize_features, largest_component, undirected
         )
+        self.class_names = self.known_classes.get(name.lower())
 
     @property
     def converted_folder(self) -> str:
@@ -151,7 +154,7 @@ class PlanetoidSource(_NamedPyGSource):
     dataset_path = "torch_geometric.datasets.Planetoid"
     names = ("Cora", "CiteSeer", "PubMed")
     #: The order of the files, found by the classes' sizes in Sen et al., "Collective Classification in Network Data".
-    _class_names: ClassVar[dict[str, tuple[str, ...]]] = {
+    known_classes: ClassVar[dict[str, tuple[str, ...]]] = {
         "cora": (
             "theory",
             "reinforcement learning",
@@ -163,16 +166,6 @@ class PlanetoidSource(_NamedPyGSource):
         ),
         "citeseer": ("AI", "ML", "IR", "DB", "agents", "HCI"),
     }
-
-    def __init__(
-        self,
-        name: str,
-        normalize_features: bool = True,
-        largest_component: bool = True,
-        undirected: bool = True,
-    ) -> None:
-        super().__init__(name, normalize_features, largest_component, undirected)
-        self.class_names = self._class_names.get(name.lower())
 
     def check_raw(self, path: Path) -> None:  # noqa: D102
         check_planetoid_file(path)
