@@ -11,6 +11,7 @@ from fl_lightning.data.partition.partitioners import (
     Partitioner,
     RandomPartitioner,
 )
+from fl_lightning.data.partition.skew import DirichletPartitioner, LouvainPlusPartitioner, MetisPlusPartitioner
 from fl_lightning.data.partition.table import ClientStatistics, PartitionTable
 from fl_lightning.data.preparation import Preparation, prepare_graph
 from fl_lightning.data.sources.activity import HAR
@@ -50,6 +51,7 @@ __all__ = [
     "ClientStatistics",
     "CoauthorSource",
     "CompCars",
+    "DirichletPartitioner",
     "ExampleSource",
     "Examples",
     "FederatedDataModule",
@@ -63,8 +65,10 @@ __all__ = [
     "InMemorySource",
     "Landmine",
     "LouvainPartitioner",
+    "LouvainPlusPartitioner",
     "ManyGraphs",
     "MetisPartitioner",
+    "MetisPlusPartitioner",
     "OgbSource",
     "OverlappingMetisPartitioner",
     "PartitionTable",

@@ -7,23 +7,17 @@ the data module's seed, its default, goes on to vary the split: papers draw spli
 import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from fl_lightning.data.adjacency import adjacency_matrix
+from fl_lightning.data.partition.communities import louvain_communities, members, metis_parts, packed, pieces
 from fl_lightning.data.settings import check_count, check_number, check_seed, check_text, is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.kernels.randomness import generator
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
-
-_METIS_DEFAULT_SEED = 4321
-"""What METIS uses when no seed is given; our seed 0 maps to it, so that it gives the partitions of the papers."""
 
 
 class Partitioner(ABC):
@@ -90,7 +84,7 @@ class MetisPartitioner(Partitioner):
     """
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
-        return _metis_parts(data, self.num_clients, seed)
+        return members(metis_parts(data, self.num_clients, seed), self.num_clients)
 
 
 class OverlappingMetisPartitioner(Partitioner):
@@ -121,9 +115,10 @@ class OverlappingMetisPartitioner(Partitioner):
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
         draw = generator(seed, "overlapping clients")
+        num_parts = self.num_clients // self.draws_per_part
         return [
             part[torch.randperm(part.numel(), generator=draw)[: int(part.numel() * self.node_fraction)]]
-            for part in _metis_parts(data, self.num_clients // self.draws_per_part, seed)
+            for part in members(metis_parts(data, num_parts, seed), num_parts)
             for _ in range(self.draws_per_part)
         ]
 
@@ -134,31 +129,32 @@ class LouvainPartitioner(Partitioner):
     Args:
         num_clients: Clients; at most the number of communities.
         resolution: Of the modularity; higher gives more and smaller communities.
-        seed: Of the order in which Louvain visits the nodes; None for the seed of the data module.
+        max_share: METIS cuts communities of more nodes than this share of ``num_nodes / num_clients``; clients then
+            differ by at most that (and METIS's few per cent). None keeps all communities whole.
+        seed: Of the order in which Louvain visits the nodes, and of METIS; None for the seed of the data module.
 
     Source: Blondel et al., "Fast Unfolding of Communities in Large Networks", Journal of Statistical Mechanics, 2008.
+    The public code of graph methods (FederatedScope, OpenFGL) cuts what is larger than a client's share, by the order
+    of the nodes: ``max_share: 1.0`` is that with fewer lost edges.
     """
 
-    remedy_for_empty_clients = "raise `resolution` for more communities, or use fewer clients"
+    remedy_for_empty_clients = "raise `resolution` for more communities, set `max_share`, or use fewer clients"
 
-    def __init__(self, num_clients: int, resolution: float = 1.0, seed: int | None = None) -> None:
+    def __init__(
+        self, num_clients: int, resolution: float = 1.0, max_share: float | None = None, seed: int | None = None
+    ) -> None:
         super().__init__(num_clients, seed)
         check_number("resolution", resolution, above_0=True)
+        if max_share is not None:
+            check_number("max_share", max_share, most=1, above_0=True)
         self.resolution = resolution
+        self.max_share = max_share
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:  # noqa: D102
-        from sknetwork.clustering import Louvain
-
-        louvain = Louvain(resolution=self.resolution, shuffle_nodes=True, random_state=seed)
-        community_N = louvain.fit_predict(_symmetric(data))
-        sizes = np.bincount(community_N)
-        client_of_community = np.empty(len(sizes), dtype=np.int64)
-        load = np.zeros(self.num_clients, dtype=np.int64)
-        for community in np.argsort(-sizes, kind="stable"):
-            client = load.argmin()
-            client_of_community[community] = client
-            load[client] += sizes[community]
-        return _groups(client_of_community[community_N], self.num_clients)
+        community_N = louvain_communities(data, self.resolution, seed)
+        if self.max_share is not None:
+            community_N = pieces(data, community_N, self.max_share * data.num_nodes / self.num_clients, seed)
+        return members(packed(community_N, self.num_clients), self.num_clients)
 
 
 class RandomPartitioner(Partitioner):
@@ -199,7 +195,7 @@ class GivenPartitioner(Partitioner):
                 "the raw graph, set largest_component to false on the source."
             )
         values, group_N = np.unique(client_N.numpy(), return_inverse=True)
-        return _groups(group_N, len(values))
+        return members(group_N, len(values))
 
     def identity(self) -> dict[str, Any]:
         """A file counts by its contents; an attribute is part of the graph."""
@@ -235,28 +231,3 @@ class GivenPartitioner(Partitioner):
             )
         value = data[self.attribute]
         return value if isinstance(value, Tensor) else torch.empty(0)
-
-
-def _metis_parts(data: Data, num_parts: int, seed: int) -> list[Tensor]:
-    import pymetis
-
-    graph = _symmetric(data)
-    index_type = pymetis.zero_copy_dtype()
-    csr = pymetis.CSRAdjacency(graph.indptr.astype(index_type), graph.indices.astype(index_type))
-    # numbers beyond 31 bits would overflow METIS's C int
-    options = pymetis.Options(seed=(_METIS_DEFAULT_SEED + seed) % 2**31)
-    _, part_N = pymetis.part_graph(num_parts, csr, options=options, recursive=False)
-    return _groups(np.asarray(part_N), num_parts)
-
-
-def _symmetric(data: Data) -> "csr_matrix":
-    """Return the adjacency matrix with both directions of every edge, also where the source keeps directions."""
-    matrix = adjacency_matrix(data.edge_index, data.num_nodes)
-    return matrix.maximum(matrix.T).tocsr()
-
-
-def _groups(group_N: np.ndarray[Any, Any], num_groups: int) -> list[Tensor]:
-    """Return the ascending indices of each group's members by one stable sort."""
-    order = np.argsort(group_N, kind="stable")
-    ends = np.cumsum(np.bincount(group_N, minlength=num_groups))
-    return [torch.from_numpy(nodes) for nodes in np.split(order, ends[:-1])]

@@ -1,0 +1,91 @@
+"""Communities of a graph, by METIS and by Louvain, and how they are put together.
+
+Shape legend: N nodes, G groups (communities or clients), K classes.
+"""
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from fl_lightning.data.adjacency import adjacency_matrix
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+Groups: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+_METIS_DEFAULT_SEED = 4321
+"""What METIS uses when no seed is given; our seed 0 maps to it, so that it gives the partitions of the papers."""
+
+
+def metis_parts(data: Data, num_parts: int, seed: int) -> Groups:
+    """The part of each node, (N,), by METIS (k-way, minimal edge cut)."""
+    return _metis(_symmetric(data), num_parts, seed)
+
+
+def louvain_communities(data: Data, resolution: float, seed: int) -> Groups:
+    """The community of each node, (N,), by Louvain, numbered from 0."""
+    from sknetwork.clustering import Louvain
+
+    louvain = Louvain(resolution=resolution, shuffle_nodes=True, random_state=seed)
+    return np.asarray(louvain.fit_predict(_symmetric(data)), dtype=np.int64)
+
+
+def pieces(data: Data, group_N: Groups, most: float, seed: int) -> Groups:
+    """Cut every group of more than ``most`` nodes by METIS into pieces of about as many, and number the groups anew."""
+    matrix, cut_N, number = _symmetric(data), group_N.copy(), int(group_N.max()) + 1
+    for group, size in enumerate(np.bincount(group_N)):
+        if size > most:
+            place = np.flatnonzero(group_N == group)
+            num_pieces = min(int(np.ceil(size / most)), int(size))
+            cut_N[place] = number + _metis(matrix[place][:, place], num_pieces, seed)
+            number += num_pieces
+    return np.asarray(np.unique(cut_N, return_inverse=True)[1], dtype=np.int64)
+
+
+def packed(group_N: Groups, num_clients: int) -> Groups:
+    """Give each group whole to the client that has the fewest nodes so far, largest first; the client of each node."""
+    sizes = np.bincount(group_N)
+    client_G = np.empty(len(sizes), dtype=np.int64)
+    load = np.zeros(num_clients, dtype=np.int64)
+    for group in np.argsort(-sizes, kind="stable"):
+        client_G[group] = load.argmin()
+        load[client_G[group]] += sizes[group]
+    return client_G[group_N]
+
+
+def label_shares(data: Data, group_N: Groups) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """The share of each class among a group's labelled nodes, (G, K); those of the graph where none is labelled."""
+    y_N, num_groups = data.y.numpy(), int(group_N.max()) + 1
+    labelled_N = y_N >= 0
+    count_GK = np.zeros((num_groups, int(y_N.max()) + 1))
+    np.add.at(count_GK, (group_N[labelled_N], y_N[labelled_N]), 1)
+    count_GK[count_GK.sum(axis=1) == 0] = count_GK.sum(axis=0)
+    return np.asarray(count_GK / count_GK.sum(axis=1, keepdims=True))
+
+
+def members(group_N: np.ndarray[Any, Any], num_groups: int) -> list[Tensor]:
+    """Return the ascending indices of each group's members by one stable sort."""
+    order = np.argsort(group_N, kind="stable")
+    ends = np.cumsum(np.bincount(group_N, minlength=num_groups))
+    return [torch.from_numpy(nodes) for nodes in np.split(order, ends[:-1])]
+
+
+def _metis(matrix: "csr_matrix", num_parts: int, seed: int) -> Groups:
+    import pymetis
+
+    index_type = pymetis.zero_copy_dtype()
+    csr = pymetis.CSRAdjacency(matrix.indptr.astype(index_type), matrix.indices.astype(index_type))
+    # numbers beyond 31 bits would overflow METIS's C int
+    options = pymetis.Options(seed=(_METIS_DEFAULT_SEED + seed) % 2**31)
+    _, part_N = pymetis.part_graph(num_parts, csr, options=options, recursive=False)
+    return np.asarray(part_N, dtype=np.int64)
+
+
+def _symmetric(data: Data) -> "csr_matrix":
+    """Return the adjacency matrix with both directions of every edge, also where the source keeps directions."""
+    matrix = adjacency_matrix(data.edge_index, data.num_nodes)
+    return matrix.maximum(matrix.T).tocsr()
