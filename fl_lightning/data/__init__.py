@@ -21,7 +21,14 @@ from fl_lightning.data.sources.generated import PlantedCommunities, SuperCluster
 from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, RotatedMNIST
 from fl_lightning.data.sources.ogb import OgbSource
 from fl_lightning.data.sources.own import InMemorySource, ManyGraphs
-from fl_lightning.data.sources.pyg import AmazonSource, CitationFullSource, CoauthorSource, PlanetoidSource, PyGSource
+from fl_lightning.data.sources.pyg import (
+    AmazonSource,
+    CitationFullSource,
+    CoauthorSource,
+    HeterophilousSource,
+    PlanetoidSource,
+    PyGSource,
+)
 from fl_lightning.data.sources.series import METRLA, PEMSBAY, TPT48
 from fl_lightning.data.sources.synthetic import FL60, GRDAToy
 from fl_lightning.data.sources.tasks import GLEAM, Landmine, School, Vehicle
@@ -62,6 +69,7 @@ __all__ = [
     "GlobalSplit",
     "GraphSource",
     "HeterogeneousCIFAR10",
+    "HeterophilousSource",
     "InMemorySource",
     "Landmine",
     "LouvainPartitioner",

@@ -50,7 +50,7 @@ def require_dataset() -> Callable[[str], Path]:
         root = os.environ.get("FL_DATA_ROOT")
         if not root:
             pytest.skip("FL_DATA_ROOT is not set")
-        if not Path(root, name, "raw").is_dir():
+        if not Path(root, name).exists():
             pytest.skip(f"FL_DATA_ROOT has no {name}")
         return Path(root)
 

@@ -4,10 +4,13 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
+import numpy as np
 import pytest
 import torch
+import torch_geometric.datasets
 from torch_geometric.data import Data, InMemoryDataset
 
 from fl_lightning.data import (
@@ -15,11 +18,14 @@ from fl_lightning.data import (
     CitationFullSource,
     CoauthorSource,
     FileSource,
+    GivenSplit,
     GraphSource,
+    HeterophilousSource,
     OgbSource,
     PlanetoidSource,
     PlantedCommunities,
     PyGSource,
+    Role,
     SuperClusterSBM,
     prepare_graph,
 )
@@ -196,7 +202,9 @@ def test_pyg_needs_a_single_graph(tiny_root: Path, tmp_path: Path):
         PyGSource(TINY, {"num_graphs": 2}).load(tiny_root, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("source", [PlanetoidSource, AmazonSource, CoauthorSource, CitationFullSource])
+@pytest.mark.parametrize(
+    "source", [PlanetoidSource, AmazonSource, CoauthorSource, CitationFullSource, HeterophilousSource]
+)
 def test_named_sources(source: type[PlanetoidSource]):
     with pytest.raises(ValueError, match=f"name='Karate' is not a data set of {source.__name__}; use one of"):
         source("Karate")
@@ -212,16 +220,101 @@ def test_named_sources(source: type[PlanetoidSource]):
         (PlanetoidSource("PubMed"), 19_717, 88_648, 3),
         (AmazonSource("Computers"), 13_381, 491_556, 10),
         (AmazonSource("Photo"), 7_487, 238_086, 8),
+        (CoauthorSource("CS"), 18_333, 163_788, 15),
+        (CoauthorSource("Physics"), 34_493, 495_924, 5),
+        (HeterophilousSource("chameleon"), 2_277, 62_742, 5),
+        (HeterophilousSource("squirrel"), 5_201, 396_706, 5),
+        (HeterophilousSource("chameleon-filtered"), 890, 17_708, 5),
+        (HeterophilousSource("squirrel-filtered"), 2_223, 93_996, 5),
     ],
     ids=lambda value: value.arguments["name"] if isinstance(value, PyGSource) else None,
 )
 def test_sizes_after_preparation(
-    source: PyGSource, nodes: int, edges: int, classes: int, require_dataset: Callable[[str], Path]
+    source: PyGSource, nodes: int, edges: int, classes: int, require_dataset: Callable[..., Path]
 ):
-    data = prepare_graph(source.load(require_dataset(str(source.arguments["name"]))), source.preparation)
+    name = str(source.arguments["name"])
+    from_wikipedia = name.startswith(("chameleon", "squirrel"))
+    root = require_dataset(f"heterophilous_npz/{name.replace('-', '_')}.npz" if from_wikipedia else f"{name}/raw")
+    data = prepare_graph(source.load(root), source.preparation)
     assert (data.num_nodes, data.num_edges, int(data.y.max()) + 1) == (nodes, edges, classes)
     assert not data.has_self_loops()
     assert data.is_undirected()
+
+
+def write_heterophilous(path: Path, num_nodes: int = 30, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """A file of that layout: each edge once, ten splits."""
+    draw = np.random.default_rng(seed)
+    role = draw.integers(3, size=(10, num_nodes))
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "node_features": draw.standard_normal((num_nodes, 4)).astype(np.float32),
+        "node_labels": np.arange(num_nodes) % 3,
+        "edges": np.stack([np.arange(num_nodes - 1), np.arange(1, num_nodes)], axis=1),
+        "train_masks": role == 0,
+        "val_masks": role == 1,
+        "test_masks": role == 2,
+    }
+    path.parent.mkdir(parents=True)
+    np.savez_compressed(path, **arrays)
+    return arrays
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize("name", HeterophilousSource.names)
+def test_heterophilous_graphs(name: str, tmp_path: Path):
+    stem, root = name.lower().replace("-", "_"), tmp_path / "root"
+    from_wikipedia = stem.startswith(("chameleon", "squirrel"))
+    arrays = write_heterophilous(
+        root / (f"heterophilous_npz/{stem}.npz" if from_wikipedia else f"{stem}/raw/{stem}.npz")
+    )
+    source = HeterophilousSource(name)
+    data = prepare_graph(source.load(root, tmp_path / "cache"), source.preparation)
+    assert (data.num_nodes, data.num_edges) == (30, 58)
+    assert torch.equal(data.x, torch.from_numpy(arrays["node_features"]))
+    assert data.y.tolist() == arrays["node_labels"].tolist()
+    roles = GivenSplit(column=3)(data, [torch.arange(30)])[0]
+    assert torch.equal(roles == Role.TRAIN, torch.from_numpy(arrays["train_masks"][3]))
+    if not from_wikipedia:  # where PyG's own class finds it
+        own = torch_geometric.datasets.HeterophilousGraphDataset(str(root), name)[0]
+        assert torch.equal(own.edge_index, source.load(root, tmp_path / "cache").edge_index)
+
+
+def test_heterophilous_graphs_do_not_read_those_of_another_class(tmp_path: Path):
+    """PyG's ``WikipediaNetwork`` has files ``chameleon/raw/chameleon.npz`` and ``chameleon/processed/data.pt``."""
+    other = tmp_path / "root" / "chameleon"
+    (other / "raw").mkdir(parents=True)
+    (other / "raw" / "chameleon.npz").touch()
+    (other / "processed").mkdir()
+    InMemoryDataset.save([triangle()], other / "processed" / "data.pt")
+    for name, num_nodes in (("chameleon", 20), ("chameleon-filtered", 25)):
+        path = tmp_path / "root" / "heterophilous_npz" / f"{name.replace('-', '_')}.npz"
+        write_heterophilous(tmp_path / name / "new.npz", num_nodes=num_nodes)
+        path.parent.mkdir(exist_ok=True)
+        (tmp_path / name / "new.npz").rename(path)
+        assert HeterophilousSource(name).load(tmp_path / "root", tmp_path / "cache").num_nodes == num_nodes
+
+
+def test_heterophilous_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def download(url: str, folder: str) -> None:
+        assert url == "https://github.com/yandex-research/heterophilous-graphs/raw/main/data/squirrel_filtered.npz"
+        write_heterophilous(tmp_path / "scratch" / "new.npz")
+        (tmp_path / "scratch" / "new.npz").rename(Path(folder) / "squirrel_filtered.npz")
+
+    monkeypatch.setattr("torch_geometric.datasets.heterophilous_graph_dataset.download_url", download)
+    root = tmp_path / "root"
+    root.mkdir()
+    assert HeterophilousSource("squirrel-filtered").load(root, tmp_path / "cache").num_nodes == 30
+    monkeypatch.setattr("torch_geometric.datasets.heterophilous_graph_dataset.download_url", _refuse)
+    with pytest.raises(FileNotFoundError, match=r"chameleon cannot be read from .*no route.*FL_DATA_ROOT"):
+        HeterophilousSource("chameleon").load(tmp_path / "other", tmp_path / "cache")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(FileNotFoundError, match="no route"):
+        HeterophilousSource("chameleon").load(empty, tmp_path / "cache")
+    assert empty.is_dir()
+
+
+def _refuse(*_: object) -> None:
+    raise URLError("no route to host")
 
 
 @pytest.fixture
