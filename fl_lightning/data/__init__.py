@@ -19,6 +19,7 @@ from fl_lightning.data.sources.base import FileSource, GraphSource, Source
 from fl_lightning.data.sources.examples import Examples, ExampleSource
 from fl_lightning.data.sources.generated import PlantedCommunities, SuperClusterSBM
 from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, RotatedMNIST
+from fl_lightning.data.sources.natural import PyGGraphs, TwitchSource
 from fl_lightning.data.sources.ogb import OgbSource
 from fl_lightning.data.sources.own import InMemorySource, ManyGraphs
 from fl_lightning.data.sources.pyg import (
@@ -84,6 +85,7 @@ __all__ = [
     "PlanetoidSource",
     "PlantedCommunities",
     "Preparation",
+    "PyGGraphs",
     "PyGSource",
     "RandomPartitioner",
     "Role",
@@ -93,6 +95,7 @@ __all__ = [
     "Source",
     "Splitter",
     "SuperClusterSBM",
+    "TwitchSource",
     "Vehicle",
     "prepare_graph",
 ]

@@ -38,12 +38,14 @@ from fl_lightning.data import (
     OverlappingMetisPartitioner,
     PlanetoidSource,
     PlantedCommunities,
+    PyGGraphs,
     PyGSource,
     RandomPartitioner,
     RotatedMNIST,
     ScarceSplit,
     School,
     SuperClusterSBM,
+    TwitchSource,
     Vehicle,
 )
 
@@ -70,6 +72,8 @@ NEEDED: dict[Callable[..., Any], dict[str, Any]] = {
     CitationFullSource: {"name": "DBLP"},
     HeterophilousSource: {"name": "chameleon"},
     OgbSource: {},
+    PyGGraphs: {"dataset": "torch_geometric.datasets.Twitch", "names": ["DE"]},
+    TwitchSource: {},
     MetisPartitioner: {"num_clients": 5},
     OverlappingMetisPartitioner: {"num_clients": 5},
     LouvainPartitioner: {"num_clients": 5},

@@ -41,7 +41,7 @@ class InMemorySource(GraphSource):
 
 
 class ManyGraphs(GraphSource):
-    """Graphs that are a client each, such as the countries of Twitch: needs no partitioner.
+    """Graphs that are a client each: needs no partitioner.
 
     Features and classes mean the same in all graphs.
 

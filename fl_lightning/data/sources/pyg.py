@@ -102,7 +102,7 @@ class PyGSource(GraphSource):
         if len(dataset) != 1:
             raise ValueError(
                 f"dataset={self.dataset!r} with {self.arguments} holds {len(dataset)} graphs; one graph is needed. "
-                "Choose one by `arguments`, or save it to a file and use FileSource."
+                "Choose one by `arguments`, or save a list of them to a file, a client each, and use FileSource."
             )
         return dataset[0]
 
