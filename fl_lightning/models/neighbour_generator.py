@@ -5,14 +5,15 @@ With A without loops on the nodes that are not hidden, d their neighbours and M 
 
     z = ReLU(M drop(ReLU(M X W1)) W2);   number ñ = ReLU(w z + b);   features x̃_1..x̃_S = tanh(MLP(z + ξ)), ξ ~ N(0, I)
 
-and a classifier of the same form as the encoder, on the graph to which each node v has ⌊ñ_v⌋ ≤ S new nodes. These have
-one neighbour, so that the classifier is computed without building the graph: what they send and receive are rows of v.
+and a classifier of the same form as the encoder, on the graph to which each node v has [ñ_v] ≤ S new nodes, ñ_v made
+whole. These have one neighbour, so that the classifier is computed without building the graph: what they send and
+receive are rows of v.
 
 Shape legend: N nodes, F features, S slots for new neighbours of a node, K classes, D width.
 """
 
 import itertools
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.kernels.linear import check_dropout, check_widths
 from fl_lightning.kernels.randomness import dropout, random_normal, subkey
 from fl_lightning.models.output import NetOutput
+
+Rounding: TypeAlias = Literal["nearest", "down"]
 
 
 class Generated(NamedTuple):
@@ -49,6 +52,7 @@ class NeighbourGenerator(nn.Module):
         generator_channels: Widths of the two hidden layers that make features.
         num_slots: Most new neighbours of a node.
         dropout: Drop probability, in [0, 1).
+        rounding: How ñ becomes a whole number: to the nearest one, or down.
     """
 
     def __init__(
@@ -60,8 +64,12 @@ class NeighbourGenerator(nn.Module):
         generator_channels: tuple[int, int] = (256, 2048),
         num_slots: int = 5,
         dropout: float = 0.5,
+        rounding: Rounding = "nearest",
     ) -> None:
         super().__init__()
+        if rounding not in ("nearest", "down"):
+            raise ValueError(f"rounding must be 'nearest' or 'down', got {rounding!r}")
+        self.rounding = rounding
         first, latent = hidden_channels
         wide, wider = generator_channels
         check_widths(first=first, latent=latent, wide=wide, wider=wider, num_slots=num_slots)
@@ -96,7 +104,8 @@ class NeighbourGenerator(nn.Module):
         h_ND = dropped(((received(h_ND) + h_ND) / (degree_N1 + 1)).relu(), 0) @ self.encoder[1]
         z_ND = ((received(h_ND) + h_ND) / (degree_N1 + 1)).relu()
         count_N = self.counter(z_ND)[:, 0].relu()
-        used_NS = torch.arange(self.num_slots, device=key.device) < count_N.detach().floor()[:, None]
+        whole_N = count_N.detach().round() if self.rounding == "nearest" else count_N.detach().floor()
+        used_NS = torch.arange(self.num_slots, device=key.device) < whole_N[:, None]
         used_NS = used_NS & (kept_N & batch.real_mask)[:, None]
         noise_ND = random_normal(subkey(key, "noise"), *z_ND.shape[-2:]).to(z_ND)
         wide_ND = self.features[1](self.features[0](z_ND + noise_ND).relu()).relu()

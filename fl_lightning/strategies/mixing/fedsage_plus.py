@@ -5,10 +5,10 @@ every client hides a share of its validation nodes and trains a generator (``mod
 many neighbours the other nodes lost, n, and with which features, x. With T the training nodes and S slots,
 
     L_A = a mean_T smoothL1(ñ, n) + b L_feat + c CE(classifier on the mended graph),
-    L_feat = 1/(|T| S) Σ_{v in T} Σ_{p <= ⌊ñ_v⌋} min_k ‖x̃_{v,p} - x_{v,k}‖² / F;
+    L_feat = 1/(|T| S) Σ_{v in T} Σ_{p <= [ñ_v]} min_k ‖x̃_{v,p} - x_{v,k}‖² / F,   [ñ] whole (``model.rounding``);
 
 then what makes the features is trained on 1/C (L_A + b Σ_{j != i} L_ij), L_ij being L_feat with neighbours of client
-j's nodes in place of x. At last ⌊ñ_v⌋ generated neighbours are added to each node, and FedAvg trains the classifier.
+j's nodes in place of x. At last [ñ_v] generated neighbours are added to each node, and FedAvg trains the classifier.
 
 Leaves the client: in an exchange generated features, numbers of hidden neighbours, and for every other client's
 generated features the gradient of L_ij, from which whoever sees a single one, as the server does, can compute real
@@ -16,11 +16,13 @@ features of j (client i sees their sum; ``noise_std`` blurs them); the classifie
 
 Departures: x̃ is exchanged, not the generator, whose gradient follows from that in x̃ by the chain rule: the same
 mathematics with fewer numbers. Of each client ``num_shown`` training nodes are in an exchange, drawn anew (the paper
-trains on batches as large). The nearest neighbour counts (released code takes the last that is nearer by a factor F),
-new nodes are linked both ways, labels of training nodes alone are used, and clients weigh by training examples.
+trains on batches as large), with as many slots as any of them uses. The nearest neighbour counts (released code takes
+the last that is nearer by a factor F), new nodes are linked both ways, labels of training nodes alone are used, and
+clients weigh by training examples.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -152,7 +154,9 @@ class FedSagePlus(FedSage, NotesFigures):
     def compare(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The gradients of b L_ij / C for all i."""
         weight = self.loss_weights[1] / len(context.inbox["keys"])
-        return client_side.foreign_gradient(batch, context, weight=weight, noise_std=self.noise_std)
+        return client_side.foreign_gradient(
+            batch, context, slots=self.num_slots, weight=weight, noise_std=self.noise_std
+        )
 
     def refine(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """L_A / C, and what has the gradient of b Σ_j L_ij / C."""
@@ -160,7 +164,8 @@ class FedSagePlus(FedSage, NotesFigures):
         key = context.inbox["key"]
         made = client_side.generate(client, parameters, batch, context, key, drops=True)
         place_M, is_one_M = client_side.shown_nodes(batch, context, key, self.num_shown)
-        foreign = context.inbox["gradient"] * is_one_M[:, None, None] * made.features[place_M]
+        gradient = context.inbox["gradient"]
+        foreign = gradient * is_one_M[:, None, None] * made.features[place_M, : gradient.shape[1]]
         loss = client_side.local_loss(client, made, batch, context, self.loss_weights)
         return context.inbox["share"] * loss + foreign.sum()
 
@@ -193,9 +198,17 @@ class FedSagePlus(FedSage, NotesFigures):
             super().aggregate(stage, upload)
         elif stage.name == "mend":
             self.figures = {name: float(tensor.double().mean()) for name, tensor in upload.signals.items()}
-        elif "gradient" in upload.signals:
+            if not self.figures["server/generated_neighbours"]:
+                warnings.warn(
+                    "FedSagePlus: no client generates a neighbour, so that this is FedSage; more strategy."
+                    "pretrain_epochs, a greater strategy.hidden_fraction, or model.rounding: nearest may help.",
+                    stacklevel=2,
+                )
+        elif stage.name.startswith("compare"):
             summed = upload.signals["gradient"].sum(dim=0)
             rows = [self.exchanged.clients.index(client) for client in upload.clients]
             self.exchanged = Payload(clients=upload.clients, signals={"gradient": summed[rows]})
-        else:
-            self.exchanged = dataclasses.replace(upload, num_examples=None, num_steps=None)
+        elif "shown/used" in upload.signals:
+            num_used = max(1, int(upload.signals["shown/used"].max()))  # the slots beyond hold zeros
+            shown = {**upload.signals, "shown/features": upload.signals["shown/features"][:, :, :num_used]}
+            self.exchanged = dataclasses.replace(upload, signals=shown, num_examples=None, num_steps=None)

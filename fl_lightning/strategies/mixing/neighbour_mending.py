@@ -19,7 +19,7 @@ from fl_lightning.batches.base import single
 from fl_lightning.kernels.edges import sample_neighbours
 from fl_lightning.kernels.randomness import random_normal, random_order, random_places, random_uniform, subkey
 from fl_lightning.models.graph_sage import GraphSAGE
-from fl_lightning.models.neighbour_generator import Generated, MendingNet, NeighbourGenerator
+from fl_lightning.models.neighbour_generator import Generated, MendingNet, NeighbourGenerator, Rounding
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import (
     ClientModule,
@@ -41,6 +41,9 @@ class MendingClient(ClientModule):
         generator_channels: Widths of the layers that make features (paper's code: 256 and 2048, which for Cora are 15
             million numbers a client).
         num_slots: S, most neighbours that are generated for a node.
+        rounding: How many they are: the number that is said to be lost, rounded to the ``nearest`` whole number
+            (FederatedScope everywhere, and the authors where they mend a graph on its own) or ``down`` (the authors'
+            federated code, where what is below 1, as nearly all nodes of Cora are, gets none).
         generator_dropout: Drop probability in the generator, in [0, 1).
         generator_lr: Learning rate of the generator.
         generator_weight_decay: Weight decay of the generator.
@@ -55,12 +58,15 @@ class MendingClient(ClientModule):
         encoder_channels: tuple[int, int] = (32, 128),
         generator_channels: tuple[int, int] = (256, 256),
         num_slots: int = 5,
+        rounding: Rounding = "nearest",
         generator_dropout: float = 0.5,
         generator_lr: float = 1e-3,
         generator_weight_decay: float = 1e-4,
         gradient_clip_val: float | None = None,
     ) -> None:
         super().__init__(net, optimizer, gradient_clip_val)
+        if rounding not in ("nearest", "down"):
+            raise ValueError(f"model.rounding must be 'nearest' or 'down', got {rounding!r}")
         if generator_lr <= 0:
             raise ValueError(f"model.generator_lr must be positive, got {generator_lr}")
         self.generator_settings: dict[str, Any] = {
@@ -68,6 +74,7 @@ class MendingClient(ClientModule):
             "generator_channels": generator_channels,
             "num_slots": num_slots,
             "dropout": generator_dropout,
+            "rounding": rounding,
         }
         self.generator_group = {"lr": generator_lr, "weight_decay": generator_weight_decay}
 
@@ -185,14 +192,14 @@ def shown(made: Generated, batch: GraphBatch, context: Context, key: Tensor, cou
     return {"features": features_MSF, "used": used_MS.sum(dim=1), "lost": num_there_M, "nodes": is_one_M.sum()}
 
 
-def foreign_gradient(batch: Batch, context: Context, *, weight: float, noise_std: float) -> Tensor:
-    """∂/∂x̃_i of Σ of L_ij for every other client i, by this client's neighbours, (C, M, S, F).
+def foreign_gradient(batch: Batch, context: Context, *, slots: int, weight: float, noise_std: float) -> Tensor:
+    """∂/∂x̃_i of Σ of L_ij for every other client i, by this client's neighbours, (C, M, s, F).
 
-    The targets of a node are S neighbours, drawn with replacement, of a random node of this client (of more than S
-    neighbours, of S that are drawn first).
+    The targets of a node are ``slots`` neighbours (S), drawn with replacement, of a random node of this client (of more
+    than S neighbours, of S that are drawn first). Of what was generated only s of S slots may be shown.
     """
     assert isinstance(batch, GraphBatch)
-    inbox, (num_clients, count, slots, width) = context.inbox, context.inbox["features"].shape
+    inbox, (num_clients, count, num_used, width) = context.inbox, context.inbox["features"].shape
     pair_C = subkey(inbox["keys"] ^ inbox["key"], "pair")
     draw_CMS = random_uniform(pair_C, count, slots + 1)
     linked_N = (batch.degree > 0) & batch.real_mask
@@ -203,17 +210,17 @@ def foreign_gradient(batch: Batch, context: Context, *, weight: float, noise_std
     target_CMS = known_NS[node_CM].gather(-1, choice_CMS).clamp(min=0)
     target = batch.features_of(target_CMS.flatten()).view(num_clients, count, slots, width)
     slot_S = torch.arange(slots, device=batch.y.device)
-    there_CMS, used_CMS = slot_S < inbox["lost"][..., None], slot_S < inbox["used"][..., None]
+    there_CMS, used_CMs = slot_S < inbox["lost"][..., None], slot_S[:num_used] < inbox["used"][..., None]
     features = inbox["features"].to(target)
     place = nearest(features, target, there_CMS)[1]
     chosen = target.gather(2, place[..., None].expand(-1, -1, -1, width))
     gradient = 2 * (features - chosen) / (slots * width * inbox["nodes"].clamp(min=1).view(-1, 1, 1, 1))
     if noise_std:
-        gradient = gradient + noise_std * random_normal(subkey(pair_C, "noise"), count * slots, width).to(
+        gradient = gradient + noise_std * random_normal(subkey(pair_C, "noise"), count * num_used, width).to(
             gradient
         ).view(gradient.shape)
-    counts_CMS = used_CMS & there_CMS.any(dim=-1, keepdim=True) & linked_N.any() & inbox["other"][:, None, None]
-    return weight * gradient * counts_CMS[..., None]
+    counts_CMs = used_CMs & there_CMS.any(dim=-1, keepdim=True) & linked_N.any() & inbox["other"][:, None, None]
+    return weight * gradient * counts_CMs[..., None]
 
 
 def figures(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """FedSage+: the generator's losses by hand, the exchange's gradient, the mended graph, what it reduces to."""
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.models import GraphSAGE
-from fl_lightning.models.neighbour_generator import Generated
+from fl_lightning.models.neighbour_generator import Generated, NeighbourGenerator
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedSage, FedSagePlus
 from fl_lightning.strategies.mixing import neighbour_mending as mending
@@ -100,7 +100,7 @@ def test_both_exchanges_give_the_generator_the_same_gradient(graphs) -> None:
     shown = mending.shown(made(), batch, context, key, 40)
     inbox = {name: tensor.detach()[None] for name, tensor in shown.items()}
     inbox |= {"keys": key[None], "key": torch.tensor(9), "other": torch.tensor([True])}
-    gradient = mending.foreign_gradient(other, Context(inbox=inbox), weight=0.5, noise_std=0.0)[0]
+    gradient = mending.foreign_gradient(other, Context(inbox=inbox), slots=5, weight=0.5, noise_std=0.0)[0]
     place, is_one = mending.shown_nodes(batch, context, key, 40)
     foreign = (gradient * is_one[:, None, None] * made().features[place]).sum()
     (chained,) = torch.autograd.grad(foreign, [weight])
@@ -123,7 +123,7 @@ def test_one_client_has_nothing_to_compare_with(graphs) -> None:
     made = Generated(torch.ones(30), torch.ones(30, 5, 6).double(), torch.ones(30, 5).bool(), torch.ones(30, 3))
     inbox = {name: tensor[None] for name, tensor in mending.shown(made, batch, context, key, 8).items()}
     inbox |= {"keys": key[None], "key": key, "other": torch.tensor([False])}
-    gradient = mending.foreign_gradient(batch, Context(inbox=inbox), weight=1.0, noise_std=0.5)
+    gradient = mending.foreign_gradient(batch, Context(inbox=inbox), slots=5, weight=1.0, noise_std=0.5)
     assert (gradient == 0).all()
 
 
@@ -168,7 +168,8 @@ def test_with_nothing_generated_it_is_fedsage(executor, fit, federation, assert_
             super().setup(federation)
             torch.nn.init.constant_(federation.client.net.generator.counter.bias, -100.0)
 
-    plus = fit(Nothing(hidden_fraction=0.0, **FEW), executor)
+    with pytest.warns(UserWarning, match="FedSagePlus: no client generates a neighbour, so that this is FedSage"):
+        plus = fit(Nothing(hidden_fraction=0.0, **FEW), executor)
     plain = fit(FedSage(), executor, kind=ClientModule)
     assert grown(plus, federation) == [0] * 5
     assert [row["val/acc"] for row in plus.run.history] == [row["val/acc"] for row in plain.run.history]
@@ -228,17 +229,56 @@ def test_the_generator_learns_what_is_hidden(given_clients, fit) -> None:
         for epochs, refined in ((1, 0), (150, 5))
     )
     assert after["server/count_error"] < before["server/count_error"]
+    assert 0 < after["server/generated_neighbours"] < before["server/generated_neighbours"]
+
+
+@pytest.mark.parametrize(("rounding", "number"), [("nearest", [0, 1, 1, 2, 5]), ("down", [0, 0, 1, 1, 5])])
+def test_rounding(graphs, rounding: str, number: list[int]) -> None:
+    """What NeighGen says of five nodes, by the bias of its counter."""
+    batch = one(graphs[0])
+    for said, whole in zip((0.4, 0.75, 1.2, 1.8, 9.0), number, strict=True):
+        net = NeighbourGenerator(6, 3, hidden_channels=(4, 4), generator_channels=(4, 4), rounding=rounding).double()
+        torch.nn.init.zeros_(net.counter.weight)
+        torch.nn.init.constant_(net.counter.bias, said)
+        made = net(batch, batch.real_mask, torch.tensor(3), drops=False)
+        assert (made.used.sum(dim=1)[batch.real_mask] == whole).all()
+
+
+def test_slots_that_nobody_uses_are_not_exchanged(graphs) -> None:
+    """The gradient is the same without them."""
+    batch, other = one(graphs[0]), one(graphs[1])
+    context, key = knows(batch), torch.tensor(5)
+    features = torch.rand(len(batch.y), 5, 6, dtype=torch.float64)
+    used = torch.arange(5).expand(len(batch.y), 5) < 2
+    made = Generated(torch.ones(len(batch.y)), features, used, torch.ones(len(batch.y), 3))
+    inbox = {name: tensor[None] for name, tensor in mending.shown(made, batch, context, key, 40).items()}
+    inbox |= {"keys": key[None], "key": torch.tensor(9), "other": torch.tensor([True])}
+    whole = mending.foreign_gradient(other, Context(inbox=inbox), slots=5, weight=0.5, noise_std=0.0)
+    fewer = {**inbox, "features": inbox["features"][:, :, :2]}
+    gradient = mending.foreign_gradient(other, Context(inbox=fewer), slots=5, weight=0.5, noise_std=0.0)
+    assert gradient.any()
+    assert torch.equal(gradient, whole[:, :, :2])
+    assert not whole[:, :, 2:].any()
 
 
 def test_bytes(fit) -> None:
-    trainer = fit(FedSagePlus(num_shown=4, **FEW), callbacks=CommunicationLedger())
+    class Note(Callback):
+        sizes: ClassVar[list[int]] = []
+
+        def on_send(self, trainer: Any, stage: Any, payload: Any) -> None:
+            if stage.name.startswith("compare"):
+                self.sizes.append(payload.signals["features"].shape[-2])
+
+    note = Note()
+    trainer = fit(FedSagePlus(num_shown=4, **FEW), callbacks=[CommunicationLedger(), note])
     model = 2 * 6 * 8 + 8 + 2 * 8 * 8 + 8 + 8 * 3 + 3
     for row in trainer.run.history[1:]:
         assert row["comm/bytes_up"] == row["comm/bytes_down"] == 5 * 4 * model
     shown = 4 * 4 * 5 * 6 + 2 * 8 * 4 + 8  # features in float32, used and lost slots, and the number of nodes
-    gradient = 4 * 4 * 5 * 6
+    gradient = [4 * 4 * num_used * 6 for num_used in note.sizes]
+    assert max(note.sizes) < 5
     up = trainer.run.history[0]["comm/bytes_up"] - 5 * 4 * model
-    assert up == 5 * (3 * shown + 2 * 5 * gradient + 8 + 4 + 4)
+    assert up == 5 * (3 * shown + 5 * sum(gradient) + 8 + 4 + 4)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +293,8 @@ def test_bytes(fit) -> None:
 def test_settings(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         FedSagePlus(**settings)
+    with pytest.raises(ValueError, match=r"model\.rounding must be 'nearest' or 'down', got 'up'"):
+        mending.MendingClient(rounding="up")  # type: ignore[arg-type]
 
 
 def test_its_clients_have_generators(fit) -> None:
