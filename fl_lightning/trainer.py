@@ -62,8 +62,8 @@ class FederatedTrainer(RoundLoop):
         executor: How the clients of a process are run; the stacked executor by default.
         participation: Who takes part in a round; everyone by default.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
-        evaluate_union: Also score every model on the examples of all training clients together (``union/...``), which
-            takes as many times as long as there are clients.
+        evaluate_union: Also score every model on the examples of all training clients together (``union/...``; with
+            FedAvg and its kin the four ways of OpenFGL), which takes as many times as long as there are clients.
         monitor: The validation metric that chooses the reported round; None for the model's own choice.
         monitor_mode: Whether ``max`` or ``min`` of it is best; None to go by its name.
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...

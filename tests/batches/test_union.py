@@ -41,7 +41,9 @@ def test_each_model_on_all_clients(kind, executor, fit, graphs) -> None:
                 right, count = right + float(found[0]), count + float(found[1])
             assert scores[model].tolist() == [right, count]
     for row in trainer.run.history:
-        assert {"union/test/acc", "union/trained/test/acc", "test/acc"} <= row.keys()
+        ways = {"test/acc", "union/test/acc", "trained/test/acc", "union/trained/test/acc"}
+        assert ways <= row.keys()
+        assert {f"{way}_own_choice" for way in ways - {"test/acc"}} <= trainer.run.selection.result.keys()
         if kind is FedAvg:  # one model for all
             assert row["union/test/acc"] == pytest.approx(row["test/acc_weighted"])
             assert row["union/test/acc_std"] == pytest.approx(0, abs=1e-6)
