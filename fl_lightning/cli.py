@@ -191,7 +191,7 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
 
 
 def _check_init_args(words: Sequence[str]) -> None:
-    """Refuse settings given as ``init_args`` in ``init_args``, which the parser drops where they are empty."""
+    """Refuse ``init_args`` of what has none, which the parser drops where they are empty."""
     for option, value in options(words):
         if option in ("-c", "--config") and value:
             _check_nested(settings_in(value), ())
@@ -203,8 +203,8 @@ def _check_nested(settings: Any, place: tuple[str, ...]) -> None:
     if isinstance(settings, list):
         settings = dict(enumerate(settings))
     for key, value in settings.items() if isinstance(settings, dict) else ():
-        if key == "init_args" and place[-1:] == ("init_args",):
-            fail(f"{'.'.join(place)} holds init_args once more: give the settings right in {'.'.join(place)}")
+        if key == "init_args" and place[-1:] in (("init_args",), ("data",), ("trainer",)):
+            fail(f"{'.'.join(place)} takes no init_args: give the settings right in {'.'.join(place)}")
         _check_nested(value, (*place, str(key)))
 
 

@@ -36,7 +36,7 @@ from fl_lightning.data import GivenPartitioner, PlantedCommunities
 from fl_lightning.executors import Executor, Work
 from fl_lightning.relations import Ring
 from fl_lightning.round.metrics import summarise
-from fl_lightning.strategies import Local, Strategy
+from fl_lightning.strategies import Local, Oracle, Strategy
 from fl_lightning.strategies.mixing.aggregation import CoordinateMedian
 
 NUM_CLIENTS, NUM_FAULTY, NUM_ATTACKING, NUM_ROUNDS, TOLERANCE = 10, 4, 2, 8, 0.02
@@ -185,6 +185,8 @@ def run(case: Case, faulty: tuple[int, ...], data: Any, make_model: Any, make_tr
     executor: Executor = SequentialExecutor() if name == "sequential" else StackedExecutor()
     callbacks: list[Callback] = []
     strategy = tiny(kind)
+    if isinstance(strategy, Oracle):
+        strategy.groups = [client % 2 for client in range(NUM_CLIENTS)]
     if fault.endswith("median"):
         strategy.aggregation = CoordinateMedian()
     module = make_model(kind)
