@@ -50,7 +50,8 @@ class FedSagePlus(FedSage, NotesFigures):
         hidden_fraction: Share of the validation nodes that is hidden, in [0, 1]; 0 mends nothing.
         pretrain_epochs: Epochs on L_A.
         refine_epochs: Epochs with the other clients' neighbours, an exchange each.
-        loss_weights: a, b and c, not negative.
+        loss_weights: a, b and c, not negative. As L_feat is a mean over all features, c decides with the published
+            weights what is generated; a greater b, or c = 0, keeps that near real features.
         num_shown: Training nodes of a client whose generated neighbours the others see in an exchange.
         noise_std: Standard deviation of normal noise on the gradients that are sent.
     """
