@@ -30,6 +30,7 @@ from fl_lightning.data import (
     GivenPartitioner,
     GRDAToy,
     HeterogeneousCIFAR10,
+    HeterophilousSource,
     OgbSource,
     PlanetoidSource,
     PlantedCommunities,
@@ -37,6 +38,7 @@ from fl_lightning.data import (
     RandomPartitioner,
     RotatedMNIST,
     School,
+    TwitchSource,
     Vehicle,
     prepare_graph,
 )
@@ -225,6 +227,38 @@ def test_raw_and_converted_files_of_npz(tmp_path: Path, source: PyGSource, folde
     anew()
     (path,) = (tmp_path / folder / "processed").glob("data*.pt")
     check(path, converted, named="processed", sealed=True)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # numpy leaves what is damaged open
+def test_raw_and_converted_files_of_heterophilous_graphs(tmp_path: Path):
+    data, raw = small_graph(), tmp_path / "heterophilous_npz" / "chameleon.npz"
+    role = np.arange(30) % 3 + np.zeros((10, 1))
+    masks = {f"{name}_masks": role == number for number, name in enumerate(("train", "val", "test"))}
+    raw.parent.mkdir()
+    np.savez_compressed(
+        raw, node_features=data.x.numpy(), node_labels=data.y.numpy(), edges=data.edge_index.T.numpy(), **masks
+    )
+
+    def converted() -> None:
+        assert_sound(HeterophilousSource("chameleon").load(tmp_path, tmp_path / "cache"))
+
+    def anew() -> None:
+        shutil.rmtree(tmp_path / "heterophilous_npz" / "processed", ignore_errors=True)
+        converted()
+
+    check(raw, anew)
+    anew()
+    check(tmp_path / "heterophilous_npz/processed/chameleon/data.pt", converted, named="processed", sealed=True)
+
+
+def test_files_of_twitch(tmp_path: Path):
+    data, path = small_graph(), tmp_path / "twitch" / "PT.npz"
+    path.parent.mkdir()
+    places = np.arange(31, dtype=np.int32)
+    np.savez_compressed(
+        path, edges=data.edge_index.numpy(), y=data.y.numpy(), feat_indices=places[:30], feat_indptr=places
+    )
+    check(path, lambda: TwitchSource(["PT"]).load(tmp_path), named="PT")
 
 
 @pytest.mark.parametrize("file", ["raw/edge", "raw/node-feat", "raw/node-label", "split/time/train"])
