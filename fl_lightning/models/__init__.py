@@ -13,6 +13,7 @@ from fl_lightning.models.mlp import MLP, LinearModel
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import PlainNet, PyGNet
 from fl_lightning.models.projection_gcn import ProjectionGCN
+from fl_lightning.models.structure_proxy import ProxySAGE
 from fl_lightning.models.twin import Twin
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "NormalisedGCN",
     "PlainNet",
     "ProjectionGCN",
+    "ProxySAGE",
     "PyGNet",
     "Twin",
 ]

@@ -34,6 +34,7 @@ from fl_lightning.strategies.mixing.fedpub import FedPub as FedPub
 from fl_lightning.strategies.mixing.fedrep import FedRep as FedRep
 from fl_lightning.strategies.mixing.fedsage import FedSage as FedSage
 from fl_lightning.strategies.mixing.fedsage_plus import FedSagePlus as FedSagePlus
+from fl_lightning.strategies.mixing.fedspray import FedSpray as FedSpray
 from fl_lightning.strategies.mixing.fedtad import FedTAD as FedTAD
 from fl_lightning.strategies.mixing.fggp import FGGP as FGGP
 from fl_lightning.strategies.mixing.fgssl import FGSSL as FGSSL
