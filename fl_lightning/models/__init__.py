@@ -5,6 +5,7 @@ from fl_lightning.models.augmented_gcn import AugmentedGCN
 from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.models.cnn import CNN
 from fl_lightning.models.disentangled_gcn import DisentangledGCN
+from fl_lightning.models.expanded_gcn import ExpandedGCN
 from fl_lightning.models.gcn import GCN, NormalisedGCN
 from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.gru import GRUForecaster
@@ -24,6 +25,7 @@ __all__ = [
     "AugmentedGCN",
     "BatchNorm",
     "DisentangledGCN",
+    "ExpandedGCN",
     "GRUForecaster",
     "GraphSAGE",
     "LinearModel",

@@ -24,6 +24,7 @@ from fl_lightning.strategies.mixing.fedavg_finetune import FedAvgFinetune as Fed
 from fl_lightning.strategies.mixing.fedbabu import FedBABU as FedBABU
 from fl_lightning.strategies.mixing.fedbn import FedBN as FedBN
 from fl_lightning.strategies.mixing.feddyn import FedDyn as FedDyn
+from fl_lightning.strategies.mixing.fedgnn import FedGNN as FedGNN
 from fl_lightning.strategies.mixing.fedgta import FedGTA as FedGTA
 from fl_lightning.strategies.mixing.fediih import FedIIH as FedIIH
 from fl_lightning.strategies.mixing.fedopt import FedOpt as FedOpt
