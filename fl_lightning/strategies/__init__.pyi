@@ -49,6 +49,7 @@ from fl_lightning.strategies.mixing.oracle import Oracle as Oracle
 from fl_lightning.strategies.mixing.per_fedavg import PerFedAvg as PerFedAvg
 from fl_lightning.strategies.mixing.pfedgraph import PFedGraph as PFedGraph
 from fl_lightning.strategies.mixing.pfedme import PFedMe as PFedMe
+from fl_lightning.strategies.mixing.s2fgl import S2FGL as S2FGL
 from fl_lightning.strategies.mixing.scaffold import SCAFFOLD as SCAFFOLD
 from fl_lightning.strategies.mixing.sfl import SFL as SFL
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing as SimilarityMixing
