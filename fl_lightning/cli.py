@@ -101,7 +101,7 @@ def _unknown_class(name: str, message: str) -> str:
     key = re.match(r'Parser key "([^"]+)"', message)
     if key is not None and key[1].endswith("net"):
         return _unknown_net(key[1], name)
-    known = _known_classes()
+    known = known_classes()
     named = re.findall(r"subclass of (\w+)", message)
     family = [
         base
@@ -155,7 +155,7 @@ def _unknown_option(option: str) -> str:
 
 def _unknown_setting(name: str) -> str:
     owners: dict[str, list[str]] = {}
-    for owner, cls in _known_classes().items():
+    for owner, cls in known_classes().items():
         for setting in inspect.signature(cls).parameters:
             owners.setdefault(setting, []).append(owner)
     near = difflib.get_close_matches(name, sorted(owners), n=1)
@@ -165,7 +165,7 @@ def _unknown_setting(name: str) -> str:
     return f"there is no setting {name!r} here: {advice}--print_config shows those there are"
 
 
-def _known_classes() -> dict[str, type]:
+def known_classes() -> dict[str, type]:
     """What settings can name, and the bases, by bare name."""
     bases = (Strategy, Aggregation, Source, Partitioner, Splitter, Callback, Executor, ClientModule, Logger)
     found = [cls for base in bases for cls in _subclasses(base)]
@@ -181,7 +181,7 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
             name = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
         elif option in ("-c", "--config") and value:
             name = _strategy_of(settings_in(value), words[0]) or name
-    found = _known_classes().get(name)
+    found = known_classes().get(name)
     if found is None and name:
         if "." in name and (why := _why_not_imported(name)):
             fail(f"strategy {name!r} cannot be imported: {why}")
@@ -191,7 +191,7 @@ def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
 
 
 def _check_init_args(words: Sequence[str]) -> None:
-    """Refuse settings given as ``init_args`` in ``init_args``, which the parser drops where they are empty."""
+    """Refuse ``init_args`` of what has none, which the parser drops where they are empty."""
     for option, value in options(words):
         if option in ("-c", "--config") and value:
             _check_nested(settings_in(value), ())
@@ -203,8 +203,8 @@ def _check_nested(settings: Any, place: tuple[str, ...]) -> None:
     if isinstance(settings, list):
         settings = dict(enumerate(settings))
     for key, value in settings.items() if isinstance(settings, dict) else ():
-        if key == "init_args" and place[-1:] == ("init_args",):
-            fail(f"{'.'.join(place)} holds init_args once more: give the settings right in {'.'.join(place)}")
+        if key == "init_args" and place[-1:] in (("init_args",), ("data",), ("trainer",)):
+            fail(f"{'.'.join(place)} takes no init_args: give the settings right in {'.'.join(place)}")
         _check_nested(value, (*place, str(key)))
 
 

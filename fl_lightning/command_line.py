@@ -22,6 +22,7 @@ import fl_lightning
 #: The first line of a module's docstring is what ``--help`` says of its verb.
 VERBS: dict[str, str] = {
     "compare": "fl_lightning.report.compare_command",
+    "completion": "fl_lightning.completion_command",
     "provision": "fl_lightning.remote.provision_command",
     "report": "fl_lightning.report.report_command",
     "sites": "fl_lightning.remote.sites_command",

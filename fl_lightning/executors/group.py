@@ -87,10 +87,10 @@ class GroupTraining:
             if stage.reset_every and step and step % stage.reset_every == 0:
                 part.restart(step)
             self._before(step)
-            statistics = {name: part.parameters[name].clone() for name in statistics_of(self.client.net)}
-            raw = self._gradients({**leaves, **statistics}, trained, drawn, step, autocast)
-            if statistics:  # which a forward pass changes
-                part.put(statistics, part.steps(step))
+            found = self._gradients(leaves, trained, drawn, step, autocast)
+            raw = {name: found[name] for name in trained}
+            if moved := {name: tensor for name, tensor in found.items() if name not in raw and tensor is not None}:
+                part.put(moved, part.steps(step))
             learnt = self._ask(stage.step_memory, part.parameters, drawn, autocast, step=step)
             part.step(self.client.clip(self._ruled(raw, step)), step)
             self._know_anew("memory", learnt, step)
@@ -126,14 +126,16 @@ class GroupTraining:
     def _gradients(
         self, leaves: Mapping[str, Tensor], trained: Sequence[str], batch: Batch, step: int, autocast: Autocast
     ) -> dict[str, Tensor | None]:
-        """The gradients of a step, (C, *shape); zero for clients that cannot be computed."""
+        """The gradients of a step, and the running statistics after it, (C, *shape); zero for clients that fail."""
+        running = statistics_of(self.client.net)
 
         def gradients(leaves: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor | None]:
+            moved = {name: leaves[name].clone() for name in running}  # by the forward pass
             with autocast():
-                loss_C = self.loss(leaves, batch, knowledge, step)
+                loss_C = self.loss({**leaves, **moved}, batch, knowledge, step)
             inputs = [leaves[name] for name in trained]
             found = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), allow_unused=True)
-            return dict(zip(trained, found, strict=True))
+            return {**dict(zip(trained, found, strict=True)), **moved}
 
         def some(rows: Sequence[int]) -> dict[str, Tensor | None]:
             own = {name: tensor[rows].detach() for name, tensor in leaves.items()}
@@ -149,7 +151,7 @@ class GroupTraining:
                 return found
             for name, gradient in found.items():
                 if gradient is not None:
-                    whole = joined[name]
+                    whole = joined.get(name)
                     joined[name] = whole = torch.zeros_like(leaves[name]) if whole is None else whole
                     whole[rows] = gradient
         return joined

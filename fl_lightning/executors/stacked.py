@@ -176,7 +176,7 @@ class StackedExecutor(Executor):
         self.client.eval()
         for name, statistic in statistics.items():  # which the pass has moved
             statistic.data.copy_(before[name])
-        return max(1, min(limit, int(self.max_group_mib * 2**20 / needed)))
+        return max(1, int(min(limit, self.max_group_mib * 2**20 / needed)))
 
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage, one group of clients after another, all clients of a group at once."""

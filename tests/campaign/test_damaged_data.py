@@ -269,8 +269,8 @@ def test_partition_cache(tmp_path: Path):
         path.write_bytes(version)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            assert load() == expected
-        made_anew = any(f"{path} is damaged and is made anew" in str(warning.message) for warning in caught)
-        Record().count("damaged partition caches", survived=made_anew)
-        num_made_anew += made_anew
+            survived = load() == expected  # of the archive's padding, not every byte matters
+        Record().count("damaged partition caches", survived=survived)
+        assert survived
+        num_made_anew += any(f"{path} is damaged and is made anew" in str(warning.message) for warning in caught)
     assert num_made_anew > NUM_PLACES

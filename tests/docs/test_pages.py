@@ -1,10 +1,12 @@
 """What the documentation shows works as shown: tutorials are run, other commands are parsed, names exist."""
 
+import json
 import re
 import shlex
 import shutil
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 from fl_lightning.command_line import VERBS, main
@@ -39,6 +41,22 @@ def test_tutorials_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatc
         elif language == "console":
             for line in text.splitlines():
                 assert main(shlex.split(line.removeprefix("$ fl-train "))) == 0, line
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda notebook: notebook.stem)
+def test_notebooks_run_and_show_what_they_came_to(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``jupyter execute --inplace`` writes their outputs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
+    names: dict[str, object] = {"__name__": notebook.stem}
+    for cell in json.loads(notebook.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
+            assert cell["outputs"]
+            assert not any(output["output_type"] == "error" for output in cell["outputs"])
+    plt.close("all")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fl_lightning import Callback, ClientModule, Evaluation, Participation, Payl
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.models import Twin
+from fl_lightning.models import GCN, NormalisedGCN, Twin
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import parameters_of
 from fl_lightning.round.context import Context
@@ -364,11 +364,13 @@ def test_only_the_culprit_is_blamed(executor, fit, make_model) -> None:
     assert trainer.run.history[-1]["num_failures"] == 1
 
 
-def test_clients_beside_a_failing_one_are_trained_as_if_it_were_not_there(fit, make_model, assert_same) -> None:
+@pytest.mark.parametrize("net", [functools.partial(GCN, dropout=0.5), NormalisedGCN], ids=["dropout", "statistics"])
+def test_clients_beside_a_failing_one_are_trained_as_if_it_were_not_there(net, fit, make_model, assert_same) -> None:
     states = []
     for executor in ("sequential", "stacked"):
+        model = Explodes(functools.partial(net, hidden_channels=8), make_model().optimizer_factory)
         with pytest.warns(UserWarning, match="odd client"):
-            trainer = fit(EXECUTORS[executor], Local(), model=make_model(Explodes, dropout=0.5))
+            trainer = fit(EXECUTORS[executor], Local(), model=model)
         states.append(dict(trainer.run.executor.state().parameters))
     assert_same(states[1], states[0], tolerance=1e-9)
 

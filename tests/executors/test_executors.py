@@ -101,15 +101,15 @@ def test_executor_settings_out_of_range(settings) -> None:
 
 def test_a_budget_of_memory_makes_groups(federation, make_model, make_trainer, assert_same) -> None:
     runs = []
-    for mib in (None, 0.05, 1e-6):
+    for mib in (None, 1e308, 0.05, 1e-6):
         trainer = make_trainer(
             executor=StackedExecutor(max_padding=0.8, max_group_mib=mib), precision="64-true", num_rounds=2
         )
         trainer.fit(make_model(), federation, FedAvg())
         runs.append((trainer.run.executor.groups, dict(trainer.run.executor.state().parameters)))
 
-    whole, some, single_clients = (len(groups) for groups, _ in runs)
-    assert whole == 1 < some < single_clients == 5
+    whole, unbounded, some, single_clients = (len(groups) for groups, _ in runs)
+    assert whole == unbounded == 1 < some < single_clients == 5
     for _, state in runs[1:]:
         assert_same(state, runs[0][1], tolerance=1e-9)
 

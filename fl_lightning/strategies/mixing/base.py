@@ -5,6 +5,7 @@ The members differ in how W is found, in which parameters it touches and in what
 
 import dataclasses
 import fnmatch
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Mixing(Strategy):
 
     Args:
         personal: Shell-style patterns of parameters that never leave their client, for example ``["head.*"]``.
-        aggregation: A robust rule instead of θ <- W θ, from ``strategies.mixing``; None for W θ itself.
+        aggregation: A robust rule instead of θ <- W θ, from ``strategies.mixing``; None for W θ itself. It withstands
+            wrong parameters; a strategy that also trusts what clients signal (controls, moments, ...) is warned of.
         mix_only_moved: Mix each number over the clients that moved it (``kernels/moved_mixing.py``). The clients'
             weight decay has to leave untouched numbers alone: 0, or an optimiser of ``fl_lightning.optimizers``.
         blend: Also evaluate the mean of each client's mixed and its trained model, as ``blend/...``.
@@ -118,13 +120,19 @@ class Mixing(Strategy):
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """θ <- W θ for the clients that answered; the others keep what they had."""
-        if not upload.clients:
+        if not upload.clients or not upload.parameters:
             return
         mixing = self.mixing_matrix(upload)
         rows = torch.tensor(upload.clients if self.personalised else [0], device=self.federation.device)
         if self.aggregation is not None:
             if not isinstance(mixing, Tensor):
                 raise ValueError(f"strategy.aggregation: {type(self).__name__} has a W for each group of parameters")
+            if signals := sorted({name.partition("/")[0] for name in upload.signals}):
+                warnings.warn(
+                    f"strategy.aggregation withstands wrong parameters, but {type(self).__name__} also trusts the "
+                    f"signals that clients send: {', '.join(signals)}",
+                    stacklevel=2,
+                )
             self._aggregate_robustly(self.aggregation, mixing, upload, rows)
             return
         for name, tensor in upload.parameters.items():

@@ -92,9 +92,9 @@ class FedDyn(Mixing):
             return
         rows, num_clients = list(upload.clients), len(self.federation.training_clients)
         for name, mean in self.models.items():
-            step = self.regularization * (upload.parameters[name] - self.sent[name])
-            self.duals[name][rows] -= step
-            self.h[name] = self.h[name] - step.sum(dim=0) / num_clients
+            self.duals[name][rows] -= self.regularization * (upload.parameters[name] - self.sent[name])
+            share = len(rows) / num_clients  # the mean may be a robust one
+            self.h[name] = self.h[name] - self.regularization * share * (mean - self.sent[name])[0]
             self.sent[name] = mean - self.h[name] / self.regularization
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:

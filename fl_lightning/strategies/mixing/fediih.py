@@ -20,7 +20,7 @@ a client's nodes. A newcomer trains the mean of all models, and has then its row
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.base import server_dtype
+from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.base import Mixing
 
 
@@ -48,6 +49,7 @@ class FedIIH(Mixing):
 
     num_epochs: int = 1
     similarity_temperature: float = 10.0
+    aggregation: Aggregation | None = field(default=None, init=False)
 
     personalised = True
     needs_graphs = True

@@ -3,7 +3,8 @@
 A method of this project. Before round 0 every client sends one graph-level embedding, computed with the initial
 parameters that all clients have in common: embeddings of models that were trained apart live in different bases and
 hide what such a common frame shows. (Of an untrained net it is a random projection of the mean of Â²X, which tells the
-server something of a client's features.) Centred over the clients, their cosines S give
+server something of a client's features.) Of unit length, so that none outweighs the others, and centred over the
+clients, their cosines S give
 
     W = (1 - s) softmax_j(τ S_ij + log n_j) + s w,
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload
@@ -74,9 +76,9 @@ class Kin(SimilarityMixing):
             super().admit(stage, upload)
 
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
-        """Cosines of the embeddings as they lie about their mean over the training clients, (C, K)."""
-        mean_D = self.signatures_CD[self._known_clients()].mean(dim=0)
-        return cosine_similarity(signature_CD - mean_D, other_KD - mean_D)
+        """Cosines of the embeddings' directions as they lie about the training clients' mean, (C, K)."""
+        mean_D = normalize(self.signatures_CD[self._known_clients()]).mean(dim=0)
+        return cosine_similarity(normalize(signature_CD) - mean_D, normalize(other_KD) - mean_D)
 
     def kin_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
         """softmax_j(τ S_ij + log n_j), (C, K)."""

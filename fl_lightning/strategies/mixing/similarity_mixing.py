@@ -55,6 +55,11 @@ class SimilarityMixing(Mixing):
         self.require_at_least(0, "similarity_temperature")
         if self.common_share is not None and not 0 <= self.common_share <= 1:
             raise ValueError(f"strategy.common_share must be in [0, 1], got {self.common_share}")
+        if self.common_share is None and self.aggregation is not None:
+            raise ValueError(
+                "strategy.common_share is null, which estimates a share for each parameter tensor, and "
+                "strategy.aggregation ranks whole clients: set common_share, or leave aggregation out"
+            )
 
     @abstractmethod
     def signature_signal(self) -> Signal:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_lightning import Callback, Participation, Payload, strategies
+from fl_lightning import Callback, Participation, Payload, SequentialExecutor, strategies
 from fl_lightning.federation import Federation
-from fl_lightning.strategies import FedAux, FedAvg, FedPer, FedPub
+from fl_lightning.strategies import SCAFFOLD, FedAux, FedAvg, FedDyn, FedPer, FedPub, FedRep, Kin
 from fl_lightning.strategies.mixing import aggregation
 from fl_lightning.strategies.mixing.aggregation import Aggregation, CoordinateMedian, Krum, NormClipping, TrimmedMean
 from fl_lightning.strategies.mixing.base import Mixing
@@ -245,7 +245,8 @@ def test_every_mixing_strategy_takes_an_aggregation_or_has_no_such_setting(kind)
     if "aggregation" not in inspect.signature(kind).parameters:
         assert kind().aggregation is None
         return
-    assert kind(aggregation=rule).aggregation is rule
+    shares = {"common_share": 0.5} if getattr(kind(), "common_share", 0) is None else {}
+    assert kind(aggregation=rule, **shares).aggregation is rule
     assert kind().aggregation is None
 
 
@@ -273,6 +274,7 @@ def test_fedavg_with_the_median(dtype) -> None:
     assert all(tensor.dtype == dtype for tensor in algorithm.models.values())
 
 
+@pytest.mark.filterwarnings("ignore:strategy.aggregation withstands wrong parameters")
 @pytest.mark.parametrize("kind", [FedAvg, FedPer, FedPub, FedAux], ids=lambda kind: kind.__name__)
 def test_the_rule_sees_what_was_received_and_sent(kind, federation, make_model, make_trainer) -> None:
     sent: list[Payload] = []
@@ -312,7 +314,31 @@ class Shout(Callback):
         return payload
 
 
+def test_what_a_rule_does_not_protect_is_said(federation, make_model, make_trainer) -> None:
+    with pytest.warns(UserWarning, match=r"wrong parameters, but SCAFFOLD also trusts the signals .*: gradients"):
+        make_trainer(num_rounds=1).fit(make_model(), federation, SCAFFOLD(aggregation=CoordinateMedian()))
+
+
+def test_stages_without_parameters_need_no_rule(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=1)
+    trainer.fit(make_model(), federation, FedRep(aggregation=CoordinateMedian()))
+    assert trainer.run.round_idx == 1
+
+
+@pytest.mark.filterwarnings("ignore:client-0 in round")
+def test_feddyn_learns_nothing_from_a_model_that_the_rule_leaves_out(quadratics) -> None:
+    class Shouts(Callback):
+        def on_upload(self, trainer: Any, stage: Any, payload: Payload) -> Payload:
+            payload.parameters["x"][0] = 1e6
+            return payload
+
+    strategy = FedDyn(regularization=0.5, aggregation=CoordinateMedian())
+    quadratics(strategy, SequentialExecutor(), num_rounds=2, callbacks=Shouts())
+    assert float(strategy.sent["x"].abs()) < 100
+
+
 @pytest.mark.filterwarnings("ignore:client-01 in round")
+@pytest.mark.filterwarnings("ignore:strategy.aggregation withstands wrong parameters")
 @pytest.mark.parametrize("kind", [FedAvg, FedPub], ids=lambda kind: kind.__name__)
 def test_a_federation_withstands_a_malicious_client(kind, federation, make_model, make_trainer) -> None:
     sizes = {}
@@ -339,6 +365,10 @@ def test_a_federation_withstands_a_malicious_client(kind, federation, make_model
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (
+            lambda: Kin(aggregation=CoordinateMedian()),
+            r"strategy\.common_share is null, .*\.aggregation ranks",
+        ),
         (lambda: TrimmedMean(trim_fraction=0.5), r"TrimmedMean\.trim_fraction .* in \[0, 0\.5\), got 0\.5"),
         (lambda: TrimmedMean(trim_fraction=-0.1), r"TrimmedMean\.trim_fraction .* got -0\.1"),
         (lambda: Krum(num_malicious=-1), r"Krum\.num_malicious must not be negative, got -1"),

@@ -81,7 +81,8 @@ def test_kin_embeds_in_the_common_initial_frame(executor, federation, make_model
     )
     torch.testing.assert_close(watch.upload[0].signals["embedding"], embeddings, rtol=1e-10, atol=1e-12)
     assert not any(payload.signals for payload in watch.upload[1:])
-    centred = embeddings - embeddings.mean(dim=0)
+    directions = embeddings / embeddings.norm(dim=1, keepdim=True)
+    centred = directions - directions.mean(dim=0)
     unit = centred / centred.norm(dim=1, keepdim=True)
     w = shares(federation)
     kin = (3.0 * unit @ unit.T).exp() * w
@@ -105,8 +106,9 @@ def test_newcomers_find_their_kin(federation, make_model, make_trainer) -> None:
     trainer.fit(make_model(), federation, strategy := Kin(similarity_temperature=4.0, common_share=0.5))
 
     new, old = list(trainer.run.new_clients), list(trainer.run.training_clients)
-    embeddings = strategy.signatures_CD - strategy.signatures_CD[old].mean(dim=0)
-    unit = embeddings / embeddings.norm(dim=1, keepdim=True)
+    directions = strategy.signatures_CD / strategy.signatures_CD.norm(dim=1, keepdim=True)
+    centred = directions - directions[old].mean(dim=0)
+    unit = centred / centred.norm(dim=1, keepdim=True)
     w = shares(federation)[old] / shares(federation)[old].sum()
     kin = (4.0 * unit[new] @ unit[old].T).exp() * w
     mixing = 0.5 * kin / kin.sum(dim=1, keepdim=True) + 0.5 * w
