@@ -16,6 +16,7 @@ from .checkpoint import FederatedCheckpoint
 from .client_metrics import PerClientMetrics
 from .early_stopping import EarlyStopping
 from .ledger import CommunicationLedger
+from .neighbour_ids import NeighbourIds
 from .progress import RoundProgressBar
 from .projection import ProjectionAlignment
 from .report import RunReport
@@ -31,6 +32,7 @@ __all__ = [
     "GaussianAttack",
     "LabelFlipping",
     "ModelPoisoning",
+    "NeighbourIds",
     "PerClientMetrics",
     "ProjectionAlignment",
     "RoundProgressBar",

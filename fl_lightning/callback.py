@@ -24,12 +24,14 @@ class Trainer(Protocol):
         dtype: Floating point type of batches.
         callbacks: All callbacks, in the order they are called.
         run: What belongs to the present fit, test or prediction.
+        datamodule: Where its clients come from.
     """
 
     fabric: Fabric
     num_rounds: int
     participation: Participation
     dtype: torch.dtype
+    datamodule: Any
 
     @property
     def callbacks(self) -> "Sequence[Callback]":

@@ -47,6 +47,7 @@ class RoundLoop:
         evaluate_union: Whether models are also scored on the examples of all training clients together.
         participation: Who takes part in a round.
         callbacks: All callbacks, in the order they are called.
+        datamodule: Where the present run's clients come from.
         seed: Root of every random draw of the training.
         dtype: Floating point type of batches.
     """
@@ -57,6 +58,7 @@ class RoundLoop:
     evaluate_union: bool
     participation: Participation
     callbacks: list[Callback]
+    datamodule: Any
     seed: int
     dtype: torch.dtype
     _run: Run | None = None

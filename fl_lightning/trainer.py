@@ -336,6 +336,7 @@ class FederatedTrainer(RoundLoop):
             config_sources=self.config_sources,
             loggers=[] if isinstance(self.logger, bool) else self.logger,
         )
+        self.datamodule = datamodule
         clients: tuple[Any, ...] = tuple(datamodule.clients)
         for callback in self.callbacks:
             clients = callback.on_clients(self, clients)

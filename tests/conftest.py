@@ -1,5 +1,6 @@
 """A tiny federation and the builders around it."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from torch_geometric.data import Data
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
 from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.callbacks.neighbour_ids import neighbour_ids
 from fl_lightning.data import ClientGraph, GlobalSplit, Partitioner, PlantedCommunities
 from fl_lightning.federation import Roster
 from fl_lightning.relations.topology import Ring
@@ -75,6 +77,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> FederatedDataModule:
     cache = str(tmp_path_factory.mktemp("cache"))
     data = FederatedDataModule(source, Slices(SIZES), GlobalSplit(), relation_graph=Ring(), cache_dir=cache, root=cache)
     data.setup()
+    ids_NM = neighbour_ids(data.source.load(data.root, data.cache_dir).edge_index, sum(SIZES), secret="s", max_ids=9)
+    data._clients = tuple(dataclasses.replace(each, neighbour_ids_NM=ids_NM[each.node_idx_N]) for each in data.clients)
     data._groups = GROUPS  # such as overlapping clients have
     return data
 

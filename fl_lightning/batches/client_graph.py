@@ -9,7 +9,7 @@ from torch import Tensor
 class ClientGraph:
     """A client's private subgraph: features, edges, labels and the roles of its nodes.
 
-    Shape legend: N nodes of this client, F features, E directed edges.
+    Shape legend: N nodes of this client, F features, E directed edges, M most neighbours that a node may have.
 
     Attributes:
         name: Zero-padded, so that names sort as the clients do: ``"client-07"``.
@@ -21,6 +21,8 @@ class ClientGraph:
         test_mask_N: Boolean.
         node_idx_N: int64, ascending, index of each node in the prepared global graph (in the graph as its source has
             it: ``FederatedDataModule.source_idx_N``).
+        neighbour_ids_NM: int64, by which the neighbours of each node, those lost to other clients too, are known to all
+            clients (``callbacks/neighbour_ids.py``); 0 for none. None where nobody needs them.
     """
 
     name: str
@@ -31,6 +33,7 @@ class ClientGraph:
     val_mask_N: Tensor
     test_mask_N: Tensor
     node_idx_N: Tensor
+    neighbour_ids_NM: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:

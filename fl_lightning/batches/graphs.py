@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, pad
@@ -55,6 +56,7 @@ class GraphBatch(Batch):
         adjacency: The normalised adjacency Â as an (N, N) operator.
         sparse_x: The features as an (N, F) operator where they are sparse, else None.
         plain: The graph for nets of PyG layers, in a batch of one client (under the sequential executor).
+        neighbour_ids: By what each node's neighbours are known, int64 (C, N, M), 0 for none; None if clients have none.
     """
 
     degree: Tensor
@@ -63,6 +65,7 @@ class GraphBatch(Batch):
     adjacency: BlockSparse
     sparse_x: BlockSparse | None
     plain: PlainGraph | None = None
+    neighbour_ids: Tensor | None = None
 
     def transform(self, weight_FD: Tensor) -> Tensor:
         """X W, (N, D): the features, dense or sparse, through a linear map; also on a stack and under ``vmap``."""
@@ -197,7 +200,16 @@ class GraphCollator(Collator):
             adjacency=adjacency.to(self.device, self.operator_dtype),
             sparse_x=self._features(graphs, real_mask_CN.shape[1]) if self.sparse_features else None,
             plain=PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
+            neighbour_ids=self._neighbour_ids(graphs, real_mask_CN.shape[1]),
         )
+
+    def _neighbour_ids(self, graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor | None:
+        """What every client's nodes know their neighbours by; nodes that were added know nobody."""
+        known = [graph.neighbour_ids_NM for graph in graphs if graph.neighbour_ids_NM is not None]
+        if len(known) < len(graphs):
+            return None
+        ids_CNM = pad(known, self.device)
+        return F.pad(ids_CNM, (0, 0, 0, num_nodes - ids_CNM.shape[1]))
 
     def _adjacency(self, graphs: Sequence[ClientGraph], real_mask_CN: Tensor) -> BlockSparse:
         """Â = D^(-1/2) (A + I) D^(-1/2) of every client, exact and on the CPU."""

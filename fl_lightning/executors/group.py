@@ -91,7 +91,9 @@ class GroupTraining:
             raw = {name: found[name] for name in trained}
             if moved := {name: tensor for name, tensor in found.items() if name not in raw and tensor is not None}:
                 part.put(moved, part.steps(step))
+            learnt = self._ask(stage.step_memory, part.parameters, drawn, autocast, step=step)
             part.step(self.client.clip(self._ruled(raw, step)), step)
+            self._know_anew("memory", learnt, step)
             self._after(raw, step)
         return part.parameters
 
@@ -242,11 +244,14 @@ class GroupTraining:
         changed = torch.vmap(change)(found, dict(part.parameters), self.knowledge)
         part.put(changed["parameters"], active_C)
         for kind in ("anchor", "memory"):
-            own = self.knowledge[kind]
-            new = {name: where_clients(active_C, tensor, own[name]) for name, tensor in changed[kind].items()}
-            self.knowledge[kind] = {**own, **new}
+            self._know_anew(kind, changed[kind], step)
 
-    @torch.no_grad()
+    def _know_anew(self, kind: str, new: Mapping[str, Tensor], step: int) -> None:
+        """Let the clients that took a step know other anchors or memory, (C, ...) by name."""
+        own = self.knowledge[kind]
+        taken = {name: where_clients(self.part.steps(step), tensor, own[name]) for name, tensor in new.items()}
+        self.knowledge[kind] = {**own, **taken}
+
     def ask(
         self,
         functions: Mapping[str, Signal],
@@ -265,12 +270,27 @@ class GroupTraining:
             sizes_C: Examples of each client.
             per_example: Names of results with a row for every example; those of padding become zero.
         """
+        found = self._ask(functions, parameters, self.batch, autocast, per_example=per_example)
+        return found | {name: without_padding(found[name], sizes_C) for name in per_example if name in found}
+
+    @torch.no_grad()
+    def _ask(
+        self,
+        functions: Mapping[str, Signal],
+        parameters: Mapping[str, Tensor],
+        batch: Batch,
+        autocast: Autocast,
+        *,
+        step: int = 0,
+        per_example: Sequence[str] = (),
+    ) -> dict[str, Tensor]:
+        """Evaluate functions of each client on its data or on what a step draws of it, (C, ...)."""
         if not functions:
             return {}
 
         def compute(parameters: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor]:
             def one(p: dict[str, Tensor], t: dict[str, Tensor], k: Knowledge) -> dict[str, Tensor]:
-                own, context = batch.replace(t), context_of(k)
+                own, context = batch.replace(t), context_of(k, step)
                 return spread_signals({name: f(self.client, p, own, context) for name, f in functions.items()})
 
             with autocast():
@@ -279,20 +299,16 @@ class GroupTraining:
 
         def some(rows: Sequence[int]) -> dict[str, Tensor]:
             own = {name: tensor[rows] for name, tensor in parameters.items()}
-            return compute(own, self._select(self.batch, rows), self._know(rows))
+            return compute(own, self._select(batch, rows), self._know(rows))
 
         joined: dict[str, Tensor] = {}
-        num_clients, num_examples = self.batch.real_mask.shape[:2]
-        for rows, found in self._compute(lambda: compute(parameters, self.batch, self.knowledge), some):
+        num_clients, num_examples = batch.real_mask.shape[:2]
+        for rows, found in self._compute(lambda: compute(parameters, batch, self.knowledge), some):
             if len(rows) == num_clients:
-                joined = found
-                break
+                return found
             for name, tensor in found.items():
                 part = pad_examples(tensor, num_examples) if name in per_example else tensor
                 joined.setdefault(name, part.new_zeros(num_clients, *part.shape[1:]))[rows] = part
-        for name in per_example:
-            if name in joined:
-                joined[name] = without_padding(joined[name], sizes_C)
         return joined
 
 

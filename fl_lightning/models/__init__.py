@@ -5,6 +5,7 @@ from fl_lightning.models.augmented_gcn import AugmentedGCN
 from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.models.cnn import CNN
 from fl_lightning.models.disentangled_gcn import DisentangledGCN
+from fl_lightning.models.expanded_gcn import ExpandedGCN
 from fl_lightning.models.gcn import GCN, NormalisedGCN
 from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.gru import GRUForecaster
@@ -13,6 +14,7 @@ from fl_lightning.models.mlp import MLP, LinearModel
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import PlainNet, PyGNet
 from fl_lightning.models.projection_gcn import ProjectionGCN
+from fl_lightning.models.structure_proxy import ProxySAGE
 from fl_lightning.models.twin import Twin
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "AugmentedGCN",
     "BatchNorm",
     "DisentangledGCN",
+    "ExpandedGCN",
     "GRUForecaster",
     "GraphSAGE",
     "LinearModel",
@@ -31,6 +34,7 @@ __all__ = [
     "NormalisedGCN",
     "PlainNet",
     "ProjectionGCN",
+    "ProxySAGE",
     "PyGNet",
     "Twin",
 ]

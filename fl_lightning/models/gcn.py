@@ -5,7 +5,7 @@ H' = Â H W + b with Â = D^(-1/2) (A + I) D^(-1/2).
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -145,13 +145,20 @@ class ConvolutionStack(nn.Module):
         self.convs = nn.ModuleList(convs)
         self.norms = nn.ModuleList(norms)
 
-    def encode(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
-        """Return the last convolution's output, and the same after its ReLU and dropout, each (N, hidden)."""
+    def encode(self, batch: GraphBatch, change: Callable[[int, Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the last convolution's output, and the same after its ReLU and dropout, each (N, hidden).
+
+        Args:
+            batch: The graph.
+            change: Makes other outputs of each convolution, by its number.
+        """
         h_ND: Tensor | None = None
         drops = self.training and self.dropout > 0
         multipliers: Sequence[Tensor] = ()
         for layer, conv in enumerate(self.convs):
             embedding_ND: Tensor = conv(h_ND, batch)
+            if change is not None:
+                embedding_ND = change(layer, embedding_ND)
             if len(self.norms):
                 embedding_ND = self.norms[layer](embedding_ND, batch.real_mask)
             if drops and layer == 0:  # for all layers at once

@@ -44,6 +44,8 @@ def _described(value: Any, strategy: Strategy) -> Any:
         return value
     if isinstance(value, tuple | list):
         return {"list": [_described(each, strategy) for each in value]}
+    if isinstance(value, dict):
+        return {"named": {name: _described(each, strategy) for name, each in value.items()}}
     if isinstance(value, functools.partial):
         settings = {name: _described(each, strategy) for name, each in value.keywords.items()}
         return {"partial": _described(value.func, strategy), "settings": settings}
@@ -71,6 +73,8 @@ def _found(described: Any, strategy: Strategy) -> Any:
         return described
     if "list" in described:
         return tuple(_found(each, strategy) for each in described["list"])
+    if "named" in described:
+        return {name: _found(each, strategy) for name, each in described["named"].items()}
     if "method" in described:
         found = getattr(type(strategy), str(described["method"]), None)
         if not inspect.isfunction(found):

@@ -93,6 +93,8 @@ class Stage:
         gradient: Changes each step's gradients before they are clipped.
         before_step: Changes parameters before each step.
         after_step: Changes parameters, anchor or memory after each step.
+        step_memory: New values of the client's memory after each step, by name, computed as signals are but in training
+            mode: of the parameters, the memory and the batch that the step began with.
         optimizer: Builds an optimiser for this stage alone, whose state ends with it; None for the client's own.
         reset_optimizer: Start the local optimiser anew instead of keeping its state over the rounds.
         reset_every: Also start it anew after so many steps.
@@ -117,6 +119,7 @@ class Stage:
     gradient: GradientRule | None = None
     before_step: BeforeStep | None = None
     after_step: AfterStep | None = None
+    step_memory: Mapping[str, Signal] = field(default_factory=dict)
     optimizer: OptimizerFactory | None = None
     reset_optimizer: bool = False
     reset_every: int | None = None

@@ -24,6 +24,7 @@ from fl_lightning.strategies.mixing.fedavg_finetune import FedAvgFinetune as Fed
 from fl_lightning.strategies.mixing.fedbabu import FedBABU as FedBABU
 from fl_lightning.strategies.mixing.fedbn import FedBN as FedBN
 from fl_lightning.strategies.mixing.feddyn import FedDyn as FedDyn
+from fl_lightning.strategies.mixing.fedgnn import FedGNN as FedGNN
 from fl_lightning.strategies.mixing.fedgta import FedGTA as FedGTA
 from fl_lightning.strategies.mixing.fediih import FedIIH as FedIIH
 from fl_lightning.strategies.mixing.fedopt import FedOpt as FedOpt
@@ -34,6 +35,7 @@ from fl_lightning.strategies.mixing.fedpub import FedPub as FedPub
 from fl_lightning.strategies.mixing.fedrep import FedRep as FedRep
 from fl_lightning.strategies.mixing.fedsage import FedSage as FedSage
 from fl_lightning.strategies.mixing.fedsage_plus import FedSagePlus as FedSagePlus
+from fl_lightning.strategies.mixing.fedspray import FedSpray as FedSpray
 from fl_lightning.strategies.mixing.fedtad import FedTAD as FedTAD
 from fl_lightning.strategies.mixing.fggp import FGGP as FGGP
 from fl_lightning.strategies.mixing.fgssl import FGSSL as FGSSL
@@ -47,6 +49,7 @@ from fl_lightning.strategies.mixing.oracle import Oracle as Oracle
 from fl_lightning.strategies.mixing.per_fedavg import PerFedAvg as PerFedAvg
 from fl_lightning.strategies.mixing.pfedgraph import PFedGraph as PFedGraph
 from fl_lightning.strategies.mixing.pfedme import PFedMe as PFedMe
+from fl_lightning.strategies.mixing.s2fgl import S2FGL as S2FGL
 from fl_lightning.strategies.mixing.scaffold import SCAFFOLD as SCAFFOLD
 from fl_lightning.strategies.mixing.sfl import SFL as SFL
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing as SimilarityMixing

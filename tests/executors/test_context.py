@@ -236,6 +236,45 @@ def test_parameters_change_before_a_step(executor, fit) -> None:
 # ------------------------------------------------------------------ memory
 
 
+def follow_embedding(client: ClientModule, parameters: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+    """What a step begins with, its dropout too."""
+    output = client.output(parameters, batch)
+    nodes_ND = 0.5 * context.memory["of/nodes"] + (context.step + 1) * output.embedding
+    return {"nodes": nodes_ND, "bias": context.memory["of/bias"] + parameters["convs.0.bias"]}
+
+
+def near_followed(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
+    output = client.output(parameters, batch)
+    apart_ND = (output.embedding - context.memory["of/nodes"]) * batch.real_mask[:, None]
+    return client.loss(output, batch) + 0.01 * apart_ND.square().sum()
+
+
+def stepping() -> Training:
+    slots = {
+        "of/nodes": Slot(initial=torch.full((8,), 0.1, dtype=torch.float64), per_example=True),
+        "of/bias": Slot(initial=torch.zeros(8, dtype=torch.float64)),
+    }
+    signals = {"bias": lambda client, p, batch, context: context.memory["of/bias"]}
+    more = {"objective": near_followed, "step_memory": {"of": follow_embedding}, "signals": signals}
+    return Training(more=more, remembers=slots)
+
+
+def test_memory_that_changes_with_every_step(fit, assert_same) -> None:
+    busy = Participation(num_clients=4, straggler_probability=0.5)
+    for strategy in agree(fit, assert_same, stepping, participation=busy):
+        assert all(upload.signals["bias"].any() for upload in strategy.uploads)
+
+
+@each_executor
+def test_memory_is_of_the_parameters_that_a_step_began_with(executor, fit) -> None:
+    """A convolution's bias is zero before the first step."""
+    for num_epochs, moved in ((1, False), (2, True)):
+        strategy = stepping()
+        strategy.num_epochs = num_epochs
+        fit(executor, strategy, num_rounds=1)
+        assert strategy.uploads[-1].signals["bias"].any() == moved
+
+
 def remember_nodes(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
     return 0.5 * context.memory["nodes"] + client.output(parameters, batch).embedding
 

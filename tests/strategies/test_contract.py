@@ -39,6 +39,7 @@ TINY = {
     "num_join_epochs": 2,
     "num_finetune_epochs": 2,
     "num_neighbors": 2,
+    "num_warmup_rounds": 1,
     "refresh_every": 2,
     "hidden_channels": 8,
     "diffusion_lr": 0.01,

@@ -1,0 +1,289 @@
+"""FedGNN: FedAvg on graphs that are expanded by what other clients say of nodes with neighbours in common.
+
+Wu, Wu, Cao, Huang, Xie: "FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation", 2021; "A
+federated graph neural network framework for privacy-preserving personalization" (FedPerGNN), Nature Communications 13,
+2022. K_v are the hashed ids of all neighbours of node v, those that the cut took away too, and e_v is its hidden layer
+(``models/expanded_gcn.py``) by the global model, in eval mode. Once in a while a matcher draws, for each v, at most
+``num_neighbors`` nodes u of other clients, m_v of them, with
+
+    common_neighbour   K_u ∩ K_v ≠ ∅        same_neighbours   K_u = K_v ≠ ∅
+
+and sends ē_v, their mean. With d_v neighbours at home, in training and in evaluation
+
+    H² = ((1 - β) Â H¹ + β ē) W + b,     β_v = m_v / (m_v + d_v + 1)
+
+with ē constant. Who is absent lends what it sent last. With ``callbacks.NeighbourIds`` the clients know K; without it
+nobody does, no node is matched, and this is FedAvg. ``same_neighbours`` matches next to nothing in disjoint parts.
+
+Leaves the client: the model; once, for each of its nodes, the hashed ids of its neighbours; every few rounds, for each
+node, its hidden layer, from which features can be computed. The matcher is the server here, and learns who shares
+neighbours with whom; a client receives means of other clients' rows.
+
+Departures: the paper is on recommendation. It has users with an item in common, attention, pseudo items and noisy
+gradients; none of these can be had for node classification, and what others ran under this name on it has never been
+published. So this is our own reading, after the one line that FED-PUB gives of it (``same_neighbours``). Noise and
+clipping are ``remote.filters``' for any strategy. Matching takes memory for all pairs of nodes with a common neighbour.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fl_lightning.batches import Batch, GraphBatch
+from fl_lightning.federation import Federation
+from fl_lightning.kernels.randomness import splitmix64
+from fl_lightning.models.expanded_gcn import ExpandedGCN
+from fl_lightning.models.output import NetOutput
+from fl_lightning.round.client import ClientModule, parameters_of
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload, pad_examples
+from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.strategies.base import NotesFigures
+from fl_lightning.strategies.mixing.aggregation import Aggregation
+from fl_lightning.strategies.mixing.fedavg import FedAvg
+
+
+@dataclass(kw_only=True, eq=False)
+class FedGNN(FedAvg, NotesFigures):
+    """FedAvg on expanded graphs.
+
+    Args:
+        rule: Which nodes are matched: those with a ``common_neighbour``, or with the ``same_neighbours``.
+        num_neighbors: Most nodes that are drawn for one, at least 1.
+        num_warmup_rounds: Rounds of FedAvg before the first exchange, at least 0.
+        refresh_every: Rounds from one exchange to the next, at least 1.
+    """
+
+    rule: Literal["common_neighbour", "same_neighbours"] = "common_neighbour"
+    num_neighbors: int = 10
+    num_warmup_rounds: int = 5
+    refresh_every: int = 5
+    personal: Sequence[str] = field(default=(), init=False)
+    blend: bool = field(default=False, init=False)
+    aggregation: Aggregation | None = field(default=None, init=False)
+
+    default_net = ExpandedGCN
+    needs_graphs = True
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "num_warmup_rounds")
+        self.require_at_least(1, "num_neighbors", "refresh_every")
+
+    def setup(self, federation: Federation) -> None:
+        """Nobody has sent anything.
+
+        Raises:
+            ValueError: The net cannot take what others send.
+        """
+        if federation.client is not None and not isinstance(federation.client.net, ExpandedGCN):
+            raise ValueError("FedGNN needs a net for expanded graphs: set model.net to fl_lightning.models.ExpandedGCN")
+        super().setup(federation)
+        weight_FD = federation.parameters["convs.0.weight"]
+        none_CND = weight_FD.new_zeros(federation.num_clients, 0, weight_FD.shape[1], device="cpu")
+        number_CN = none_CND.sum(dim=2).long()
+        self.sent = {"ids": none_CND.long(), "hidden": none_CND, "received": none_CND, "number": number_CN}
+        self.num_nodes_C = torch.zeros(federation.num_clients, dtype=torch.int64)
+        self.lends_C = torch.zeros(federation.num_clients, dtype=torch.bool)
+        self.num_exchanges = 0
+        self.pairs: tuple[np.ndarray, np.ndarray] | None = None
+
+    def initial_stages(self) -> Sequence[Stage]:
+        """The clients say by what their nodes' neighbours are known."""
+        return [Stage(name="register", signals={"ids": ids_of}, per_example=("ids",))]
+
+    def stages(self, round_idx: int) -> Sequence[Stage]:
+        """Train; before, every few rounds, send the hidden layer."""
+        late = round_idx - self.num_warmup_rounds
+        due = late >= 0 and late % self.refresh_every == 0
+        return [*([self.exchange()] if due else []), *super().stages(round_idx)]
+
+    def exchange(self) -> Stage:
+        """The clients send the hidden layer."""
+        return Stage(name="exchange", signals={"hidden": hidden_of}, per_example=("hidden",))
+
+    def admission_stages(self) -> Sequence[Stage]:
+        """Newcomers register, send their hidden layer and train on what others lend them."""
+        return [*self.initial_stages(), self.exchange(), *super().stages(0)]
+
+    def training(self, round_idx: int) -> Stage:
+        """On the expanded graphs."""
+        return dataclasses.replace(super().training(round_idx), objective=expanded_loss)
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """The global model, and what has been received for the clients' nodes."""
+        if stage.name == "register":
+            return Payload(clients=tuple(clients))
+        payload = self.mixed_models(clients)
+        return payload if stage.name == "exchange" else self.expanded(payload)
+
+    def expanded(self, payload: Payload) -> Payload:
+        """A payload with ē and m, as soon as there are any."""
+        if not self.num_exchanges:
+            return payload
+        rows = list(payload.clients)
+        signals = {name: self.sent[name][rows].to(self.federation.device) for name in ("received", "number")}
+        lengths = dict.fromkeys(signals, self.num_nodes_C[rows].to(self.federation.device))
+        return dataclasses.replace(payload, signals=signals, lengths=lengths)
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Average the models; before, keep what was sent, and match anew."""
+        if stage.name == "train":
+            super().aggregate(stage, upload)
+            return
+        self.keep(stage, upload)
+        if stage.name == "exchange":
+            self.num_exchanges += 1
+            self.match(self.federation.training_clients)
+            mine = list(self.federation.training_clients)
+            matched, nodes = int((self.sent["number"][mine] > 0).sum()), int(self.num_nodes_C[mine].sum())
+            drawn = int(self.sent["number"][mine].sum())
+            self.figures = {"server/matched": matched / max(nodes, 1), "server/drawn": drawn / max(matched, 1)}
+        elif upload.clients and not self.sent["ids"].any():
+            warnings.warn(
+                "FedGNN: no client knows by what its nodes' neighbours are known elsewhere, so this is FedAvg: add "
+                "fl_lightning.callbacks.NeighbourIds to trainer.callbacks",
+                stacklevel=2,
+            )
+
+    def admit(self, stage: Stage, upload: Payload) -> None:
+        """Keep what newcomers sent, and match their nodes alone."""
+        if stage.name != "train":
+            self.keep(stage, upload)
+        if stage.name == "exchange":
+            self.match(upload.clients)
+
+    def keep(self, stage: Stage, upload: Payload) -> None:
+        """Keep a row for each node of the clients that answered."""
+        if not upload.clients:
+            return
+        rows = list(upload.clients)
+        for name in stage.per_example:
+            self._put(name, rows, upload.signals[name].cpu())
+            self.num_nodes_C[rows] = upload.lengths[name].cpu()
+        if stage.name == "exchange":
+            self.lends_C[rows] = True
+        else:
+            self.pairs = None
+
+    def _put(self, name: str, rows: Sequence[int], new_CN: Tensor) -> None:
+        if not self.sent[name].numel():
+            self.sent[name] = new_CN.new_zeros(self.federation.num_clients, *new_CN.shape[1:])
+        size = max(each.shape[1] for each in (new_CN, *self.sent.values()))
+        if size > self.sent["ids"].shape[1]:
+            self.pairs = None
+        self.sent = {kept: pad_examples(each, size).clone() for kept, each in self.sent.items()}
+        self.sent[name][list(rows)] = pad_examples(new_CN, size)
+
+    def match(self, clients: Sequence[int]) -> None:
+        """Draw nodes of others for the nodes of some clients, and take the means of their hidden layers."""
+        hidden_CND = self.sent["hidden"]
+        num_clients, size, width = hidden_CND.shape
+        if self.pairs is None:
+            self.pairs = common_neighbours(self.sent["ids"], same=self.rule == "same_neighbours")
+        row_E, column_E = self.pairs
+        mine_C = np.isin(np.arange(num_clients), list(clients))
+        wanted_E = mine_C[row_E // max(size, 1)] & self.lends_C.numpy()[column_E // max(size, 1)]
+        row_E, column_E = row_E[wanted_E], column_E[wanted_E]
+        everyone = range(num_clients)
+        ticket_E = np.zeros(len(row_E), dtype=np.uint64)
+        for name, node_E in (("expands", row_E), ("is drawn", column_E)):  # the same whatever the order of clients
+            key_C = self.federation.keys(everyone, name, self.num_exchanges).cpu().numpy().astype(np.uint64)
+            node_key_E = splitmix64(key_C[node_E // size] ^ (node_E % size).astype(np.uint64))
+            ticket_E = splitmix64(ticket_E ^ node_key_E)
+        order_E = np.lexsort((ticket_E, row_E))
+        row_E, column_E = row_E[order_E], column_E[order_E]
+        place_E = np.arange(len(row_E)) - np.searchsorted(row_E, row_E)
+        row_E, column_E = (each[place_E < self.num_neighbors] for each in (row_E, column_E))
+        number_N = np.bincount(row_E, minlength=num_clients * size)
+        share = sp.csr_matrix((1 / number_N[row_E], (row_E, column_E)), shape=(num_clients * size,) * 2)
+        received = torch.from_numpy(share @ hidden_CND.flatten(0, 1).double().numpy()).to(hidden_CND)
+        rows = list(clients)
+        self._put("received", rows, received.view(num_clients, size, width)[rows])
+        self._put("number", rows, torch.from_numpy(number_N).view(num_clients, size)[rows])
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The averaged model on expanded graphs is the result; ``alone/...`` is it without, ``trained/...`` before."""
+        model = self.mixed_models(clients)
+        own = Payload(clients=model.clients)
+        return {
+            "": Evaluation(payload=self.expanded(model), output=expanded_output),
+            "alone/": Evaluation(payload=model),
+            "trained/": Evaluation(payload=self.expanded(own), output=expanded_output),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model, and what has been sent."""
+        kept = {"num_nodes": self.num_nodes_C, "lends": self.lends_C, "num_exchanges": self.num_exchanges}
+        return super().state_dict() | {"sent": dict(self.sent), **kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.sent = {name: tensor.cpu() for name, tensor in state["sent"].items()}
+        self.num_nodes_C, self.lends_C = state["num_nodes"].cpu(), state["lends"].cpu()
+        self.num_exchanges, self.pairs = state["num_exchanges"], None
+
+
+def ids_of(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+    """The hashed ids of its neighbours, 0 for none, (N, M)."""
+    assert isinstance(batch, GraphBatch)
+    return batch.y.new_zeros(len(batch.y), 1) if batch.neighbour_ids is None else batch.neighbour_ids
+
+
+def hidden_of(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+    """Its hidden layer, (N, D)."""
+    first = client.net.get_submodule("convs.0")
+    output_ND: Tensor = functional_call(first, parameters_of("convs.0", parameters), (None, batch))
+    return output_ND.relu()
+
+
+def expanded_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
+    """What the net says of the expanded graph."""
+    assert isinstance(batch, GraphBatch)
+    if "received" not in context.inbox:
+        return client.output(parameters, batch)
+    received_ND, number_N = context.inbox["received"], context.inbox["number"]
+    share_N = (number_N / (number_N + batch.degree + 1)).to(received_ND)
+    output: NetOutput = functional_call(client.net, dict(parameters), (batch, received_ND, share_N), tie_weights=False)
+    return output
+
+
+def expanded_loss(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+    """The loss on the expanded graph."""
+    return client.loss(expanded_output(client, parameters, batch, context), batch)
+
+
+expanded_output.takes_stacks = expanded_loss.takes_stacks = True  # type: ignore[attr-defined]
+
+
+def common_neighbours(ids_CNM: Tensor, *, same: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of nodes of different clients that have a neighbour in common, or all of them; each pair twice.
+
+    Args:
+        ids_CNM: By what each node's neighbours are known, 0 for none.
+        same: Only nodes whose neighbours are the same.
+
+    Returns:
+        Numbers of the nodes of each pair, node v of client c being c N + v.
+    """
+    num_nodes = ids_CNM.shape[1]
+    ids = ids_CNM.flatten(0, 1).numpy()
+    node_E, place_E = ids.nonzero()
+    neighbour_E = np.unique(ids[node_E, place_E], return_inverse=True)[1]
+    has = sp.csr_matrix((np.ones(len(node_E), dtype=np.int32), (node_E, neighbour_E)), shape=(len(ids), len(node_E)))
+    common = (has @ has.T).tocoo()
+    kept_E = common.row // max(num_nodes, 1) != common.col // max(num_nodes, 1)
+    if same:
+        degree_N = np.bincount(node_E, minlength=len(ids))
+        kept_E &= (common.data == degree_N[common.row]) & (common.data == degree_N[common.col])
+    return common.row[kept_E].astype(np.int64), common.col[kept_E].astype(np.int64)
