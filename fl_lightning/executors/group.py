@@ -5,7 +5,7 @@ Shape legend: C clients of the group. Everything that a client knows has a leadi
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,6 +43,7 @@ class GroupTraining:
         takes_stacks: The client's own functions and its net compute on stacks.
         blame: Where the group cannot be computed, find out by which clients, and go on without these.
         time_limit: Seconds that each client may take; the group may take their sum. None for no bound.
+        ragged: Names of what clients remember or are sent with a row for every example.
 
     Attributes:
         failures: Why clients failed, by their row.
@@ -58,12 +59,14 @@ class GroupTraining:
         takes_stacks: bool,
         blame: bool = True,
         time_limit: float | None = None,
+        ragged: Collection[str] = (),
     ) -> None:
         self.client = client
         self.stage = stage
         self.batch = batch
         self.knowledge = knowledge
         self.blame = blame
+        self.ragged = ragged
         self.failures: dict[int, str] = {}
         self.seconds_left = None if time_limit is None else [time_limit] * len(batch.key)
         self.on_stack = takes_stacks and (stage.objective is None or getattr(stage.objective, "takes_stacks", False))
@@ -141,7 +144,7 @@ class GroupTraining:
             own = {name: tensor[rows].detach() for name, tensor in leaves.items()}
             for name in trained:
                 own[name].requires_grad_()
-            return gradients(own, self._select(batch, rows), self._know(rows))
+            return gradients(own, *self._select(batch, rows))
 
         if not self.blame:
             return gradients(leaves, batch, self.knowledge)
@@ -197,12 +200,15 @@ class GroupTraining:
         for row in rows:
             self.seconds_left[row] -= (time.monotonic() - start) / len(rows)
 
-    @staticmethod
-    def _select(batch: Batch, rows: Sequence[int]) -> Batch:
-        return batch.select(torch.tensor(rows, device=batch.key.device))
-
-    def _know(self, rows: Sequence[int]) -> Knowledge:
-        return {kind: {name: t[rows] for name, t in own.items()} for kind, own in self.knowledge.items()}
+    def _select(self, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Knowledge]:
+        """The data of some clients and what they know, as if only they were in the group."""
+        chosen = batch.select(torch.tensor(rows, device=batch.key.device))
+        size = chosen.real_mask.shape[1]
+        known: Knowledge = {
+            kind: {n: (t[:, :size] if kind != "anchor" and n in self.ragged else t)[rows] for n, t in own.items()}
+            for kind, own in self.knowledge.items()
+        }
+        return chosen, known
 
     @torch.no_grad()
     def _before(self, step: int) -> None:
@@ -259,7 +265,7 @@ class GroupTraining:
         autocast: Autocast,
         *,
         sizes_C: Tensor,
-        per_example: Sequence[str] = (),
+        per_example: Collection[str] = (),
     ) -> dict[str, Tensor]:
         """Evaluate functions of each client after training, (C, ...).
 
@@ -282,7 +288,7 @@ class GroupTraining:
         autocast: Autocast,
         *,
         step: int = 0,
-        per_example: Sequence[str] = (),
+        per_example: Collection[str] = (),
     ) -> dict[str, Tensor]:
         """Evaluate functions of each client on its data or on what a step draws of it, (C, ...)."""
         if not functions:
@@ -299,7 +305,7 @@ class GroupTraining:
 
         def some(rows: Sequence[int]) -> dict[str, Tensor]:
             own = {name: tensor[rows] for name, tensor in parameters.items()}
-            return compute(own, self._select(batch, rows), self._know(rows))
+            return compute(own, *self._select(batch, rows))
 
         joined: dict[str, Tensor] = {}
         num_clients, num_examples = batch.real_mask.shape[:2]

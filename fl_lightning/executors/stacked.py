@@ -215,7 +215,13 @@ class StackedExecutor(Executor):
         }
         knowledge = self._knowledge(clients, rows, work.payload, start, batch)
         training = GroupTraining(
-            self.client, stage, batch, knowledge, takes_stacks=self.takes_stacks, time_limit=self.time_limit
+            self.client,
+            stage,
+            batch,
+            knowledge,
+            takes_stacks=self.takes_stacks,
+            time_limit=self.time_limit,
+            ragged=self._ragged(work.payload),
         )
         keys = self.keys(work.address.round_idx, stage.name, clients, max(steps.values(), default=0))
         num_steps = [steps[client] for client in clients]
@@ -225,7 +231,7 @@ class StackedExecutor(Executor):
         sizes_C = self._sizes(clients)
         ask = functools.partial(training.ask, parameters=trained, autocast=self.fabric.autocast, sizes_C=sizes_C)
         signals = ask(stage.signals, per_example=stage.per_example)
-        memory = {**knowledge["memory"], **ask(stage.memory)}
+        memory = {**knowledge["memory"], **ask(stage.memory, per_example=self._ragged())}
         held = self._rewritten(work, clients, trained, training)
         found = [*trained.values(), *signals.values(), *(m for m in memory.values() if m.is_floating_point())]
         for row, fine in enumerate(finite_rows(found).tolist()):
@@ -267,6 +273,11 @@ class StackedExecutor(Executor):
                 memory[name] = memory[name][:, :num_examples]
         return {"anchor": dict(anchor), "inbox": self.inbox(payload, clients, num_examples), "memory": memory}
 
+    def _ragged(self, payload: Payload | None = None) -> set[str]:
+        """Names of what clients remember, and are sent, with a row for every example."""
+        remembered = {name for name, slot in self.slots.items() if slot.per_example}
+        return remembered if payload is None else remembered | payload.lengths.keys()
+
     def _remember(self, memory: Mapping[str, Tensor], rows: Sequence[int], positions: Sequence[int]) -> None:
         """Keep what the clients in the given rows of a group, the ones that succeeded, remember."""
         for name, slot in lasting(self.slots):
@@ -282,8 +293,7 @@ class StackedExecutor(Executor):
         rewrite = work.stage.rewrite
         if rewrite is None:
             return held
-        ragged = {name for name, slot in self.slots.items() if slot.per_example}
-        ragged |= set() if work.payload is None else work.payload.lengths.keys()
+        ragged = self._ragged(work.payload)
         for row, client in enumerate(clients):
             own = {name: tensor[row] for name, tensor in trained.items()}
             size = self.collator.size(client)

@@ -375,6 +375,19 @@ def test_clients_beside_a_failing_one_are_trained_as_if_it_were_not_there(net, f
     assert_same(states[1], states[0], tolerance=1e-9)
 
 
+def test_memory_of_nodes_beside_a_failing_client(fit, make_model, assert_same) -> None:
+    runs = []
+    for executor in ("sequential", "stacked"):
+        with pytest.warns(UserWarning, match="odd client"):
+            trainer = fit(EXECUTORS[executor], remembering(), model=make_model(Explodes))
+        assert trainer.run.num_failures == {"client-02": 3}
+        runs.append(trainer.run.executor.state())
+    for row, size in {0: 30, 1: 24, 3: 12, 4: 8}.items():
+        first, second = (run.signals["memory/nodes"][row, :size] for run in runs)
+        torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-12)
+    assert_same(dict(runs[0].parameters), dict(runs[1].parameters), tolerance=1e-9)
+
+
 # ------------------------------------------------------------------ evaluation
 
 
