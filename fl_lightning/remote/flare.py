@@ -6,8 +6,8 @@ federation is ``trainer.fit`` in the server's job process, and a :class:`Site` i
 Each client has a task of its own: data of a broadcast are copied once for all. A client that is known to be dead is not
 asked. FLARE ends a job whose client's process dies, and takes no client back into a running one: ``fl-train submit``
 sends the job again, which goes on from its last checkpoint. (``ClientAPIExecutor`` would put the site into one more
-process. Its ``attach`` mode with ``allow_reconnect`` takes such a process back between two tasks, fails the task that it
-was busy with, and does nothing for the client's process, so that it would save no round.)
+process. Its ``attach`` mode with ``allow_reconnect`` takes such a process back between two tasks, fails the task that
+it was busy with, and does nothing for the client's process, so that it would save no round.)
 """
 
 import json
