@@ -3,6 +3,7 @@
 Shape legend: C clients, K known clients (rows without a nan).
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -130,11 +131,13 @@ def draw_matrices(
         matrices: Square matrices over the clients, by name.
         names: Of the clients.
         title: Of the whole.
-        captions: Lines under the names of the matrices.
+        captions: What is written under the names of the matrices.
         community_C: Community of each client.
     """
     from matplotlib.figure import Figure
 
+    wrapped = {name: textwrap.fill(caption, 50) for name, caption in (captions or {}).items()}
+    num_lines = max((caption.count("\n") + 1 for caption in wrapped.values()), default=0)
     order_C = np.arange(len(names)) if community_C is None else np.argsort(community_C, kind="stable")
     count = len(matrices)
     num_columns = count if count <= 4 else -(-count // 2)
@@ -144,18 +147,18 @@ def draw_matrices(
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
     for panel, (name, matrix_CC) in enumerate(matrices.items()):
         axes = figure.add_subplot(num_rows, num_columns, panel + 1)
-        _draw(axes, matrix_CC[np.ix_(order_C, order_C)])
+        _draw(axes, matrix_CC[np.ix_(order_C, order_C)], "weight" if name == "mixing" else "similarity")
         _label(axes, [names[client] for client in order_C], rows=panel % num_columns == 0)
         if community_C is not None:
             _outline(axes, community_C[order_C])
-        axes.set_title(name, loc="left", fontsize=9.5, color=_INK, pad=18 if captions else 6)
-        if captions:
-            caption = axes.annotate(captions.get(name, ""), (0, 1), (0, 6), "axes fraction", "offset points")
+        axes.set_title(name, loc="left", fontsize=9.5, color=_INK, pad=6 + 11 * num_lines)
+        if name in wrapped:
+            caption = axes.annotate(wrapped[name], (0, 1), (0, 6), "axes fraction", "offset points")
             caption.set(fontsize=7.5, color=_FAINT, in_layout=False)  # a long line must not push the panels apart
     return figure
 
 
-def _draw(axes: "Axes", matrix_CC: Matrix) -> None:
+def _draw(axes: "Axes", matrix_CC: Matrix, unit: str) -> None:
     off_diagonal = matrix_CC[~np.eye(len(matrix_CC), dtype=bool) & np.isfinite(matrix_CC)]
     low, high = (float(off_diagonal.min()), float(off_diagonal.max())) if len(off_diagonal) else (0.0, 1.0)
     diagonal = np.diagonal(matrix_CC)[np.isfinite(np.diagonal(matrix_CC))]
@@ -165,7 +168,7 @@ def _draw(axes: "Axes", matrix_CC: Matrix) -> None:
     extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((above, below), "neither")
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend=extend)
     bar.ax.tick_params(labelsize=6.5, length=2, color=_FAINT, labelcolor=_FAINT)
-    bar.set_label("similarity", fontsize=7, color=_FAINT)
+    bar.set_label(unit, fontsize=7, color=_FAINT)
     bar.outline.set_visible(False)
 
 
