@@ -269,7 +269,11 @@ def table(study: Study, results: Results) -> str:
         cells = []
         for strategy, figure in study.columns.values():
             found = results[name].get(strategy, {}).values()
-            values = [case.scale * figures[prefix + figure.format(metric=case.metric)] for figures in found]
+            key = prefix + figure.format(metric=case.metric)
+            if any(key not in figures for figures in found):  # not a second model
+                cells.append("is the result")
+                continue
+            values = [case.scale * figures[key] for figures in found]
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             shown = f"{statistics.mean(values):.1f}{spread}" if values and max(values) < 1e5 else "diverges"
             cells.append(shown if values else "")
