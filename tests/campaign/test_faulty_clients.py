@@ -146,6 +146,9 @@ class Absent(Participation):
         return {client: share for client, share in effort.items() if client not in self.absent}, dropped
 
 
+#: The alarm of a time limit may end a callback of the garbage collector (hypothesis has one); it rings again.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 FAULTS = ("raises", "hangs", "diverges", "sends nan", "sends infinity", "sends huge values", "answers nothing")
 TALKING = [kind for kind in STRATEGIES if kind is not Local]  # whose clients send something that can be wrong
 EXECUTORS = ("sequential", "stacked")
