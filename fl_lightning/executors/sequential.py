@@ -181,16 +181,19 @@ class SequentialExecutor(Executor):
         for name, parameter in module.net.named_parameters():
             gradient = clipped.get(name)
             parameter.grad = None if gradient is None else gradient[0]
-        with torch.no_grad(), self.fabric.autocast():
-            asked = {
-                name: value(module, parameters, batch, module.context) for name, value in stage.step_memory.items()
-            }
+        asked = {}
+        if stage.step_memory:
+            with torch.no_grad(), self.fabric.autocast():
+                asked = {
+                    name: value(module, parameters, batch, module.context) for name, value in stage.step_memory.items()
+                }
         module.on_before_optimizer_step(optimizer)
         optimizer.step()
         with torch.no_grad():
             _load(module, module.constrain(parameters, module.context))
-            learnt = {**module.context.memory, **spread_signals(asked)}
-            module.context = dataclasses.replace(module.context, memory=learnt)
+            if asked:
+                learnt = {**module.context.memory, **spread_signals(asked)}
+                module.context = dataclasses.replace(module.context, memory=learnt)
             if stage.after_step is not None:
                 change = stage.after_step(parameters, raw, module.context)
                 _load(module, change.parameters)
