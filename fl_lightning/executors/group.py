@@ -96,7 +96,7 @@ class GroupTraining:
                 part.put(moved, part.steps(step))
             learnt = self._ask(stage.step_memory, part.parameters, drawn, autocast, step=step)
             part.step(self.client.clip(self._ruled(raw, step)), step)
-            self._know_anew("memory", learnt, step)
+            self._know_anew("memory", learnt, part.steps(step))
             self._after(raw, step)
         return part.parameters
 
@@ -250,12 +250,12 @@ class GroupTraining:
         changed = torch.vmap(change)(found, dict(part.parameters), self.knowledge)
         part.put(changed["parameters"], active_C)
         for kind in ("anchor", "memory"):
-            self._know_anew(kind, changed[kind], step)
+            self._know_anew(kind, changed[kind], active_C)
 
-    def _know_anew(self, kind: str, new: Mapping[str, Tensor], step: int) -> None:
+    def _know_anew(self, kind: str, new: Mapping[str, Tensor], active_C: Tensor) -> None:
         """Let the clients that took a step know other anchors or memory, (C, ...) by name."""
         own = self.knowledge[kind]
-        taken = {name: where_clients(self.part.steps(step), tensor, own[name]) for name, tensor in new.items()}
+        taken = {name: where_clients(active_C, tensor, own[name]) for name, tensor in new.items()}
         self.knowledge[kind] = {**own, **taken}
 
     def ask(
