@@ -121,10 +121,16 @@ def _unknown_class(name: str, message: str) -> str:
     return f"{where}there is no class {name!r}: {advice}"
 
 
+def known_nets() -> list[str]:
+    """Class paths of this package's nets and layers."""
+    models = fl_lightning.models
+    return [f"{models.__name__}.{net}" for net in models.__all__ if issubclass(getattr(models, net), nn.Module)]
+
+
 def _unknown_net(key: str, name: str) -> str:
-    nets = [net for net in fl_lightning.models.__all__ if issubclass(getattr(fl_lightning.models, net), nn.Module)]
+    paths = known_nets()
+    nets = [path.rpartition(".")[2] for path in paths]
     near = difflib.get_close_matches(name.rpartition(".")[2], nets, n=1)
-    paths = [f"fl_lightning.models.{net}" for net in nets]
     why = f" ({_why_not_imported(name)})" if "." in name else ""
     advice = (
         f"did you mean fl_lightning.models.{near[0]}?" if near else f"give a class path, or one of {', '.join(paths)}"

@@ -58,8 +58,7 @@ complete -F _fl_train fl-train
 
 def script() -> str:
     """The script for bash."""
-    import fl_lightning.models
-    from fl_lightning.cli import known_classes
+    from fl_lightning.cli import known_classes, known_nets
     from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
     from fl_lightning.executors import Executor
     from fl_lightning.round.client import ClientModule
@@ -83,7 +82,7 @@ def script() -> str:
         "--model": ClientModule,
     }
     values = {place: named(base) for place, base in places.items()}
-    values["--model.net"] = " ".join(f"fl_lightning.models.{net}" for net in sorted(fl_lightning.models.__all__))
+    values["--model.net"] = " ".join(sorted(known_nets()))
     values["--config|-c|--ckpt_path"] = ""
     strategies = {
         name: "$words " + " ".join(f"--strategy.{setting}" for setting in inspect.signature(known[name]).parameters)

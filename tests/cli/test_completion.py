@@ -48,6 +48,7 @@ def complete(tmp_path_factory):
         (["fit", "--strategy", "FedPer", "--strategy.pers"], ["--strategy.personal"]),
         (["fit", "--strategy", "Local", "--strategy.pers"], []),
         (["data", "--data.partitioner", "Giv"], ["GivenPartitioner"]),
+        (["fit", "--model.net", "fl_lightning.models.Net"], []),  # NetOutput is none
     ],
 )
 def test_bash_completes(words, expected, complete) -> None:
