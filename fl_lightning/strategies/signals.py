@@ -31,6 +31,14 @@ def received_embedding(client: ClientModule, parameters: Parameters, batch: Batc
     return graph_embedding(client, context.anchor, batch, context)
 
 
+def means_by_class(row_ND: Tensor, batch: Batch, chosen_N: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The mean of one client's rows over each class's chosen examples, 0 if it has none, (K, D); how many, (K,)."""
+    classes_K = torch.arange(num_classes, device=batch.y.device)
+    member_NK = ((batch.y[:, None] == classes_K) & chosen_N[:, None]).to(row_ND)
+    counts_K = member_NK.sum(dim=0)
+    return member_NK.T @ row_ND / counts_K.clamp(min=1)[:, None], counts_K
+
+
 def proxy_graph(
     num_features: int | tuple[int, ...],
     draw: torch.Generator,

@@ -30,6 +30,7 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.local import Local
+from fl_lightning.strategies.signals import means_by_class
 
 
 @dataclass(kw_only=True, eq=False)
@@ -143,7 +144,5 @@ def class_means(client: ClientModule, parameters: Parameters, batch: Batch, cont
         raise ValueError("FedProto is for classes, but these targets are numbers: choose another strategy")
     output = client.output(parameters, batch)
     z_ND = output.embedding.to(server_dtype(output.embedding.dtype))
-    classes_K = torch.arange(output.logits.shape[-1], device=batch.y.device)
-    member_NK = ((batch.y[:, None] == classes_K) & batch.train_mask[:, None]).to(z_ND)
-    counts_K = member_NK.sum(dim=0)
-    return {"prototypes": member_NK.T @ z_ND / counts_K.clamp(min=1)[:, None], "counts": counts_K}
+    prototypes_KD, counts_K = means_by_class(z_ND, batch, batch.train_mask, output.logits.shape[-1])
+    return {"prototypes": prototypes_KD, "counts": counts_K}

@@ -42,6 +42,7 @@ from fl_lightning.round.stage import Evaluation, Slot, Stage
 from fl_lightning.strategies.base import NotesFigures
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.fedavg import FedAvg
+from fl_lightning.strategies.signals import means_by_class
 
 #: Of Adam on the proxies: decay of both moments, and what keeps the second from zero.
 DECAY, SQUARE_DECAY, EPSILON = 0.9, 0.999, 1e-8
@@ -217,11 +218,9 @@ class FedSpray(FedAvg, NotesFigures):
         self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context
     ) -> dict[str, Tensor]:
         """Each class's mean proxy, 0 where it has no training node, (K, P), and the number of these, (K,)."""
-        classes_K = torch.arange(len(self.proxies_KP), device=batch.y.device)
-        member_NK = ((batch.y[:, None] == classes_K) & batch.train_mask[:, None]).to(self.proxies_KP)
-        counts_K = member_NK.sum(dim=0)
         q_NP = context.memory["proxy/value"]
-        return {"proxies": member_NK.T @ q_NP / counts_K.clamp(min=1)[:, None], "counts": counts_K}
+        means_KP, counts_K = means_by_class(q_NP, batch, batch.train_mask, len(self.proxies_KP))
+        return {"proxies": means_KP, "counts": counts_K}
 
     def without_edges(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
         """What the model of features says of nodes that nobody knows, h(e + Σ_k o_k S_k)."""

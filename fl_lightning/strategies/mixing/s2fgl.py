@@ -44,6 +44,7 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Signal, Slot, Stage
 from fl_lightning.strategies.base import NotesFigures, server_dtype
 from fl_lightning.strategies.mixing.fedavg import FedAvg
+from fl_lightning.strategies.signals import means_by_class
 
 #: Terms of the series for Π, after which its rest is less than 1e-9.
 NUM_TERMS = 12
@@ -205,11 +206,9 @@ class S2FGL(FedAvg, NotesFigures):
         """Each class's mean embedding over important training nodes, (K, D), 0 if it has none; how many, (K,)."""
         output = client.output(parameters, batch)
         z_ND = output.embedding.to(server_dtype(output.embedding.dtype))
-        classes_K = torch.arange(output.logits.shape[1], device=batch.y.device)
         chosen_N = batch.train_mask & self.important(batch, context, 3)
-        member_NK = ((batch.y[:, None] == classes_K) & chosen_N[:, None]).to(z_ND)
-        counts_K = member_NK.sum(dim=0)
-        return {"prototypes": member_NK.T @ z_ND / counts_K.clamp(min=1)[:, None], "counts": counts_K}
+        prototypes_KD, counts_K = means_by_class(z_ND, batch, chosen_N, output.logits.shape[1])
+        return {"prototypes": prototypes_KD, "counts": counts_K}
 
     def judge(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
         """The two terms of the trained model against the received one."""
