@@ -1,11 +1,13 @@
 """What the tests of several strategies run on."""
 
+import dataclasses
 import functools
 
 import pytest
+import torch
 from quadratics import fit_quadratics
 
-from fl_lightning import StackedExecutor
+from fl_lightning import ClientModule, StackedExecutor
 
 
 @pytest.fixture
@@ -16,11 +18,31 @@ def quadratics(tmp_path):
 
 @pytest.fixture
 def fit(federation, make_model, make_trainer):
-    """Runs on the graphs, with dropout; and Adam, unless there is another optimiser."""
+    """Runs on the graphs, with dropout and Adam, unless told otherwise; with the net of a kind of strategy if named."""
 
-    def run(strategy, executor=StackedExecutor, optimizer=None, **settings):
-        trainer = make_trainer(executor=executor(), seed=1, **settings)
-        trainer.fit(make_model(dropout=0.5, optimizer=optimizer), federation, strategy)
+    def run(
+        strategy,
+        executor=StackedExecutor,
+        data=None,
+        *,
+        kind=ClientModule,
+        dropout=0.5,
+        optimizer=None,
+        **settings,
+    ):
+        trainer = make_trainer(executor=executor(), **{"seed": 1, **settings})
+        trainer.fit(make_model(kind, dropout=dropout, optimizer=optimizer), data or federation, strategy)
         return trainer
 
     return run
+
+
+@pytest.fixture
+def relabelled(graphs, given_clients):
+    """The graphs as they are, and with other labels outside the training nodes."""
+    data = []
+    for flip in (False, True):
+        labels = [torch.where(g.train_mask_N | (not flip), g.y_N, (g.y_N + 1) % 3) for g in graphs]
+        clients = [dataclasses.replace(g, y_N=y_N) for g, y_N in zip(graphs, labels, strict=True)]
+        data.append(given_clients(clients))
+    return data

@@ -18,7 +18,7 @@ from fl_lightning.strategies import FedAvg, FedAvgFinetune, FedBABU
 def test_the_classifier_stays_as_it_was_initialised(executor, fit) -> None:
     sgd = functools.partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
     participation = Participation(num_clients=2, held_out_fraction=0.2)
-    trainer = fit(FedBABU(num_epochs=2), executor, sgd, participation=participation)
+    trainer = fit(FedBABU(num_epochs=2), executor, optimizer=sgd, participation=participation)
     state, start = trainer.run.executor.state().parameters, trainer.run.architectures[0]
     for name in ("head.weight", "head.bias"):
         assert torch.equal(state[name], start[name].expand_as(state[name]))

@@ -73,7 +73,7 @@ class Watch(Callback):
 def test_each_half_rests_in_the_turn_of_the_other(decay, executor, fit) -> None:
     watch = Watch()
     sgd = functools.partial(SGD, lr=0.1, momentum=0.9, weight_decay=decay)
-    trainer = fit(FedRep(num_head_epochs=2), executor, sgd, callbacks=watch)
+    trainer = fit(FedRep(num_head_epochs=2), executor, optimizer=sgd, callbacks=watch)
     names = [name for name, _ in watch.seen]
     assert names == ["head", "train"] * 3
     heads = [name for name in trainer.run.architectures[0] if name.startswith("head.")]
