@@ -69,7 +69,9 @@ def _plain(message: str) -> str:
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
         return _unknown_setting(unknown[1])
-    if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
+    if unknown := re.match(
+        r"(?:unrecognized arguments: --|Subcommand '\w+' does not accept option ')([^\s=']+)", message
+    ):
         return _unknown_option(unknown[1])
     if unknown := re.search(r"Dict must include a class_path .*NestedArg\(key='([^']+)'", message, flags=re.DOTALL):
         key = re.match(r'Parser key "([^"]+)"', message)

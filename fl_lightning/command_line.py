@@ -8,6 +8,7 @@ import argparse
 import ast
 import difflib
 import importlib
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -76,10 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fail(f"there is no verb {first!r}: {advice}" if words else f"no verb is given: {advice} (--help says more)")
     if "" not in sys.path:
         sys.path.append("")  # strategies, nets and callbacks of the current folder; nothing is hidden by them
-    if first in VERBS:
-        return int(importlib.import_module(VERBS[first]).main(words[1:]))
-    check_files(words)
-    return int(importlib.import_module("fl_lightning.cli").main(words))
+    try:
+        if first in VERBS:
+            return int(importlib.import_module(VERBS[first]).main(words[1:]))
+        check_files(words)
+        return int(importlib.import_module("fl_lightning.cli").main(words))
+    except KeyboardInterrupt:
+        fail("interrupted", code=128 + signal.SIGINT)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,6 +33,17 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: 
         assert f" {verb} " in text
 
 
+def test_an_interruption_of_the_start_is_one_line(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line.importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        main(["fit"])
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "fl-train: error: interrupted\n"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"fl-train {__version__}\n"

@@ -96,6 +96,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--config=a_seed_that_is_true.yaml"], "seed_everything must be in [0, 4294967295], got True"),
         (["--model.init_args={init_args: {}}"], "model.init_args takes no init_args"),
         (["--data={init_args: {}}"], "data takes no init_args"),
+        (["--config=misspelt.yaml"], "there is no option --trainer.num_round: did you mean --trainer.num_rounds?"),
         (["--config=nested_settings.yaml"], "strategy.init_args takes no init_args"),
         (["--seed_everything=many"], "seed_everything: expected bool or int, got many"),
         (["--strategy.init_epochs=-1"], "strategy.init_epochs must not be negative, got -1"),
@@ -138,6 +139,7 @@ def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFix
     Path("unbalanced").write_text("trainer: [1, {")
     Path("no_seed.yaml").write_text("seed_everything: null")
     Path("a_seed_that_is_true.yaml").write_text("seed_everything: true")
+    Path("misspelt.yaml").write_text("trainer: {num_round: 3}")
     Path("nested_settings.yaml").write_text("strategy: {class_path: FedAvg, init_args: {init_args: {}}}")
     assert expected in refused(capsys, "fit", *SMALL, *arguments)
 
