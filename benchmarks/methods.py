@@ -2,6 +2,7 @@
 
     FL_DATA_ROOT=... .venv/bin/python benchmarks/methods.py
     FL_DATA_ROOT=... .venv/bin/python benchmarks/methods.py --only fedavg moon --cases Cora-10 --seeds 0
+    FL_DATA_ROOT=... .venv/bin/python benchmarks/methods.py --missing
 
 A method is a file configs/<name>_cora.yaml; ``--only`` names some, and its default is all that were measured before.
 Every figure is of one ``fl-train fit`` whose command stands beside it; test accuracy is that of the round that
@@ -135,11 +136,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=known, metavar="NAME")
     parser.add_argument("--cases", nargs="*", default=["Cora-10", "CiteSeer-10"], choices=list(CASES))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--missing", action="store_true", help="leave out the runs that have a row")
     options = parser.parse_args()
     torch.set_num_threads(1)
     measured = sorted({key[0] for key in read(path)} | {"fedavg", "local"})
     methods = measured if options.only is None else options.only
     for seed, case, method in itertools.product(options.seeds, options.cases, methods):
+        if options.missing and (method, case, str(seed)) in read(path):
+            continue
         arguments = command(method, case, seed)
         figures = {name: f"{value:.6g}" for name, value in run(arguments).items()}
         row = dict(zip(KEY, (method, case, str(seed)), strict=True)) | figures
