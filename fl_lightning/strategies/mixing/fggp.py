@@ -8,14 +8,16 @@ embeddings (after ReLU), c_v = max softmax(l_v), 1 on training nodes, and ŷ_v t
     P_k = Σ_{ŷ_v = k} c_v f_v / Σ c_v  in each view;   loss = CE + CE of view 2 + L_pa + ω BCE(S, A₂)
     L_pa = mean_k -ln e^{P²_k·P¹_k/τ} / (Σ_m e^{P²_k·P¹_m/τ} + Σ_{m != k} e^{P²_k·P²_m/τ}),  of unit prototypes
 
-The server averages the models without their classifiers, clusters the P¹ of each class by FINCH and keeps the clusters'
+The server averages the models, clusters the P¹ of each class by FINCH and keeps the clusters'
 means in a queue. The ``num_votes`` entries nearest to f predict a node, each with the weight softmax(cos / 0.1).
 
-Leaves the client: the model without its classifier; the mean embedding of each class that it has or predicts.
+Leaves the client: the model; the mean embedding of each class that it has or predicts.
 
 Departures: the net is the GCN (paper: three layers with batch normalisation); prototypes are keyed by class (released
 code: by their place among those present), taken in eval mode after training; the queue begins empty; the classifier is
-the client's own (released code resets it every round). Dense in a client's nodes: time and memory are quadratic.
+averaged (the paper keeps it at the client, released code resets it every round to one that all have: embeddings trained
+below classifiers of their own, ``personal: ["head.*"]``, drift apart, and others' prototypes no longer tell classes).
+Dense in a client's nodes: time and memory are quadratic.
 """
 
 import dataclasses
@@ -46,7 +48,6 @@ class FGGP(FedAvg):
     """Generalised prototypes.
 
     Args:
-        personal: Shell-style patterns of parameters that never leave their client: the classifier's.
         view_weight: Of the second view's cross entropy, at least 0.
         alignment_weight: Of L_pa, at least 0.
         edge_weight: Of the augmentor's loss, at least 0.
@@ -57,7 +58,6 @@ class FGGP(FedAvg):
         queue_length: Entries of the queue for each class, at least 1.
     """
 
-    personal: Sequence[str] = ("head.*",)
     view_weight: float = 1.0
     alignment_weight: float = 1.0
     edge_weight: float = 1.0

@@ -193,10 +193,10 @@ def test_clients_of_different_domains_keep_prototypes_of_their_own(given_clients
 
 def test_bytes(fit) -> None:
     history = fit(FGGP(propose_every=2), callbacks=CommunicationLedger()).run.history
-    body = 6 * 8 + 8 + 8 * 8 + 8 + 6 * 8 + 8 * 8
+    model = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3 + 6 * 8 + 8 * 8
     for number, row in enumerate(history):
-        assert row["comm/bytes_up"] == 5 * (4 * body + 4 * 3 * 8 + 3)
-        assert row["comm/bytes_down"] == 5 * (4 * body + 8) * (2 if number % 2 == 0 else 1)
+        assert row["comm/bytes_up"] == 5 * (4 * model + 4 * 3 * 8 + 3)
+        assert row["comm/bytes_down"] == 5 * (4 * model + 8) * (2 if number % 2 == 0 else 1)
 
 
 @pytest.mark.parametrize(
