@@ -1,0 +1,61 @@
+"""CPU time of a round of every strategy, beside that of FedAvg on the same net, on Cora with 20 clients.
+
+    FL_DATA_ROOT=... .venv/bin/python benchmarks/method_speed.py
+    FL_DATA_ROOT=... .venv/bin/python benchmarks/method_speed.py --only fgssl flow
+
+A method is a file configs/<name>_cora.yaml. FedAvg has its net, optimiser and epochs; the two run one after the other,
+a few rounds of each, with one thread. Seconds are the median round's, of the process's CPU, without evaluation. Writes
+benchmarks/results/method_speed.csv (what is there of other methods is kept) and method_speed.md.
+"""
+
+import argparse
+import csv
+
+import torch
+import yaml
+from methods import CASES, RESULTS, ROOT, run
+
+FIELDS = ("method", "net", "seconds", "fedavg_seconds", "ratio")
+
+
+def measure(method: str, num_rounds: int) -> dict[str, str]:
+    """Both, in CPU seconds of a round."""
+    config = yaml.safe_load((ROOT / "configs" / f"{method}_cora.yaml").read_text())
+    arguments = ["fit", f"--config=configs/{method}_cora.yaml", *CASES["Cora-20"], f"--trainer.num_rounds={num_rounds}"]
+    epochs = config["strategy"].get("init_args", {}).get("num_epochs", 1)
+    figures = run([*arguments, "--trainer.accelerator=cpu"])
+    beside = run([*arguments, "--trainer.accelerator=cpu", "--strategy=FedAvg", f"--strategy.num_epochs={epochs}"])
+    seconds, fedavg = figures["cpu_train"], beside["cpu_train"]
+    net = config["model"]["init_args"]["net"]["class_path"].rpartition(".")[2]
+    values = (method, net, f"{seconds:.4f}", f"{fedavg:.4f}", f"{seconds / fedavg:.2f}")
+    return dict(zip(FIELDS, values, strict=True))
+
+
+def main() -> None:
+    """Measure what was asked for and rewrite file and table."""
+    known = sorted(file.stem.removesuffix("_cora") for file in (ROOT / "configs").glob("*_cora.yaml"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=known, default=known, metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=12)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    path = RESULTS / "method_speed.csv"
+    for method in options.only:
+        row = measure(method, options.rounds)
+        rows = {}
+        if path.exists():
+            with path.open() as file:
+                rows = {old["method"]: old for old in csv.DictReader(file)}
+        rows[method] = row
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows[name] for name in sorted(rows))
+        ordered = sorted(rows.values(), key=lambda found: -float(found["ratio"]))
+        lines = ["| method | net | s a round | FedAvg on this net | ratio |", "|---|---|---|---|---|"]
+        lines += ["| " + " | ".join(found[name] for name in FIELDS) + " |" for found in ordered]
+        path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
