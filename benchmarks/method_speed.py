@@ -25,7 +25,8 @@ def measure(name: str, num_rounds: int) -> dict[str, str]:
     method, *phase = PHASES.get(name, (name,))
     config = yaml.safe_load((ROOT / "configs" / f"{method}_cora.yaml").read_text())
     arguments = ["fit", f"--config=configs/{method}_cora.yaml", *CASES["Cora-20"], f"--trainer.num_rounds={num_rounds}"]
-    epochs = config["strategy"].get("init_args", {}).get("num_epochs", 1)
+    settings = config["strategy"].get("init_args", {})
+    epochs = sum(settings.get(setting, 0) for setting in ("num_epochs", "num_head_epochs")) or 1
     figures = run([*arguments, *phase, "--trainer.accelerator=cpu"])
     beside = run([*arguments, "--trainer.accelerator=cpu", "--strategy=FedAvg", f"--strategy.num_epochs={epochs}"])
     seconds, fedavg = figures["cpu_train"], beside["cpu_train"]
