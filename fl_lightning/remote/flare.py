@@ -10,6 +10,8 @@ process. Its ``attach`` mode with ``allow_reconnect`` takes such a process back 
 it was busy with, and does nothing for the client's process, so that it would save no round.)
 """
 
+import atexit
+import gc
 import json
 import logging
 import queue
@@ -40,6 +42,10 @@ TASK = "ask"
 #: The run's configuration in a job, and what it came to in the job's result.
 RUN_FILE, OUTCOME_FILE = "run.yaml", "outcome.json"
 _CHECK_SECONDS = 0.05
+
+
+# The interpreter would look through all of torch's objects, for a second and more, before a job's process ends.
+atexit.register(gc.freeze)
 
 
 class Aborted(RuntimeError):

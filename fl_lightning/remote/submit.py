@@ -17,7 +17,7 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from fl_lightning.remote.flare import OUTCOME_FILE, RUN_FILE, TASK, FederationController, SiteExecutor
 
-#: How often a site asks for the next message (FLARE's own: 0.5), and how often the job's state is looked at.
+#: How often a site asks for the next message (FLARE's own: 2), and how often the job's state is looked at.
 FETCH_SECONDS, FOLLOW_SECONDS = 0.1, 0.5
 #: How long a server may be out of reach while a run is followed, and how long it may take to answer who submits.
 PATIENCE_SECONDS, ANSWER_SECONDS = 120, 30.0
@@ -68,12 +68,14 @@ class Submission:
             },
             config / "config_fed_server.json": {
                 "format_version": 2,
+                "server": {"task_request_interval": FETCH_SECONDS},  # which goes before the clients' own
                 "workflows": [{"id": "federation", "path": _path(FederationController), "args": controller}],
                 "components": [],
             },
             config / "config_fed_client.json": {
                 "format_version": 2,
                 "default_task_fetch_interval": FETCH_SECONDS,
+                "max_runner_sync_timeout": self.timeout_seconds,  # in which the server's process must be there too
                 "executors": [
                     {"tasks": [TASK], "executor": {"path": _path(SiteExecutor), "args": {"run_name": self.name}}}
                 ],
