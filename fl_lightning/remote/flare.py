@@ -128,6 +128,7 @@ class FederationController(Controller):  # type: ignore[misc]
         timeout_seconds: In which a site must answer.
         num_outputs: Classes of the whole federation; 0 for as many as the sites have seen.
         secure: Secure aggregation.
+        predict: Have each site write its predictions after the training.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class FederationController(Controller):  # type: ignore[misc]
         timeout_seconds: int = 600,
         num_outputs: int = 0,
         secure: bool = False,
+        predict: bool = False,
     ) -> None:
         super().__init__(task_check_period=_CHECK_SECONDS)
         self.sites = sites
@@ -146,6 +148,7 @@ class FederationController(Controller):  # type: ignore[misc]
         self.timeout_seconds = timeout_seconds
         self.num_outputs = num_outputs
         self.secure = secure
+        self.predict = predict
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing."""
@@ -201,6 +204,8 @@ class FederationController(Controller):  # type: ignore[misc]
             parts.strategy,
             ckpt_path=self.ckpt_path or None,
         )
+        if self.predict:
+            parts.trainer.predict()
         return {"status": "finished", "folder": parts.trainer.run.folder.name, "result": figures}
 
 
@@ -239,4 +244,5 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             Path(workspace.get_app_config_dir(job_id)) / RUN_FILE,
             Path(workspace.get_site_config_dir()) / SITE_FILE,
             root / "federations" / self.run_name,
+            fl_ctx.get_identity_name(),
         )

@@ -35,6 +35,7 @@ class Submission:
         timeout_seconds: In which a site must answer a message.
         num_outputs: Classes of the whole federation; None for as many as the sites have seen.
         secure: Secure aggregation.
+        predict: Have each site write what its model predicts into its own folder, after the training.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Submission:
     timeout_seconds: int = 600
     num_outputs: int | None = None
     secure: bool = False
+    predict: bool = False
 
     def write_job(self, folder: Path) -> Path:
         """The job that FLARE is given."""
@@ -57,6 +59,7 @@ class Submission:
             "timeout_seconds": self.timeout_seconds,
             "num_outputs": self.num_outputs or 0,
             "secure": self.secure,
+            "predict": self.predict,
         }
         files: dict[Path, dict[str, Any]] = {
             job / "meta.json": {

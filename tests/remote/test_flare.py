@@ -136,7 +136,7 @@ def run(
     *,
     watch: Callable[[], None] = lambda: None,
     warnings: list[str] | None = None,
-    secure: bool = False,
+    **settings: Any,
 ) -> Outcome:
     """A run over the network, which ends sooner or later."""
     deadline = time.monotonic() + PATIENCE
@@ -147,8 +147,8 @@ def run(
         if time.monotonic() > deadline:
             raise TimeoutError(f"{name} was not done in {PATIENCE} seconds")
 
-    settings = Parts(["--config", config]).trainer.config
-    submission = Submission(name=name, config=settings, sites=trial.sites, timeout_seconds=PATIENCE, secure=secure)
+    whole = Parts(["--config", config]).trainer.config
+    submission = Submission(name=name, config=whole, sites=trial.sites, timeout_seconds=PATIENCE, **settings)
     told = [] if warnings is None else warnings
     return follow(session, submission, folder, attempts=1 if warnings is None else 3, watch=look, warn=told.append)
 
@@ -183,11 +183,15 @@ def assert_as_in_process(trial: Trial, config: str, folder: Path, name: str, ass
 def test_over_the_network_as_in_process(trial, session, assert_same, tmp_path) -> None:
     config = configuration(tmp_path, "FedAvg")
 
-    outcome = run(trial, session, config, "average", tmp_path / "fetched")
+    outcome = run(trial, session, config, "average", tmp_path / "fetched", predict=True)
 
     assert (outcome.status, outcome.message) == ("finished", "")
     assert outcome.facts["bytes"]["up"] > 0
     assert_as_in_process(trial, config, outcome.folder, "average", assert_same, tmp_path)
+    for site in trial.sites:
+        written = (trial.kits / site / "federations" / "average" / "predictions.csv").read_text().splitlines()
+        assert (written[0], len(written)) == ("row,target,output_0,output_1,output_2", 31)
+    assert not list((trial.kits / SERVER).rglob("predictions*"))
 
 
 def test_a_killed_worker_is_resubmitted_and_nothing_changes(trial, session, held_file, assert_same, tmp_path) -> None:
