@@ -5,9 +5,9 @@ federation is ``trainer.fit`` in the server's job process, and a :class:`Site` i
 
 Each client has a task of its own: data of a broadcast are copied once for all. A client that is known to be dead is not
 asked. FLARE ends a job whose client's process dies, and takes no client back into a running one: ``fl-train submit``
-sends the job again, which goes on from its last checkpoint. (``ClientAPIExecutor`` would put the site into one more
-process. Its ``attach`` mode with ``allow_reconnect`` takes such a process back between two tasks, fails the task that
-it was busy with, and does nothing for the client's process, so that it would save no round.)
+sends the job again, which goes on from its last checkpoint. (``ClientAPIExecutor`` in ``attach`` mode with
+``allow_reconnect`` was tried: it takes back a process beside the client's, whose task of the moment fails, and does
+nothing for the client's own; docs/how-to/real-federation.md has what was seen.)
 """
 
 import atexit

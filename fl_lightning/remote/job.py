@@ -76,6 +76,7 @@ def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> 
     if unknown := sorted(set(own) - set(_SITE_KEYS)):
         raise ValueError(f"{site_file} has {', '.join(unknown)}: a site's file has {', '.join(_SITE_KEYS)}")
     settings = yaml.safe_load(run_file.read_text())
+    settings["trainer"] = {"accelerator": "cpu", "logger": False, "callbacks": []}  # the server's are not made here
     if own.get("data") is not None:
         settings["data"] = own["data"]
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ pytest.importorskip("nvflare", reason="needs the extra flare")
 
 import held_client
 import psutil
+from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
 from fl_lightning.remote import LoopbackChannel, Message, federate
 from fl_lightning.remote.job import SITE_FILE, Parts, open_site
@@ -240,8 +241,23 @@ def test_a_site_refuses_a_strategy_that_is_not_on_its_list_and_keeps_its_logs(tr
     assert f"site-2: {why}" in outcome.message
     assert any(why in log.read_text() for log in (trial.kits / "site-2").glob("*/error_log.txt"))
     assert not list((trial.kits / SERVER).rglob("ERRORLOG*"))
-    with pytest.raises(Exception, match=r"(?i)authoriz"):
+    with pytest.raises(AuthorizationError):
         session.tail_target("site-2", file="log.txt")
+
+
+def test_a_site_takes_no_code(trial, session, tmp_path) -> None:
+    """FLARE's own kits let who submits runs bring any."""
+    settings = Parts(["--config", configuration(tmp_path, "FedAvg")]).trainer.config
+    job = Submission(name="code", config=settings, sites=trial.sites).write_job(tmp_path)
+    (job / "app" / "custom").mkdir()
+    (job / "app" / "custom" / "brought.py").touch()
+
+    job_id, deadline = session.submit_job(str(job)), time.monotonic() + PATIENCE
+    while not (status := session.get_job_status(job_id)).startswith("FINISHED") and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+    assert status == "FINISHED:FAILED_TO_RUN"
+    assert "site-1: NVFLARE_ERROR: BYOC not permitted" in session.get_job_meta(job_id)["job_deploy_detail"]
 
 
 def test_certificates_of_another_federation_are_refused(trial, session, tmp_path) -> None:

@@ -41,6 +41,10 @@ def written(path: Path, content: object) -> str:
 def test_a_site_without_a_file_holds_the_first_client_of_the_runs_data(run_file, tmp_path) -> None:
     site = open_site(run_file, tmp_path / "missing.yaml", tmp_path / "site", "site-1")
     assert site.holds.name == "client-00"
+    assert (
+        "trainer:\n  accelerator: cpu\n  callbacks: []\n  logger: false\n"
+        in (tmp_path / "site" / "settings.yaml").read_text()
+    )
     assert site.policy.min_examples == 5
 
 
