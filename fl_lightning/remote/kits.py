@@ -145,13 +145,14 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Processes":
-        _adopt_orphans()
+        _adopt_orphans(True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+        _adopt_orphans(False)
 
     def start(self, name: str) -> None:
         """Start a participant; what it says goes to ``process.log`` in its kit."""
@@ -218,10 +219,10 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of processes whose own parents die, so that they are found (Linux)."""
+def _adopt_orphans(adopt: bool) -> None:
+    """Become the parent of processes whose own parents die, so that they are found (Linux), or be it no more."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def wait_until_connected(session: Any, sites: Sequence[str], processes: Processes, *, seconds: float) -> None:
