@@ -16,24 +16,29 @@ import yaml
 from methods import CASES, RESULTS, ROOT, run
 
 FIELDS = ("method", "net", "seconds", "fedavg_seconds", "ratio")
+#: Phases that come after many rounds of another kind, measured at once.
+PHASES = {"adafgl, second phase": ("adafgl", "--strategy.init_args.num_federated_rounds=1")}
 
 
-def measure(method: str, num_rounds: int) -> dict[str, str]:
+def measure(name: str, num_rounds: int) -> dict[str, str]:
     """Both, in CPU seconds of a round."""
+    method, *phase = PHASES.get(name, (name,))
     config = yaml.safe_load((ROOT / "configs" / f"{method}_cora.yaml").read_text())
     arguments = ["fit", f"--config=configs/{method}_cora.yaml", *CASES["Cora-20"], f"--trainer.num_rounds={num_rounds}"]
-    epochs = config["strategy"].get("init_args", {}).get("num_epochs", 1)
-    figures = run([*arguments, "--trainer.accelerator=cpu"])
+    settings = config["strategy"].get("init_args", {})
+    epochs = sum(settings.get(setting, 0) for setting in ("num_epochs", "num_head_epochs")) or 1
+    figures = run([*arguments, *phase, "--trainer.accelerator=cpu"])
     beside = run([*arguments, "--trainer.accelerator=cpu", "--strategy=FedAvg", f"--strategy.num_epochs={epochs}"])
     seconds, fedavg = figures["cpu_train"], beside["cpu_train"]
     net = config["model"]["init_args"]["net"]["class_path"].rpartition(".")[2]
-    values = (method, net, f"{seconds:.4f}", f"{fedavg:.4f}", f"{seconds / fedavg:.2f}")
+    values = (name, net, f"{seconds:.4f}", f"{fedavg:.4f}", f"{seconds / fedavg:.2f}")
     return dict(zip(FIELDS, values, strict=True))
 
 
 def main() -> None:
     """Measure what was asked for and rewrite file and table."""
     known = sorted(file.stem.removesuffix("_cora") for file in (ROOT / "configs").glob("*_cora.yaml"))
+    known += PHASES
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=known, default=known, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=12)

@@ -5,11 +5,13 @@ federation is ``trainer.fit`` in the server's job process, and a :class:`Site` i
 
 Each client has a task of its own: data of a broadcast are copied once for all. A client that is known to be dead is not
 asked. FLARE ends a job whose client's process dies, and takes no client back into a running one: ``fl-train submit``
-sends the job again, which goes on from its last checkpoint. (``ClientAPIExecutor`` would put the site into one more
-process. Its ``attach`` mode with ``allow_reconnect`` takes such a process back between two tasks, fails the task that
-it was busy with, and does nothing for the client's process, so that it would save no round.)
+sends the job again, which goes on from its last checkpoint. (``ClientAPIExecutor`` in ``attach`` mode with
+``allow_reconnect`` was tried: it takes back a process beside the client's, whose task of the moment fails, and does
+nothing for the client's own; docs/how-to/real-federation.md has what was seen.)
 """
 
+import atexit
+import gc
 import json
 import logging
 import queue
@@ -40,6 +42,10 @@ TASK = "ask"
 #: The run's configuration in a job, and what it came to in the job's result.
 RUN_FILE, OUTCOME_FILE = "run.yaml", "outcome.json"
 _CHECK_SECONDS = 0.05
+
+
+# The interpreter would look through all of torch's objects, for a second and more, before a job's process ends.
+atexit.register(gc.freeze)
 
 
 class Aborted(RuntimeError):
@@ -122,6 +128,7 @@ class FederationController(Controller):  # type: ignore[misc]
         timeout_seconds: In which a site must answer.
         num_outputs: Classes of the whole federation; 0 for as many as the sites have seen.
         secure: Secure aggregation.
+        predict: Have each site write its predictions after the training.
     """
 
     def __init__(
@@ -132,6 +139,7 @@ class FederationController(Controller):  # type: ignore[misc]
         timeout_seconds: int = 600,
         num_outputs: int = 0,
         secure: bool = False,
+        predict: bool = False,
     ) -> None:
         super().__init__(task_check_period=_CHECK_SECONDS)
         self.sites = sites
@@ -140,6 +148,7 @@ class FederationController(Controller):  # type: ignore[misc]
         self.timeout_seconds = timeout_seconds
         self.num_outputs = num_outputs
         self.secure = secure
+        self.predict = predict
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing."""
@@ -195,6 +204,8 @@ class FederationController(Controller):  # type: ignore[misc]
             parts.strategy,
             ckpt_path=self.ckpt_path or None,
         )
+        if self.predict:
+            parts.trainer.predict()
         return {"status": "finished", "folder": parts.trainer.run.folder.name, "result": figures}
 
 
@@ -233,4 +244,5 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             Path(workspace.get_app_config_dir(job_id)) / RUN_FILE,
             Path(workspace.get_site_config_dir()) / SITE_FILE,
             root / "federations" / self.run_name,
+            fl_ctx.get_identity_name(),
         )

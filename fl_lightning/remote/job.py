@@ -15,6 +15,7 @@ refuses; ``data`` replaces the configuration's.
     accelerator: cpu
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,14 @@ class Parts(FederatedCLI):
         return found
 
 
-def open_site(run_file: Path, site_file: Path, folder: Path) -> Site:
+def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> Site:
     """The site that its own file describes, for a run.
 
     Args:
         run_file: The run's configuration.
         site_file: The site's own; a missing one says nothing.
         folder: Where the site keeps states and keys.
+        name: What a client of data that its own file names is called; if empty, what it is called there.
 
     Raises:
         ValueError: The site's file holds something else.
@@ -74,6 +76,7 @@ def open_site(run_file: Path, site_file: Path, folder: Path) -> Site:
     if unknown := sorted(set(own) - set(_SITE_KEYS)):
         raise ValueError(f"{site_file} has {', '.join(unknown)}: a site's file has {', '.join(_SITE_KEYS)}")
     settings = yaml.safe_load(run_file.read_text())
+    settings["trainer"] = {"accelerator": "cpu", "logger": False, "callbacks": []}  # the server's are not made here
     if own.get("data") is not None:
         settings["data"] = own["data"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,8 +90,11 @@ def open_site(run_file: Path, site_file: Path, folder: Path) -> Site:
     client = int(own.get("client", 0))
     if not 0 <= client < data.num_clients:
         raise ValueError(f"{site_file}: client is {client}, but the data have {data.num_clients} clients")
+    holds = data.clients[client]
+    if name and own.get("data") is not None:
+        holds = dataclasses.replace(holds, name=name)
     return Site(
-        data.clients[client],
+        holds,
         parts.model,
         parts.strategy,
         folder,

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -23,6 +24,13 @@ from fl_lightning.remote.job import SITE_FILE
 
 #: The classes that a kit lets a job of ours use, beside FLARE's own.
 CLASSES = ["fl_lightning.remote.flare.FederationController", "fl_lightning.remote.flare.SiteExecutor"]
+#: What who submits runs may do at a site: FLARE's own list has looking into its logs and bringing code too.
+_SITE_RIGHTS = {
+    "format_version": "1.0",
+    "permissions": {
+        "lead": {"submit_job": "any", "manage_job": "n:submitter", "download_job": "n:submitter", "view": "any"}
+    },
+}
 _ORGANISATION = "federation"
 _BUILDERS: list[dict[str, Any]] = [
     {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
@@ -80,17 +88,25 @@ def provision(
     if found.get("build_error"):
         raise ValueError(f"nvflare provision failed for {name}, {server}, {', '.join(sites)}")
     kits = Path(found.get_result_location())
-    for participant in (server, *sites):
-        _allow(kits / participant)
+    _allow(kits / server)
     for site in sites:
+        _allow(kits / site)
+        (kits / site / "local" / "authorization.json").write_text(json.dumps(_SITE_RIGHTS, indent=2) + "\n")
         (kits / site / "local" / SITE_FILE).write_text(_SITE_TEMPLATE)
     return kits
 
 
 def _allow(kit: Path) -> None:
-    """Let the kit's owner run our jobs: FLARE refuses classes that are not on a site's own list."""
+    """Let the kit's owner run our jobs, and keep its logs: FLARE would send them to the server.
+
+    A server waits a minute for a busy site to take a job, instead of 10 seconds.
+    """
     settings = json.loads((kit / "local" / "resources.json.default").read_text())
-    settings["class_allow_list"] = [*settings["class_allow_list"], *CLASSES]
+    settings["class_allow_list"] = [*settings["class_allow_list"], *CLASSES]  # no other class is let in
+    if "servers" in settings:
+        settings["servers"][0]["admin_timeout"] = 60.0
+    else:
+        settings["allow_log_streaming"] = False
     (kit / "local" / "resources.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
@@ -103,10 +119,16 @@ def keep_together(kit: Path) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of this machine that nobody listens on, below those that connections are given by themselves.
+
+    Raises:
+        OSError: There is none.
+    """
+    for port in random.SystemRandom().sample(range(10_000, 32_768), 1000):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free on 127.0.0.1")
 
 
 class Processes:
@@ -123,13 +145,14 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Processes":
-        _adopt_orphans()
+        _adopt_orphans(True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+        _adopt_orphans(False)
 
     def start(self, name: str) -> None:
         """Start a participant; what it says goes to ``process.log`` in its kit."""
@@ -196,10 +219,10 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of processes whose own parents die, so that they are found (Linux)."""
+def _adopt_orphans(adopt: bool) -> None:
+    """Become the parent of processes whose own parents die, so that they are found (Linux), or be it no more."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def wait_until_connected(session: Any, sites: Sequence[str], processes: Processes, *, seconds: float) -> None:

@@ -17,7 +17,7 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from fl_lightning.remote.flare import OUTCOME_FILE, RUN_FILE, TASK, FederationController, SiteExecutor
 
-#: How often a site asks for the next message (FLARE's own: 0.5), and how often the job's state is looked at.
+#: How often a site asks for the next message (FLARE's own: 2), and how often the job's state is looked at.
 FETCH_SECONDS, FOLLOW_SECONDS = 0.1, 0.5
 #: How long a server may be out of reach while a run is followed, and how long it may take to answer who submits.
 PATIENCE_SECONDS, ANSWER_SECONDS = 120, 30.0
@@ -35,6 +35,7 @@ class Submission:
         timeout_seconds: In which a site must answer a message.
         num_outputs: Classes of the whole federation; None for as many as the sites have seen.
         secure: Secure aggregation.
+        predict: Have each site write what its model predicts into its own folder, after the training.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Submission:
     timeout_seconds: int = 600
     num_outputs: int | None = None
     secure: bool = False
+    predict: bool = False
 
     def write_job(self, folder: Path) -> Path:
         """The job that FLARE is given."""
@@ -57,6 +59,7 @@ class Submission:
             "timeout_seconds": self.timeout_seconds,
             "num_outputs": self.num_outputs or 0,
             "secure": self.secure,
+            "predict": self.predict,
         }
         files: dict[Path, dict[str, Any]] = {
             job / "meta.json": {
@@ -68,12 +71,14 @@ class Submission:
             },
             config / "config_fed_server.json": {
                 "format_version": 2,
+                "server": {"task_request_interval": FETCH_SECONDS},  # which goes before the clients' own
                 "workflows": [{"id": "federation", "path": _path(FederationController), "args": controller}],
                 "components": [],
             },
             config / "config_fed_client.json": {
                 "format_version": 2,
                 "default_task_fetch_interval": FETCH_SECONDS,
+                "max_runner_sync_timeout": self.timeout_seconds,  # in which the server's process must be there too
                 "executors": [
                     {"tasks": [TASK], "executor": {"path": _path(SiteExecutor), "args": {"run_name": self.name}}}
                 ],

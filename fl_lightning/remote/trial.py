@@ -63,7 +63,7 @@ class Trial:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.processes.stop()
+        self.processes.__exit__(kind, error, traceback)
 
     def start(self) -> None:
         """Start the server, then the sites."""

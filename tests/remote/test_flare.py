@@ -1,13 +1,17 @@
 """Federations over NVFlare: a server and three sites as processes of their own, over mutual TLS on 127.0.0.1.
 
-What they share is started once; a test waits for jobs of real processes, which takes seconds each.
+What they share is started once; a test waits for jobs of real processes, which take some 20 seconds each. Where the
+tests are shared out over several workers, each worker that gets some of these has a server and ports of its own.
 """
 
+import os
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +19,14 @@ import yaml
 
 pytest.importorskip("nvflare", reason="needs the extra flare")
 
+import held_client
 import psutil
+from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
-from fl_lightning.remote.job import SITE_FILE, Parts
+from fl_lightning.remote import LoopbackChannel, Message, federate
+from fl_lightning.remote.job import SITE_FILE, Parts, open_site
 from fl_lightning.remote.kits import free_port, provision
-from fl_lightning.remote.message import Message
-from fl_lightning.remote.submit import Submission, follow, session_of
+from fl_lightning.remote.submit import Outcome, Submission, follow, session_of
 from fl_lightning.remote.trial import ADMIN, SERVER, Trial
 from fl_lightning.run import checkpoint
 
@@ -29,17 +35,22 @@ pytestmark = [pytest.mark.flare, pytest.mark.filterwarnings("default")]  # FLARE
 STRATEGIES = {
     "FedAvg": {"num_epochs": 1},
     "FedSheafHN": {"num_epochs": 1, "init_epochs": 2, "num_neighbors": 2, "refresh_every": 2, "hidden_channels": 8},
+    "FedProx": {"num_epochs": 1},
 }
+#: Of the sites: none of them is asked for anything else but in one test.
+ALLOWED = ["FedAvg", "FedSheafHN"]
+#: Far more than anything here needs on a busy machine.
+PATIENCE = 600
 
 
-def configuration(folder: Path, strategy: str, num_rounds: int = 3) -> str:
+def configuration(folder: Path, strategy: str, client: str = "ClientModule") -> str:
     """A configuration file in a folder."""
-    path = folder / f"{strategy}-{num_rounds}.yaml"
+    path = folder / f"{strategy}.yaml"
     settings = {
         "seed_everything": 5,
         "strategy": {"class_path": strategy, "init_args": STRATEGIES[strategy]},
         "model": {
-            "class_path": "ClientModule",
+            "class_path": client,
             "init_args": {"net": {"class_path": "fl_lightning.models.GCN", "init_args": {"hidden_channels": 8}}},
         },
         "data": {
@@ -51,7 +62,7 @@ def configuration(folder: Path, strategy: str, num_rounds: int = 3) -> str:
             "cache_dir": str(folder / "cache"),
         },
         "trainer": {
-            "num_rounds": num_rounds,
+            "num_rounds": 3,
             "accelerator": "cpu",
             "logger": False,
             "executor": {"class_path": "SequentialExecutor"},
@@ -65,9 +76,19 @@ def configuration(folder: Path, strategy: str, num_rounds: int = 3) -> str:
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
+def held_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("held") / "process"
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory, held_file: Path) -> Iterator[Trial]:
     folder = tmp_path_factory.mktemp("federation")
-    with Trial(folder, 3) as trial:
+    with Trial(folder, 3, seconds=PATIENCE) as trial, pytest.MonkeyPatch.context() as patch:
+        for site in trial.sites:
+            change_site(trial, site, strategies=ALLOWED)
+        own = str(Path(held_client.__file__).parent)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH")])))
+        patch.setenv(held_client.HELD_FILE, str(held_file))
         trial.start()
         yield trial
     left = [
@@ -80,79 +101,163 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
 
 @pytest.fixture(scope="module")
 def session(trial):
-    with session_of(trial.admin_kit) as session:
+    with session_of(trial.admin_kit, seconds=PATIENCE) as session:
         trial.wait(session)
         yield session
 
 
-def submission_of(trial: Trial, config: str, name: str) -> Submission:
-    return Submission(name=name, config=Parts(["--config", config]).trainer.config, sites=trial.sites)
+def site_file(trial: Trial, site: str) -> Path:
+    return trial.kits / site / "local" / SITE_FILE
 
 
-def assert_as_in_process(config: str, folder: Path, trial: Trial, name: str, assert_same, tmp_path: Path) -> None:
+def change_site(trial: Trial, site: str, **policy: Any) -> None:
+    """Give a site a policy."""
+    settings = {"client": trial.sites.index(site), "policy": {"min_examples": 1, **policy}}
+    site_file(trial, site).write_text(yaml.safe_dump(settings))
+
+
+@contextmanager
+def sites_with(trial: Trial, **policy: Any) -> Iterator[None]:
+    """Sites that have a policy for a while."""
+    for site in trial.sites:
+        change_site(trial, site, **policy)
+    try:
+        yield
+    finally:
+        for site in trial.sites:
+            change_site(trial, site, strategies=ALLOWED)
+
+
+def run(
+    trial: Trial,
+    session: Any,
+    config: str,
+    name: str,
+    folder: Path,
+    *,
+    watch: Callable[[], None] = lambda: None,
+    warnings: list[str] | None = None,
+    **settings: Any,
+) -> Outcome:
+    """A run over the network, which ends sooner or later."""
+    deadline = time.monotonic() + PATIENCE
+
+    def look() -> None:
+        trial.processes.check()
+        watch()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} was not done in {PATIENCE} seconds")
+
+    whole = Parts(["--config", config]).trainer.config
+    submission = Submission(name=name, config=whole, sites=trial.sites, timeout_seconds=PATIENCE, **settings)
+    told = [] if warnings is None else warnings
+    return follow(session, submission, folder, attempts=1 if warnings is None else 3, watch=look, warn=told.append)
+
+
+def assert_same_run(remote: dict[str, Any], trainer: Any, assert_same) -> None:
+    """A fetched run is that of a trainer of this process."""
+    local = trainer.state_dict()
+    for part in ("round", "strategy", "history", "selection"):
+        assert_same(remote[part], local[part])
+
+
+def assert_same_state(trial: Trial, name: str, remote: dict[str, Any], client: int, own: dict[str, Any]) -> None:
+    """What a site keeps is the state of a client of this process."""
+    digest = bytes(remote["clients"]["signals"]["digest"][client].tolist()).hex()
+    folder = trial.kits / trial.sites[client] / "federations" / name / "states"
+    kept = Message.read((folder / f"{digest}.state").read_bytes())
+    assert own.keys() == kept.tensors.keys()
+    assert all(torch.equal(tensor, own[key]) for key, tensor in kept.tensors.items())
+
+
+def assert_as_in_process(trial: Trial, config: str, folder: Path, name: str, assert_same, tmp_path: Path) -> None:
     """The fetched run, and what each site keeps, are those of a run in process."""
     parts = Parts(["--config", config, f"--trainer.default_root_dir={tmp_path / 'local'}"])
     parts.trainer.fit(parts.model, parts.datamodule, parts.strategy)
-    local, remote = parts.trainer.state_dict(), checkpoint.read(folder / "checkpoints" / "last.ckpt")
-    for part in ("round", "strategy", "history", "selection"):
-        assert_same(remote[part], local[part])
+    remote = checkpoint.read(folder / "checkpoints" / "last.ckpt")
+    assert_same_run(remote, parts.trainer, assert_same)
     whole = parts.trainer.run.executor.state()
-    for client, site in enumerate(trial.sites):
-        digest = bytes(remote["clients"]["signals"]["digest"][client].tolist()).hex()
-        kept = Message.read((trial.kits / site / "federations" / name / "states" / f"{digest}.state").read_bytes())
-        own = whole.rows([client]).named()
-        assert own.keys() == kept.tensors.keys()
-        assert all(torch.equal(tensor, own[name]) for name, tensor in kept.tensors.items())
+    for client in range(len(trial.sites)):
+        assert_same_state(trial, name, remote, client, whole.rows([client]).named())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_over_the_network_as_in_process(strategy, trial, session, assert_same, tmp_path) -> None:
-    config = configuration(tmp_path, strategy)
+def test_over_the_network_as_in_process(trial, session, assert_same, tmp_path) -> None:
+    config = configuration(tmp_path, "FedAvg")
 
-    outcome = follow(session, submission_of(trial, config, strategy), tmp_path / "fetched", attempts=1)
+    outcome = run(trial, session, config, "average", tmp_path / "fetched", predict=True)
 
     assert (outcome.status, outcome.message) == ("finished", "")
     assert outcome.facts["bytes"]["up"] > 0
-    assert_as_in_process(config, outcome.folder, trial, strategy, assert_same, tmp_path)
+    assert_as_in_process(trial, config, outcome.folder, "average", assert_same, tmp_path)
+    for site in trial.sites:
+        written = (trial.kits / site / "federations" / "average" / "predictions.csv").read_text().splitlines()
+        assert (written[0], len(written)) == ("row,target,output_0,output_1,output_2", 31)
+    assert not list((trial.kits / SERVER).rglob("predictions*"))
 
 
-def test_a_killed_worker_is_resubmitted_and_nothing_changes(trial, session, assert_same, tmp_path) -> None:
-    config = configuration(tmp_path, "FedAvg", 20)
-    written = trial.kits / SERVER / "federations" / "killed" / "version_0" / "checkpoints" / "last.ckpt"
+def test_a_killed_worker_is_resubmitted_and_nothing_changes(trial, session, held_file, assert_same, tmp_path) -> None:
+    """FedSheafHN, one of whose workers is killed while it trains in the second round."""
+    config = configuration(tmp_path, "FedSheafHN", "held_client.HeldClient")
     killed: list[int] = []
 
     def kill_once() -> None:
-        trial.processes.check()
-        if written.exists() and not killed:
-            workers = trial.processes.of_job("site-2")
-            killed.extend(process.pid for process in workers)
-            for process in workers:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+        if held_file.exists() and not killed:
+            killed.append(int(held_file.read_text()))
+            psutil.Process(killed[0]).kill()
 
     warnings: list[str] = []
-    submission = submission_of(trial, config, "killed")
-    outcome = follow(session, submission, tmp_path / "fetched", attempts=3, watch=kill_once, warn=warnings.append)
+    outcome = run(trial, session, config, "killed", tmp_path / "fetched", watch=kill_once, warnings=warnings)
 
     assert killed
     assert len(warnings) == 1
     assert "submitted again, from its last checkpoint" in warnings[0]
     assert (outcome.status, outcome.message) == ("finished", "")
-    assert_as_in_process(config, outcome.folder, trial, "killed", assert_same, tmp_path)
+    assert_as_in_process(trial, config, outcome.folder, "killed", assert_same, tmp_path)
 
 
-def test_a_site_refuses_a_strategy_that_is_not_on_its_list(trial, session, tmp_path) -> None:
-    file = trial.kits / "site-2" / "local" / SITE_FILE
-    before = file.read_text()
-    file.write_text(yaml.safe_dump({"client": 1, "policy": {"min_examples": 1, "strategies": ["FedAvg"]}}))
-    try:
-        submission = submission_of(trial, configuration(tmp_path, "FedSheafHN"), "refused")
-        outcome = follow(session, submission, tmp_path, attempts=1)
-    finally:
-        file.write_text(before)
+def test_secure_sums_of_filtered_answers_are_those_of_the_loopback(trial, session, assert_same, tmp_path) -> None:
+    config = configuration(tmp_path, "FedAvg")
+    policy = {"secure_only": True, "filters": [{"class_path": "TopK", "init_args": {"fraction": 0.5}}]}
+    with sites_with(trial, **policy):
+        outcome = run(trial, session, config, "secure", tmp_path / "fetched", secure=True)
+        sites = [open_site(Path(config), site_file(trial, site), tmp_path / site) for site in trial.sites]
 
+    parts = Parts(["--config", config, f"--trainer.default_root_dir={tmp_path / 'local'}"])
+    data = federate(parts.trainer, LoopbackChannel(sites, trial.sites), parts.strategy, secure=True)
+    parts.trainer.fit(parts.model, data, parts.strategy)
+    assert (outcome.status, outcome.message) == ("finished", "")
+    remote = checkpoint.read(outcome.folder / "checkpoints" / "last.ckpt")
+    assert_same_run(remote, parts.trainer, assert_same)
+    for client, site in enumerate(sites):
+        assert_same_state(trial, "secure", remote, client, site.executor.state().named())
+
+
+def test_a_site_refuses_a_strategy_that_is_not_on_its_list_and_keeps_its_logs(trial, session, tmp_path) -> None:
+    """Logs have the text of errors, which may hold data; FLARE sends them to the server where it may."""
+    outcome = run(trial, session, configuration(tmp_path, "FedProx"), "refused", tmp_path)
+
+    why = "this site runs FedAvg, FedSheafHN alone, not FedProx"
     assert outcome.status == "refused"
-    assert "site-2: this site runs FedAvg alone, not FedSheafHN" in outcome.message
+    assert f"site-2: {why}" in outcome.message
+    assert any(why in log.read_text() for log in (trial.kits / "site-2").glob("*/error_log.txt"))
+    assert not list((trial.kits / SERVER).rglob("ERRORLOG*"))
+    with pytest.raises(AuthorizationError):
+        session.tail_target("site-2", file="log.txt")
+
+
+def test_a_site_takes_no_code(trial, session, tmp_path) -> None:
+    """FLARE's own kits let who submits runs bring any."""
+    settings = Parts(["--config", configuration(tmp_path, "FedAvg")]).trainer.config
+    job = Submission(name="code", config=settings, sites=trial.sites).write_job(tmp_path)
+    (job / "app" / "custom").mkdir()
+    (job / "app" / "custom" / "brought.py").touch()
+
+    job_id, deadline = session.submit_job(str(job)), time.monotonic() + PATIENCE
+    while not (status := session.get_job_status(job_id)).startswith("FINISHED") and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+    assert status == "FINISHED:FAILED_TO_RUN"
+    assert "site-1: NVFLARE_ERROR: BYOC not permitted" in session.get_job_meta(job_id)["job_deploy_detail"]
 
 
 def test_certificates_of_another_federation_are_refused(trial, session, tmp_path) -> None:

@@ -39,8 +39,12 @@ def written(path: Path, content: object) -> str:
 
 
 def test_a_site_without_a_file_holds_the_first_client_of_the_runs_data(run_file, tmp_path) -> None:
-    site = open_site(run_file, tmp_path / "missing.yaml", tmp_path / "site")
+    site = open_site(run_file, tmp_path / "missing.yaml", tmp_path / "site", "site-1")
     assert site.holds.name == "client-00"
+    assert (
+        "trainer:\n  accelerator: cpu\n  callbacks: []\n  logger: false\n"
+        in (tmp_path / "site" / "settings.yaml").read_text()
+    )
     assert site.policy.min_examples == 5
 
 
@@ -59,9 +63,10 @@ def test_a_sites_file_names_its_data_and_what_it_refuses(run_file, tmp_path) -> 
         "policy": {"min_examples": 2, "filters": [{"class_path": "TopK", "init_args": {"fraction": 0.5}}]},
     }
 
-    site = open_site(run_file, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site")
+    site = open_site(run_file, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site", "berlin")
 
     assert site.holds.num_nodes == 12
+    assert site.holds.name == "berlin"  # at every such site it is client-00 of one
     assert site.policy.min_examples == 2
     assert isinstance(site.policy.filters[0], TopK)
 

@@ -21,7 +21,8 @@ are in them.
 
 Departures: t is as the paper means it (in released code it is the node numbers of a random walk, which outweigh the
 features); w are shares of the training nodes (released code: of all nodes); κ is over the clients that answer. Models
-are in eval mode, but the student in its steps. Time and memory of t are quadratic in a client's nodes, once.
+are in eval mode, but the student in its steps. Time and memory of t are quadratic in a client's nodes, once; in every
+round the server takes ``num_iterations`` passes through all clients' models, twice, and trains generator and student.
 """
 
 import dataclasses

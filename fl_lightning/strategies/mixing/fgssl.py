@@ -13,7 +13,8 @@ Leaves the client: the model; the two losses after training, without augmentatio
 
 Departures: this is what the paper says. Released code contrasts two views of the client's own model and never adds the
 structural loss (weight 50, with which the loss f is not heard). The paper's weights are not known; the defaults are
-those that FedGB publishes. L_sem is quadratic in a client's nodes.
+those that FedGB publishes. A step has three passes, two of them on graphs that are normalised anew, and L_sem is
+quadratic in a client's nodes: it costs several of FedAvg's.
 """
 
 import dataclasses

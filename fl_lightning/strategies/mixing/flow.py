@@ -13,7 +13,8 @@ probable one. Both terms of the second line are one step, for neither sends grad
 nodes the policy reads a convolution of the features (the paper has no graphs).
 
 R draws to the global model, as the paper says; the released code's draws here or there from data set to data set.
-Halves of mini-batches are drawn anew in every step. Clients that did not answer in the last round, and newcomers, are
+Halves of mini-batches are drawn anew in every step. A round has twice FedAvg's steps, half of them through both models
+and the policy. Clients that did not answer in the last round, and newcomers, are
 evaluated ``fresh``: l and ψ are trained on a copy of the present w, at once.
 
 Leaves the client: its global model, its policy, and how many of its examples go which way.
