@@ -92,6 +92,8 @@ class FedAux(SimilarityMixing):
     Args:
         personal: Shell-style patterns of parameters that never leave their client: the masks of a masked backbone.
         similarity_temperature: τ, at least 0 (paper: 10).
+        sign_free: Similarity is the cosine's absolute value: a and -a lay the nodes out alike, so an APV's sign says
+            nothing. False for the cosine itself, as printed.
         mix_projection: Mix the APVs with the other parameters (eq. 8); else each client keeps its own.
         personalised: Mix by similarity; else average by training examples (ablation FedAvg-mask).
         mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
@@ -100,6 +102,7 @@ class FedAux(SimilarityMixing):
 
     personal: Sequence[str] = ("*mask*",)
     similarity_temperature: float = 5.0
+    sign_free: bool = True
     mix_projection: bool = False
     personalised: bool = True
     mask_sparsity_weight: float = 1e-5
@@ -133,6 +136,11 @@ class FedAux(SimilarityMixing):
     def signature_signal(self) -> Signal:
         """The APV."""
         return send_projection
+
+    def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
+        """Cosines of the APVs, without their sign unless it is asked for, (C, K)."""
+        cosine_CK = super().similarity(signature_CD, other_KD)
+        return cosine_CK.abs() if self.sign_free else cosine_CK
 
     def penalty(self) -> Penalty | None:
         """FED-PUB's penalties, if they are on."""
