@@ -1,4 +1,4 @@
-"""FedAux: auxiliary projection vectors (APV) as signatures of the clients, and mixing by their cosines.
+"""FedAux: auxiliary projection vectors (APV) as signatures of the clients, and mixing by how alike these are.
 
 Zhuo et al.: "Personalized Subgraph Federated Learning with Differentiable Auxiliary Projections". The client's model is
 ``models/projection_gcn.py`` (eqs. 1 to 6); the server mixes θ_i <- Σ_j W_ij θ_j with
@@ -7,7 +7,8 @@ W_ij = exp(τ cos(a_i, a_j)) / Σ_k exp(τ cos(a_i, a_k)) (eqs. 7 and 8), τ = 1
 Departures, all of them settings. As printed, the APVs start alike, turn slowly and are averaged every round, so they
 stay aligned (cosines above 0.99) and mixing is uniform. By default the APV stays with its client (``mix_projection``)
 and learns faster than the rest (``projection_lr_multiplier``); it has no weight decay, which could only change its
-length, not its direction. ``configs/fedaux_cora_paper.yaml`` is the algorithm as printed.
+length, not its direction. The sign of an APV says nothing, so similarity is |cos| (``sign_free``), and a share of W may
+go to the whole federation (``common_share``). ``configs/fedaux_cora_paper.yaml`` is the algorithm as printed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +88,7 @@ def send_projection(client: ClientModule, parameters: Parameters, batch: Batch, 
 
 @dataclass(kw_only=True, eq=False)
 class FedAux(SimilarityMixing):
-    """Mixing by the cosines of auxiliary projection vectors.
+    """Mixing by how alike auxiliary projection vectors are.
 
     Args:
         personal: Shell-style patterns of parameters that never leave their client: the masks of a masked backbone.
