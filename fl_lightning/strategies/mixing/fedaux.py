@@ -7,8 +7,8 @@ W_ij = exp(τ cos(a_i, a_j)) / Σ_k exp(τ cos(a_i, a_k)) (eqs. 7 and 8), τ = 1
 Departures, all of them settings. As printed, the APVs start alike, turn slowly and are averaged every round, so they
 stay aligned (cosines above 0.99) and mixing is uniform. By default the APV stays with its client (``mix_projection``)
 and learns faster than the rest (``projection_lr_multiplier``); it has no weight decay, which could only change its
-length, not its direction. The sign of an APV says nothing, so similarity is |cos| (``sign_free``), and a share of W may
-go to the whole federation (``common_share``). ``configs/fedaux_cora_paper.yaml`` is the algorithm as printed.
+length, not its direction. Similarity may be |cos| instead (``sign_free``), and a share of W may go to the whole
+federation (``common_share``). ``configs/fedaux_cora_paper.yaml`` is the algorithm as printed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,8 +93,8 @@ class FedAux(SimilarityMixing):
     Args:
         personal: Shell-style patterns of parameters that never leave their client: the masks of a masked backbone.
         similarity_temperature: τ, at least 0 (paper: 10).
-        sign_free: Similarity is the cosine's absolute value: a and -a lay the nodes out alike, so an APV's sign says
-            nothing. False for the cosine itself, as printed.
+        sign_free: Similarity is the cosine's absolute value instead of the cosine: a and -a lay the nodes out alike, so
+            an APV's sign says nothing.
         mix_projection: Mix the APVs with the other parameters (eq. 8); else each client keeps its own.
         personalised: Mix by similarity; else average by training examples (ablation FedAvg-mask).
         mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
@@ -103,7 +103,7 @@ class FedAux(SimilarityMixing):
 
     personal: Sequence[str] = ("*mask*",)
     similarity_temperature: float = 5.0
-    sign_free: bool = True
+    sign_free: bool = False
     mix_projection: bool = False
     personalised: bool = True
     mask_sparsity_weight: float = 1e-5
