@@ -191,7 +191,7 @@ class Mixing(Strategy):
         """Restore the mixed models."""
         super().load_state_dict(state)
         self.models = {name: tensor.to(self.federation.device) for name, tensor in state["models"].items()}
-        self.breadth = state["breadth"]
+        self.breadth = state.get("breadth")  # older checkpoints have none
 
 
 def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
