@@ -15,6 +15,7 @@ from .attacks import (
 from .checkpoint import FederatedCheckpoint
 from .client_metrics import PerClientMetrics
 from .early_stopping import EarlyStopping
+from .label_similarity import LabelSimilarity
 from .ledger import CommunicationLedger
 from .neighbour_ids import NeighbourIds
 from .progress import RoundProgressBar
@@ -31,6 +32,7 @@ __all__ = [
     "FederatedCheckpoint",
     "GaussianAttack",
     "LabelFlipping",
+    "LabelSimilarity",
     "ModelPoisoning",
     "NeighbourIds",
     "PerClientMetrics",

@@ -355,7 +355,9 @@ class FederatedCLI(LightningCLI):
         given = own["callbacks"] or []
         callbacks = list(given) if isinstance(given, list) else [given]
         seed = self._get(self.config, "seed_everything")
-        config = self.config.get(str(self.subcommand), self.config)
+        config = self.config.get(str(self.subcommand), self.config).clone()
+        for option in self._subcommand_method_arguments[str(self.subcommand)]:
+            config.pop(option, None)  # of this verb alone: the file is for every verb
         callbacks.append(_SaveConfig())
         trainer = FederatedTrainer(**{**own, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
         trainer.config = self._parser(self.subcommand).dump(config, skip_none=False)

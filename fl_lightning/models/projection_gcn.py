@@ -83,6 +83,7 @@ class ProjectionGCN(ConvolutionStack):
         hidden_channels: Width of every convolution (D).
         num_layers: Number of convolutions.
         dropout: Drop probability after each convolution and in the classifier, in [0, 1).
+        drop_smoothed: Drop the smoothed embeddings, too, by which the vector learns.
         masked: Give the convolutions FED-PUB's masks (``models/masked_gcn.py``).
         prune_below: Smallest mask entry that counts in eval mode.
         ordering: ``kernel`` smooths over the scores, ``hard`` sorts by them.
@@ -102,6 +103,7 @@ class ProjectionGCN(ConvolutionStack):
         hidden_channels: int = 128,
         num_layers: int = 2,
         dropout: float = 0.5,
+        drop_smoothed: bool = True,
         masked: bool = True,
         prune_below: float = 1e-3,
         ordering: Ordering = "kernel",
@@ -130,6 +132,7 @@ class ProjectionGCN(ConvolutionStack):
 
         widths = layer_widths(in_channels, hidden_channels, num_layers)
         super().__init__((convolution(*pair) for pair in widths), dropout=dropout)
+        self.drop_smoothed = drop_smoothed
         self.kernel_reads = kernel_reads
         self.bandwidth = bandwidth
         self.tolerance = tolerance
@@ -155,7 +158,8 @@ class ProjectionGCN(ConvolutionStack):
             convolved_ND = self.sequence(sequence_windows(sequence_ND, self.sequence_kernel))
             z_ND = convolved_ND.take_along_dim(place_N[:, None], dim=0)
         depth = len(self.convs)
-        features_ND = torch.cat([h_ND, self.drop(z_ND, batch, depth)], dim=1)
+        smoothed_ND = self.drop(z_ND, batch, depth) if self.drop_smoothed else z_ND
+        features_ND = torch.cat([h_ND, smoothed_ND], dim=1)
         for layer, linear in enumerate(self.head[:-1], start=depth + 1):
             features_ND = self.drop(linear(features_ND).relu(), batch, layer)
         return NetOutput(self.head[-1](features_ND), embedding_ND)

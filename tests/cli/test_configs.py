@@ -114,7 +114,9 @@ def test_saved_config_reproduces_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     overrides = tiny(yaml.safe_load(quickstart.read_text()))
     folder = f"--trainer.default_root_dir={tmp_path}"
     first = FederatedCLI(["fit", f"--config={quickstart}", *overrides, folder]).trainer
-    second = FederatedCLI(["fit", f"--config={first.run.folder / 'config.yaml'}"]).trainer
+    saved = f"--config={first.run.folder / 'config.yaml'}"
+    FederatedCLI(["test", saved])
+    second = FederatedCLI(["fit", saved]).trainer
     assert second.run.folder == first.run.folder.with_name("version_1")
     assert second.run.selection.result["test/acc"] == first.run.selection.result["test/acc"]
     assert second.run.selection.result["val/loss"] == first.run.selection.result["val/loss"]

@@ -36,6 +36,20 @@ def build(**settings: object) -> ProjectionGCN:
     return ProjectionGCN(6, 3, hidden_channels=4, **{"dropout": 0.0, **settings}).double()
 
 
+def test_smoothed_embeddings_may_stay_whole(collator) -> None:
+    """Dropout then leaves holes in the other half of the classifier's input alone, which is not read here."""
+    batch, logits = single(collator([1])), []
+    for settings in ({"dropout": 0.9}, {"dropout": 0.9, "drop_smoothed": False}, {"dropout": 0.0}):
+        net = build(masked=False, num_layers=1, **settings).train()
+        with torch.no_grad():
+            net.head[0].weight[:, :4] = 0
+        logits.append(net(batch).logits)
+    dropped, kept, whole = logits
+
+    torch.testing.assert_close(kept, whole)
+    assert (dropped - whole).abs().max() > 1e-3
+
+
 def embeddings(num_nodes: int, channels: int = 4, seed: int = 0) -> Tensor:
     return torch.randn(num_nodes, channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

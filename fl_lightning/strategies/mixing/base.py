@@ -18,6 +18,7 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.moved_mixing import mix_only_moved
 from fl_lightning.models.output import NetOutput
+from fl_lightning.relations.similarity import mixing_breadth
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten, unflatten
@@ -84,6 +85,7 @@ class Mixing(Strategy):
             self.aggregation.check(len(federation.training_clients))
         personal = set(select_names(list(federation.parameters), self.personal))
         self.shared = tuple(name for name in federation.parameters if name not in personal)
+        self.breadth: float | None = None
         copies = federation.num_clients if self.personalised else 1
         self.models = {
             name: federation.parameters[name].expand(copies, *federation.parameters[name].shape).clone()
@@ -123,6 +125,8 @@ class Mixing(Strategy):
         if not upload.clients or not upload.parameters:
             return
         mixing = self.mixing_matrix(upload)
+        if self.personalised:
+            self.breadth = mean_breadth(mixing, list(upload.parameters))
         rows = torch.tensor(upload.clients if self.personalised else [0], device=self.federation.device)
         if self.aggregation is not None:
             if not isinstance(mixing, Tensor):
@@ -175,14 +179,19 @@ class Mixing(Strategy):
         mixed = Payload(clients=tuple(clients), signals=self.mixed_models(clients).parameters)
         return {"blend/": Evaluation(payload=mixed, output=blended_output)}
 
+    def metrics(self) -> Mapping[str, float]:
+        """How broad the last mixing was, if each client has a row of its own (``relations/similarity.py``)."""
+        return {} if self.breadth is None else {"server/mixing_breadth": self.breadth}
+
     def state_dict(self) -> dict[str, Any]:
-        """The mixed models."""
-        return super().state_dict() | {"models": dict(self.models)}
+        """The mixed models, and how broadly they were mixed."""
+        return super().state_dict() | {"models": dict(self.models), "breadth": self.breadth}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the mixed models."""
         super().load_state_dict(state)
         self.models = {name: tensor.to(self.federation.device) for name, tensor in state["models"].items()}
+        self.breadth = state.get("breadth")  # older checkpoints have none
 
 
 def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
@@ -200,10 +209,27 @@ def first_match(mixing: Mapping[str, Tensor], name: str) -> Tensor:
     Raises:
         ValueError: No pattern matches it.
     """
-    for pattern, own in mixing.items():
+    return mixing[matching(mixing, name)]
+
+
+def matching(mixing: Mapping[str, Tensor], name: str) -> str:
+    """The first pattern that matches a parameter.
+
+    Raises:
+        ValueError: None does.
+    """
+    for pattern in mixing:
         if fnmatch.fnmatch(name, pattern):
-            return own
+            return pattern
     raise ValueError(f"mixing_matrix: none of {', '.join(mixing)} matches the parameter {name!r}")
+
+
+def mean_breadth(mixing: Tensor | Mapping[str, Tensor], names: Sequence[str]) -> float:
+    """Mean of ``mixing_breadth`` over the parameters."""
+    if isinstance(mixing, Tensor):
+        return mixing_breadth(mixing)
+    breadth = {pattern: mixing_breadth(own) for pattern, own in mixing.items()}
+    return sum(breadth[matching(mixing, name)] for name in names) / len(names)
 
 
 def equal_weights(upload: Payload) -> Tensor:

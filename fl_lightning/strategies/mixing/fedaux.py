@@ -1,4 +1,4 @@
-"""FedAux: auxiliary projection vectors (APV) as signatures of the clients, and mixing by their cosines.
+"""FedAux: auxiliary projection vectors (APV) as signatures of the clients, and mixing by how alike these are.
 
 Zhuo et al.: "Personalized Subgraph Federated Learning with Differentiable Auxiliary Projections". The client's model is
 ``models/projection_gcn.py`` (eqs. 1 to 6); the server mixes θ_i <- Σ_j W_ij θ_j with
@@ -7,7 +7,8 @@ W_ij = exp(τ cos(a_i, a_j)) / Σ_k exp(τ cos(a_i, a_k)) (eqs. 7 and 8), τ = 1
 Departures, all of them settings. As printed, the APVs start alike, turn slowly and are averaged every round, so they
 stay aligned (cosines above 0.99) and mixing is uniform. By default the APV stays with its client (``mix_projection``)
 and learns faster than the rest (``projection_lr_multiplier``); it has no weight decay, which could only change its
-length, not its direction. ``configs/fedaux_cora_paper.yaml`` is the algorithm as printed.
+length, not its direction. Similarity may be |cos| instead (``sign_free``), and a share of W may go to the whole
+federation (``common_share``). ``configs/fedaux_cora_paper.yaml`` is the algorithm as printed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,11 +88,13 @@ def send_projection(client: ClientModule, parameters: Parameters, batch: Batch, 
 
 @dataclass(kw_only=True, eq=False)
 class FedAux(SimilarityMixing):
-    """Mixing by the cosines of auxiliary projection vectors.
+    """Mixing by how alike auxiliary projection vectors are.
 
     Args:
         personal: Shell-style patterns of parameters that never leave their client: the masks of a masked backbone.
         similarity_temperature: τ, at least 0 (paper: 10).
+        sign_free: Similarity is the cosine's absolute value instead of the cosine: a and -a lay the nodes out alike, so
+            an APV's sign says nothing.
         mix_projection: Mix the APVs with the other parameters (eq. 8); else each client keeps its own.
         personalised: Mix by similarity; else average by training examples (ablation FedAvg-mask).
         mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
@@ -100,6 +103,7 @@ class FedAux(SimilarityMixing):
 
     personal: Sequence[str] = ("*mask*",)
     similarity_temperature: float = 5.0
+    sign_free: bool = False
     mix_projection: bool = False
     personalised: bool = True
     mask_sparsity_weight: float = 1e-5
@@ -133,6 +137,11 @@ class FedAux(SimilarityMixing):
     def signature_signal(self) -> Signal:
         """The APV."""
         return send_projection
+
+    def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
+        """Cosines of the APVs, without their sign unless it is asked for, (C, K)."""
+        cosine_CK = super().similarity(signature_CD, other_KD)
+        return cosine_CK.abs() if self.sign_free else cosine_CK
 
     def penalty(self) -> Penalty | None:
         """FED-PUB's penalties, if they are on."""

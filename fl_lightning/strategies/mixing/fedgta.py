@@ -155,11 +155,16 @@ class FedGTA(Mixing):
         """How many others a client accepts, and how unequal the confidences are."""
         known = [client for client in self.federation.training_clients if self.sent["known"][client]]
         if not known:
-            return {}
+            return super().metrics()
         accepted = (self.accepted_weights(known, known) > 0).sum(dim=1) - 1
         weight_C = self.sent["weight"][known]
         spread = float(weight_C.std(correction=0) / weight_C.mean().clamp(min=1e-12))
-        return {"server/accepted_clients": float(accepted.double().mean()), "server/confidence_spread": spread}
+        accepted_clients = float(accepted.double().mean())
+        return {
+            **super().metrics(),
+            "server/accepted_clients": accepted_clients,
+            "server/confidence_spread": spread,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The mixed models, moments and weights."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from fl_lightning.batches import Batch, GraphBatch
 from fl_lightning.federation import Federation
 from fl_lightning.models.disentangled_gcn import DisentangledGCN
-from fl_lightning.relations.similarity import mixing_breadth, softmax_mixing
+from fl_lightning.relations.similarity import softmax_mixing
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
@@ -129,11 +129,10 @@ class FedIIH(Mixing):
         return {f"mixing of factor {k}": mixing[f"heads.{k}"] for k in range(self.latents_CKD.shape[1])}
 
     def metrics(self) -> Mapping[str, float]:
-        """How widely factors are mixed, and by how much of a client's weight they disagree with the first."""
+        """How broad the mixing is, and by how much of a client's weight they disagree with the first."""
         first, *others = self.matrices().values()
         apart = max([float((other - first).abs().sum(dim=1).mean() / 2) for other in others], default=0.0)
-        breadth = sum(map(mixing_breadth, (first, *others))) / (1 + len(others))
-        return {"server/mixing_breadth": breadth, "server/factors_apart": apart}
+        return {**super().metrics(), "server/factors_apart": apart}
 
     def state_dict(self) -> dict[str, Any]:
         """The mixed models and the latents."""

@@ -156,7 +156,8 @@ class GCFL(Mixing):
         """The number of clusters, and what is compared with the thresholds, of the largest one."""
         groups = [self.members(cluster) for cluster in range(int(self.server["cluster"].max()) + 1)]
         mean, longest = self.lengths(max(groups, key=len))
-        return {"server/clusters": len(groups), "server/mean_update": mean, "server/longest_update": longest}
+        figures = {"server/clusters": len(groups), "server/mean_update": mean, "server/longest_update": longest}
+        return {**super().metrics(), **figures}
 
     def state_dict(self) -> dict[str, Any]:
         """The models, the clusters, and what the next cut is decided by."""

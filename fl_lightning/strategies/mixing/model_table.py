@@ -100,7 +100,8 @@ class ModelTable(Mixing):
     def metrics(self) -> Mapping[str, float]:
         """How much of its own model a client keeps, on average over those that have been mixed."""
         own_C = self.mixing_CC.diagonal()
-        return {"server/self_weight": float(own_C[own_C.isfinite()].mean())} if own_C.isfinite().any() else {}
+        kept = {"server/self_weight": float(own_C[own_C.isfinite()].mean())} if own_C.isfinite().any() else {}
+        return {**super().metrics(), **kept}
 
     def matrices(self) -> Mapping[str, Tensor]:
         """The last row of W of each training client."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.federation import Federation
 from fl_lightning.relations.kinship import strength
-from fl_lightning.relations.similarity import cosine_similarity, mixing_breadth, softmax_mixing
+from fl_lightning.relations.similarity import cosine_similarity, softmax_mixing
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.base import server_dtype
@@ -181,18 +181,17 @@ class SimilarityMixing(Mixing):
         return self.similarity(known_CD, known_CD)
 
     def metrics(self) -> Mapping[str, float]:
-        """Spread of the similarities between different clients, and how broad the mixing is."""
+        """Spread of the similarities between different clients, and how much all have in common if it is estimated."""
         similarity_CC = self._known_similarity()
         count = len(similarity_CC)
         if count < 2:
-            return {}
+            return super().metrics()
         others = similarity_CC[~torch.eye(count, dtype=torch.bool, device=similarity_CC.device)]
         figures = {"min": others.min(), "mean": others.mean(), "max": others.max()}
-        breadth = mixing_breadth(self.mixing_of(similarity_CC, self.examples_C[self._known_clients()]))
         estimated = self.common_shares if self.common_share is None else {}
         return {
+            **super().metrics(),
             **{f"server/similarity_{name}": float(value) for name, value in figures.items()},
-            "server/mixing_breadth": breadth,
             **{f"server/common_share/{name}": share for name, share in estimated.items()},
         }
 
@@ -214,8 +213,7 @@ class SimilarityMixing(Mixing):
         """Tell the user once if the signatures still do not differ after some rounds."""
         if not self.personalised or self.similarity_temperature == 0 or len(upload.clients) < 2:
             return
-        mixing_CC = self.mixing_of(self._similarity_of(upload), self.examples_C[list(upload.clients)])
-        uniform = mixing_breadth(mixing_CC) > UNIFORM_BREADTH
+        uniform = self.breadth is not None and self.breadth > UNIFORM_BREADTH
         self.num_uniform_rounds = self.num_uniform_rounds + 1 if uniform else 0
         if self.num_uniform_rounds == UNIFORM_ROUNDS:
             smallest = float(self._similarity_of(upload).min())

@@ -70,10 +70,13 @@ def strategy(**settings) -> FedAux:
 @both_executors
 @pytest.mark.parametrize("mix_projection", [True, False])
 @pytest.mark.parametrize("multiplier", [1.0, 4.0])
-def test_two_rounds_by_hand(executor, mix_projection, multiplier, pulls, make_trainer) -> None:
+@pytest.mark.parametrize("sign_free", [True, False])
+def test_two_rounds_by_hand(executor, mix_projection, multiplier, sign_free, pulls, make_trainer) -> None:
     trainer = make_trainer(num_rounds=2, executor=executor(), precision="64-true", monitor="val/loss")
 
-    trainer.fit(model(projection_lr_multiplier=multiplier), pulls, strategy(mix_projection=mix_projection))
+    trainer.fit(
+        model(projection_lr_multiplier=multiplier), pulls, strategy(mix_projection=mix_projection, sign_free=sign_free)
+    )
 
     received = [(list(START), 0.0)] * 3
     for _ in range(2):
@@ -86,7 +89,8 @@ def test_two_rounds_by_hand(executor, mix_projection, multiplier, pulls, make_tr
             cosines = [
                 sum(map(float.__mul__, own, other)) / math.hypot(*own) / math.hypot(*other) for other, _ in trained
             ]
-            weights = [math.exp(TEMPERATURE * cosine) for cosine in cosines]
+            alike = [abs(cosine) if sign_free else cosine for cosine in cosines]
+            weights = [math.exp(TEMPERATURE * value) for value in alike]
             shares = [weight / sum(weights) for weight in weights]
             mixed = [sum(s * p[axis] for s, (p, _) in zip(shares, trained, strict=True)) for axis in range(2)]
             number = sum(s * value for s, (_, value) in zip(shares, trained, strict=True))
@@ -98,6 +102,29 @@ def test_two_rounds_by_hand(executor, mix_projection, multiplier, pulls, make_tr
         torch.testing.assert_close(models["projection"], torch.tensor([p for p, _ in received], dtype=torch.float64))
     own = trainer.run.executor.state().parameters["projection"].tolist()
     assert own == [pytest.approx(projection, rel=1e-6) for projection, _ in trained]
+
+
+def test_opposite_vectors_are_alike_without_their_sign() -> None:
+    projection_CD = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.6, -0.8]])
+    expected_CC = torch.tensor([[1.0, -1.0, 0.6], [-1.0, 1.0, -0.6], [0.6, -0.6, 1.0]])
+
+    torch.testing.assert_close(FedAux(sign_free=False).similarity(projection_CD, projection_CD), expected_CC)
+    torch.testing.assert_close(FedAux(sign_free=True).similarity(projection_CD, projection_CD), expected_CC.abs())
+
+
+@both_executors
+def test_a_share_goes_to_the_whole_federation(executor, pulls, make_trainer) -> None:
+    """W = (1 - s) softmax + s w; the clients have one training example each."""
+    runs = []
+    for common_share in (0.0, 0.25, 1.0):
+        trainer = make_trainer(num_rounds=1, executor=executor(), precision="64-true", monitor="val/loss")
+        trainer.fit(model(), pulls, strategy(common_share=common_share))
+        runs.append((trainer.run.strategy.models["number"], trainer.run.strategy.breadth))
+    (kin, narrow), (both, wider), (common, widest) = runs
+
+    torch.testing.assert_close(common, torch.full((3,), RATE * (2 - 1 + 3) / 3, dtype=torch.float64))
+    torch.testing.assert_close(both, 0.75 * kin + 0.25 * common)
+    assert narrow < wider < widest == pytest.approx(1.0)
 
 
 @both_executors
@@ -177,7 +204,8 @@ def test_the_signature_is_a_copy_of_the_projection(federation, make_model, make_
     projections = trainer.run.executor.state().parameters["projection"]
 
     torch.testing.assert_close(trainer.run.strategy.signatures_CD, projections)
-    assert {"server/similarity_min", "server/similarity_mean", "server/similarity_max"} <= set(trainer.run.history[-1])
+    figures = {"server/similarity_min", "server/similarity_mean", "server/similarity_max", "server/mixing_breadth"}
+    assert all(figures <= set(row) for row in trainer.run.history)
 
 
 def test_a_net_without_projection_is_refused(federation, make_model, make_trainer) -> None:

@@ -52,9 +52,12 @@ def test_the_oracle_mixes_half_inside_the_group(federation, make_model, make_tra
 
 
 def test_an_oracle_of_no_groups_is_fedavg(federation, make_model, make_trainer, assert_same) -> None:
-    results = [make_trainer().fit(make_model(), federation, each) for each in (Oracle(group_share=0.0), FedAvg())]
+    found, expected = (
+        make_trainer().fit(make_model(), federation, each) for each in (Oracle(group_share=0.0), FedAvg())
+    )
 
-    assert_same(results[0], results[1], tolerance=1e-6)
+    assert found.pop("server/mixing_breadth") > 0.9  # examples are nearly alike
+    assert_same(found, expected, tolerance=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from both_executors import both_executors
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fl_lightning import ClientModule, FederatedTrainer, Participation, Payload, StackedExecutor
+from fl_lightning import ClientModule, FederatedTrainer, Participation, Payload, SequentialExecutor, StackedExecutor
 from fl_lightning.data import ClientGraph
 from fl_lightning.models import NetOutput
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, FedAvgFinetune, FedPer, FedProx, Local
-from fl_lightning.strategies.mixing.base import Mixing, example_weights
+from fl_lightning.strategies.mixing.base import Mixing, example_weights, mean_breadth
 from fl_lightning.strategies.objectives import Proximal
 
 RATE = 0.1
@@ -242,6 +242,24 @@ def test_personalised_mixing_gives_each_client_its_row(run, executor) -> None:
     found = torch.stack([trainer.run.strategy.models["convs.0"], trainer.run.strategy.models["head.0"]], dim=1)
     torch.testing.assert_close(found, torch.tensor(models, dtype=torch.float64), rtol=1e-12, atol=0)
     assert metrics["test/loss"] == pytest.approx(sum(held_out_loss(*model) for model in models) / 3, rel=1e-6)
+    # Each row has two halves: as broad as a uniform one over two of the three clients.
+    assert [row["server/mixing_breadth"] for row in trainer.run.history] == pytest.approx([2 / 3] * 2)
+
+
+def test_breadth_is_the_mean_over_parameters() -> None:
+    alone, even = torch.eye(4), torch.full((4, 4), 0.25)
+    uneven = torch.tensor([[0.5, 0.25, 0.25, 0.0]] * 4)
+
+    assert mean_breadth(alone, ["a"]) == pytest.approx(1 / 4)
+    assert mean_breadth(uneven, ["a"]) == pytest.approx(2**1.5 / 4)  # 1.5 bits
+    assert mean_breadth({"convs.*": alone, "*": even}, ["convs.0", "convs.1", "head"]) == pytest.approx(1.5 / 3)
+    with pytest.raises(ValueError, match="none of convs"):
+        mean_breadth({"convs.*": alone}, ["head"])
+
+
+def test_a_common_model_has_no_breadth(run) -> None:
+    trainer, _, _ = run(FedAvg(num_epochs=1), SequentialExecutor)
+    assert not any("server/mixing_breadth" in row for row in trainer.run.history)
 
 
 @both_executors
@@ -261,7 +279,8 @@ def test_reductions(reduced, plain, executor, federation, make_model, make_train
             executor=executor(), participation=Participation(fraction=0.6, straggler_probability=0.5)
         )
         trainer.fit(make_model(), federation, build())
-        history = [{name: row[name] for name in row if not name.startswith("trained/")} for row in trainer.run.history]
+        own = ("trained/", "server/")
+        history = [{name: row[name] for name in row if not name.startswith(own)} for row in trainer.run.history]
         runs.append((dict(trainer.run.executor.state().tensors()), history))
 
     assert_same(runs[0], runs[1])

@@ -1,0 +1,43 @@
+"""Whether clients that a strategy takes to be alike have alike labels: a figure every round, for studies."""
+
+import numpy as np
+import torch
+
+from fl_lightning.callback import Callback, Trainer
+from fl_lightning.data.partition.heterogeneity import label_histograms
+from fl_lightning.relations.similarity import cosine_similarity
+
+from .similarity import Matrix, correlation
+
+
+class LabelSimilarity(Callback):
+    """Correlates the strategy's matrices over the clients with how alike the clients' labels are.
+
+    ``similarity/<name>_labels`` is the Pearson correlation, over pairs of different clients, of a matrix of the
+    strategy (``Strategy.matrices``: similarity of signatures, mixing weights) with the cosine of the clients' label
+    counts. No server knows these: for studies only. It costs no work of the clients, so it is measured every round.
+
+    Raises:
+        ValueError: The data have no classes.
+    """
+
+    needs_data = True
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Count the clients' labels."""
+        datamodule = trainer.run.datamodule
+        if any(client.y_N.is_floating_point() for client in datamodule.clients):
+            raise ValueError(
+                "LabelSimilarity compares labels, and these data have numbers as targets: leave it out of "
+                "trainer.callbacks"
+            )
+        counted = label_histograms(datamodule.clients, datamodule.num_outputs)
+        histogram_CK = torch.from_numpy(counted[list(trainer.run.training_clients)]).double()
+        self.label_similarity_CC: Matrix = cosine_similarity(histogram_CK).numpy()
+
+    def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Correlate."""
+        for name, matrix_CC in trainer.run.strategy.matrices().items():
+            found = correlation(matrix_CC.double().cpu().numpy(), self.label_similarity_CC)
+            if np.isfinite(found):
+                metrics[f"similarity/{name.replace(' ', '_')}_labels"] = found
