@@ -360,7 +360,7 @@ def shared_places(edge_index_2E: Tensor, num_clients: int, num_rows_E: Sequence[
     Args:
         edge_index_2E: Directed edges, sorted.
         num_clients: C.
-        num_rows_E: Rows of each, alike.
+        num_rows_E: Rows of each.
     """
     block: dict[tuple[int, int], int] = {}
     taken: list[set[int]] = [set() for _ in range(num_clients)]
@@ -371,9 +371,9 @@ def shared_places(edge_index_2E: Tensor, num_clients: int, num_rows_E: Sequence[
             block[i, j] = block[j, i] = free
             taken[i].add(free)
             taken[j].add(free)
-    rows_R = torch.arange(max(num_rows_E, default=0))
-    first_E = torch.tensor([block[i, j] for i, j in edges], dtype=torch.long) * len(rows_R)
-    return (first_E[:, None] + rows_R).flatten()
+    longest = max(num_rows_E, default=0)
+    places = [torch.arange(rows) + block[i, j] * longest for (i, j), rows in zip(edges, num_rows_E, strict=True)]
+    return torch.cat(places) if places else torch.zeros(0, dtype=torch.long)
 
 
 def row_squares(num_columns: int, length: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Restriction maps of our own that are drawn anew for every exchange, for models of equal sizes.
+"""Restriction maps of our own that are drawn anew for every exchange.
 
 Sheaf-FMTL learns a map for each edge, stores it at both ends and sends two messages a round. What maps do to the models
 is the sheaf Laplacian (``restriction_maps.py``), whoever chooses them. These are random rows, the same at both ends of
@@ -26,8 +26,11 @@ class RedrawnMaps(RestrictionMaps):
     eigenvalue of the sheaf Laplacian is about 2 and α λ may be as large as 1; at 1/2 neighbours meet halfway.
 
     Args:
-        sizes: Numbers in each client's model; all alike.
+        sizes: Numbers in each client's model.
         adjacency_CC: Who is joined to whom.
+        num_compared: Compare the first so many numbers of each model; None for all, which is for equal sizes.
+            ``SheafFMTL`` puts the numbers first that all nets have; of nets that differ in width alone, these are as
+            many as the narrowest has.
 
     The others are those of :class:`~fl_lightning.strategies.decentralised.restriction_maps.RestrictionMaps`.
     """
@@ -41,6 +44,7 @@ class RedrawnMaps(RestrictionMaps):
         adjacency_CC: Tensor,
         *,
         projection_fraction: float = 0.01,
+        num_compared: int | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -50,9 +54,19 @@ class RedrawnMaps(RestrictionMaps):
         super().__init__(
             sizes, adjacency_CC, projection_fraction=projection_fraction, seed=seed, dtype=dtype, device=device
         )
-        self._require_equal_sizes()
-        self.length = int(next_fast_len(self.sizes[0], real=True))
-        self._squares_N = row_squares(self.sizes[0], self.length)
+        if num_compared is None and len(set(self.sizes)) > 1:
+            raise ValueError(
+                f"RedrawnMaps without num_compared are for models of equal sizes, these have {sorted(set(self.sizes))} "
+                f"numbers: set strategy.maps.num_compared, to {min(self.sizes)} at most"
+            )
+        self.num_compared = self.sizes[0] if num_compared is None else num_compared
+        if not 1 <= self.num_compared <= min(self.sizes):
+            raise ValueError(
+                f"num_compared is {num_compared}: give at least 1 and at most {min(self.sizes)}, which the smallest "
+                "model has"
+            )
+        self.length = int(next_fast_len(self.num_compared, real=True))
+        self._squares_N = row_squares(self.num_compared, self.length)
         self._place_M = shared_places(self.edge_index_2E, len(self.sizes), self.num_rows_E)
         self.num_exchanges = 0
         self._redraw()
@@ -62,7 +76,7 @@ class RedrawnMaps(RestrictionMaps):
         order_N = torch.randperm(self.length, generator=generator(*key, "rows"))
         row_M = order_N[self._place_M % self.length]
         sign_M = random_signs(int(self._place_M.max()) + 1, generator(*key, "signs"))[self._place_M]
-        sign_D = random_signs(self.sizes[0], generator(*key, "columns"))
+        sign_D = random_signs(self.num_compared, generator(*key, "columns"))
         self._sign_D = sign_D.to(device=self.device, dtype=self.dtype)
         self._row_M = row_M.to(self.device)
         self._scale_M = (sign_M * self._squares_N[row_M].rsqrt()).to(device=self.device, dtype=self.dtype)
@@ -75,11 +89,12 @@ class RedrawnMaps(RestrictionMaps):
     @property
     def num_stored_numbers(self) -> int:
         """None but the signs and rows of one exchange."""
-        return self.sizes[0] + 2 * len(self._row_M)
+        return self.num_compared + 2 * len(self._row_M)
 
     def project(self, models: Sequence[Tensor]) -> Tensor:
         """One transform of all models together."""
-        model_CN = torch.nn.functional.pad(torch.stack(list(models)) * self._sign_D, (0, self.length - self.sizes[0]))
+        model_CD = torch.stack([model_D[: self.num_compared] for model_D in models]) * self._sign_D
+        model_CN = torch.nn.functional.pad(model_CD, (0, self.length - self.num_compared))
         message_M: Tensor = hartley(model_CN)[self._source_M, self._row_M] * self._scale_M
         return message_M
 
@@ -88,7 +103,11 @@ class RedrawnMaps(RestrictionMaps):
         spread_K = torch.zeros(len(self.sizes) * self.length, dtype=self.dtype, device=self.device)
         place_M = self._source_M * self.length + self._row_M
         spread_K.index_add_(0, place_M, residual_M * self._scale_M)
-        return list(hartley(spread_K.view(-1, self.length))[:, : self.sizes[0]] * self._sign_D)
+        pulled_CD = hartley(spread_K.view(-1, self.length))[:, : self.num_compared] * self._sign_D
+        return [
+            torch.nn.functional.pad(pulled_D, (0, size - self.num_compared))
+            for pulled_D, size in zip(pulled_CD, self.sizes, strict=True)
+        ]
 
     def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
         """Never called, for ``map_step_size`` is 0."""
@@ -97,9 +116,10 @@ class RedrawnMaps(RestrictionMaps):
     def matrix(self, client: int) -> Tensor:
         """Rows of the transform."""
         mine_M = self._source_M == client
-        unit_DD = torch.eye(self.sizes[0], dtype=self.dtype, device=self.device) * self._sign_D
-        padded_DN = torch.nn.functional.pad(unit_DD, (0, self.length - self.sizes[0]))
-        return (hartley(padded_DN)[:, self._row_M[mine_M]] * self._scale_M[mine_M]).T
+        unit_DD = torch.eye(self.num_compared, dtype=self.dtype, device=self.device) * self._sign_D
+        padded_DN = torch.nn.functional.pad(unit_DD, (0, self.length - self.num_compared))
+        map_RD = (hartley(padded_DN)[:, self._row_M[mine_M]] * self._scale_M[mine_M]).T
+        return torch.nn.functional.pad(map_RD, (0, self.sizes[client] - self.num_compared))
 
     def state_dict(self) -> dict[str, Tensor]:
         """How many were drawn, and from which seed."""

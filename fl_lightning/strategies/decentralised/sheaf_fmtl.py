@@ -15,6 +15,7 @@ more than one local step the neighbours' pull is taken once, at the models the r
 nothing else; this is ours, not the paper's.
 """
 
+import itertools
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -84,9 +85,11 @@ class SheafFMTL(Decentralised):
         """Draw the maps, and check both steps against what they descend.
 
         The maps have the clients in the order of their names, so that what is drawn for a client does not depend on
-        its index.
+        its index, and of each model the numbers first that all nets have.
         """
         super().setup(federation)
+        places = common_first(federation.architectures)
+        self.places = [places[kind] for kind in federation.architecture_of]
         self.order = list(range(federation.num_clients))
         if federation.client_names:
             self.order.sort(key=federation.client_names.__getitem__)
@@ -158,7 +161,7 @@ class SheafFMTL(Decentralised):
 
     def _models(self) -> list[Tensor]:
         """Each client's parameters without padding, (d_i,), as the maps have them."""
-        return [self.models_CP[client, : self.sizes[client]].to(self.restriction_maps.dtype) for client in self.order]
+        return [self.models_CP[client, self.places[client]].to(self.restriction_maps.dtype) for client in self.order]
 
     def _mask(self, clients: Tensor) -> Tensor:
         """True for the given clients, (C,)."""
@@ -173,8 +176,8 @@ class SheafFMTL(Decentralised):
             self.restriction_maps.residual(message_M, self._mask(clients)[self.order])
         )
         new_CP = trained_CP.clone()
-        for row_P, rank in zip(new_CP, self.rank_C[clients].tolist(), strict=True):
-            row_P[: len(pulls[rank])] -= self.pull * pulls[rank]
+        for row_P, client in zip(new_CP, clients.tolist(), strict=True):
+            row_P[self.places[client]] -= self.pull * pulls[int(self.rank_C[client])]
         return new_CP
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
@@ -235,3 +238,34 @@ class SheafFMTL(Decentralised):
         self.restriction_maps.load_state_dict(state["maps"])
         self.coupling = state["coupling"]
         self.up_to_date_CC = state["in_step"].to(self.federation.device)
+
+
+def common_first(nets: Sequence[Mapping[str, Tensor]]) -> list[slice | Tensor]:
+    """For each net the places of its flat parameters, those first that all nets have: the leading blocks of each name.
+
+    Example:
+        >>> narrow, wide = {"w": torch.zeros(2, 1), "b": torch.zeros(1)}, {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
+        >>> [place.tolist() for place in common_first([narrow, wide])]
+        [[0, 1, 2], [0, 3, 6, 1, 2, 4, 5, 7, 8]]
+    """
+    if len(nets) == 1:
+        return [slice(sum(parameter.numel() for parameter in nets[0].values()))]
+    ranks = [{name: parameter.dim() for name, parameter in net.items()} for net in nets]
+    names = [name for name, rank in ranks[0].items() if all(each.get(name) == rank for each in ranks)]
+    blocks = {
+        name: [slice(min(sizes)) for sizes in zip(*(net[name].shape for net in nets), strict=True)] for name in names
+    }
+    found: list[slice | Tensor] = []
+    for net in nets:
+        ends = itertools.accumulate(parameter.numel() for parameter in net.values())
+        place = {
+            name: torch.arange(end - parameter.numel(), end).view(parameter.shape)
+            for (name, parameter), end in zip(net.items(), ends, strict=True)
+        }
+        common = torch.cat(
+            [torch.zeros(0, dtype=torch.long), *(place[name][tuple(blocks[name])].flatten() for name in names)]
+        )
+        is_rest = torch.ones(sum(parameter.numel() for parameter in net.values()), dtype=torch.bool)
+        is_rest[common] = False
+        found.append(torch.cat([common, is_rest.nonzero().flatten()]))
+    return found

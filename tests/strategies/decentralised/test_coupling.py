@@ -149,6 +149,25 @@ def test_products_of_redrawn_maps_are_those_of_their_matrices() -> None:
         assert not torch.equal(maps.matrix(0), matrices[0])
 
 
+def test_redrawn_maps_of_unequal_models_compare_what_they_have_in_common() -> None:
+    sizes, path_CC = (6, 9, 20), torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+    maps = RedrawnMaps(sizes, path_CC, projection_fraction=0.5, num_compared=5, dtype=torch.float64)
+    models_CD = [torch.randn(size, dtype=torch.float64) for size in sizes]
+    matrices = [maps.matrix(client) for client in range(3)]
+    assert [map_RD.shape for map_RD in matrices] == [(3, 6), (7, 9), (4, 20)]
+    assert not any(map_RD[:, 5:].any() for map_RD in matrices)
+    torch.testing.assert_close(matrices[1][:3, :5], matrices[0][:, :5])
+    torch.testing.assert_close(matrices[1][3:, :5], matrices[2][:, :5])
+    message_M = maps.project(models_CD)
+    torch.testing.assert_close(message_M, torch.cat([m @ v for m, v in zip(matrices, models_CD, strict=True)]))
+    residual_M = maps.residual(message_M)
+    parts = zip(maps.pull_back(residual_M), matrices, torch.split(residual_M, maps.num_rows_C), strict=True)
+    for pulled_D, map_RD, residual_R in parts:
+        torch.testing.assert_close(pulled_D, residual_R @ map_RD)
+    with pytest.raises(ValueError, match="num_compared is 7: give at least 1 and at most 6"):
+        RedrawnMaps(sizes, path_CC, num_compared=7)
+
+
 def test_redrawn_maps_see_everything_alike_on_average() -> None:
     """The mean of P^T P over exchanges is γ times the identity, so that this is dFedU with γ times its pull."""
     maps, mean_DD, count = ring_maps(), torch.zeros(10, 10, dtype=torch.float64), 3000
