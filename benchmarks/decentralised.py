@@ -10,6 +10,7 @@ is at most a point (of an error: two per cent) worse than the best of the random
 median over the seeds that come so far.
 """
 
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def runs(progress: Progress, method: str, case: str) -> list[tuple[Record, dict[
 
 def training_examples(record: Record) -> list[int]:
     """How many each client of a cell has."""
-    data = CellCLI(record["command"].replace("'", "").split()[1:], run=False).datamodule
+    data = CellCLI(shlex.split(record["command"])[1:], run=False).datamodule
     data.prepare_data()
     data.setup()
     return [int(client.train_mask_N.sum()) for client in data.clients]
