@@ -189,6 +189,28 @@ def test_redrawn_maps_make_clients_agree_where_fixed_ones_of_as_many_rows_cannot
     torch.testing.assert_close(models_CD.mean(dim=0), torch.stack(models()).mean(dim=0))
 
 
+def test_nets_of_unequal_widths_agree_in_what_they_share() -> None:
+    """A wide layer's first unit agrees with the narrow one's only; its other units hear nobody."""
+    nets = tuple({"w": torch.zeros(2, width), "b": torch.zeros(width)} for width in (1, 3))
+    maps = functools.partial(RedrawnMaps, num_compared=3)
+    strategy = SheafFMTL(topology=Ring(), map_step_size=0, projection_fraction=0.4, maps=maps)
+    setup(strategy, 3, 9, 3, 9, architectures=nets)
+    start_CP = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    start_CP[::2, 3:] = 0
+    strategy.models_CP = start_CP.clone()
+    for round_idx in range(300):
+        strategy.aggregate(strategy.stages(round_idx)[0], upload_of(strategy.models_CP.tolist()))
+
+    def shared(models_CP: torch.Tensor) -> torch.Tensor:
+        return torch.stack([models_CP[client, [0, 3, 6] if client % 2 else [0, 1, 2]] for client in range(4)])
+
+    expected_CD = shared(start_CP).mean(dim=0).expand(4, 3)
+    torch.testing.assert_close(shared(strategy.models_CP), expected_CD, atol=1e-6, rtol=0)
+    alone = [1, 2, 4, 5, 7, 8]
+    assert torch.equal(strategy.models_CP[1::2, alone], start_CP[1::2, alone])
+    assert not strategy.models_CP[::2, 3:].any()
+
+
 # --------------------------------------------------------------------------------------------------- principal maps
 
 
