@@ -1,174 +1,156 @@
-"""Decentralised strategies: accuracy, bytes on the wire, seconds and memory, and accuracy against bits.
+"""What the studies of decentralised methods came to, beside what went over the wire.
 
+    fl-train study run studies/sheaf_fmtl_vehicle.yaml        (and the others of STUDIES)
     FL_DATA_ROOT=... .venv/bin/python benchmarks/decentralised.py
-    FL_DATA_ROOT=... .venv/bin/python benchmarks/decentralised.py --cases Vehicle --seeds 0
 
-Writes benchmarks/results/decentralised.json (every figure with its command; what is there of other cases is kept),
-decentralised.png and the table in docs/results.md between its two markers. Every run has its own process, whose peak of
-memory is the one reported; another run beside it makes the seconds longer. About an hour on 2 cores.
+Trains nothing: reads studies/results/*, and writes benchmarks/results/decentralised.md and the same tables in
+docs/results.md between its two markers. MB up to the chosen round are given for all edges and for the client that sends
+the most (the count of Sheaf-FMTL's paper). MB to the target are those up to the first evaluated round whose validation
+is at most a point (of an error: two per cent) worse than the best of the random graph's dFedU in the same seed; the
+median over the seeds that come so far.
 """
 
-import argparse
-import json
-import resource
+import shlex
 import statistics
-import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from accuracy import in_process, write_table
-from matplotlib.figure import Figure
+import numpy as np
+from accuracy import write_table
 
-from fl_lightning.cli import FederatedCLI
+from fl_lightning.round.goal import less_is_better
+from fl_lightning.study.definition import Study
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.store import Record, Store
+from fl_lightning.study.table import scale_of
+from fl_lightning.study.worker import CellCLI
 
-RESULTS = Path(__file__).parent / "results"
-_LOCAL = ("--strategy=Local", "--strategy.num_epochs=1")
-_SHEAF = ("--strategy=SheafFMTL", "--strategy.num_epochs=1", "--strategy.map_step_size=0.001")
-_RANDOM_GRAPH = ("--strategy.topology=ErdosRenyi", "--strategy.topology.edge_probability={p}")
-_SHARED = ("--strategy.maps={maps}", "--strategy.maps.shared_start=true")
-
-
-def _five(p: float, maps: str, pull: float, laplace: float) -> dict[str, tuple[str, ...]]:
-    graph = tuple(argument.format(p=p) for argument in _RANDOM_GRAPH)
-    shared = tuple(argument.format(maps=maps) for argument in _SHARED)
-
-    def sheaf(fraction: float) -> tuple[str, ...]:
-        own = (f"--strategy.regularization={pull}", f"--strategy.projection_fraction={fraction}")
-        return (*_SHEAF, *graph, *own, *shared)
-
-    return {
-        "Sheaf-FMTL, γ 0.01": sheaf(0.01),
-        "Sheaf-FMTL, γ 0.1": sheaf(0.1),
-        "dFedU": ("--strategy=DFedU", "--strategy.num_epochs=1", *graph, f"--strategy.regularization={laplace}"),
-        "D-PSGD": ("--strategy=DPSGD", "--strategy.num_epochs=1", *graph),
-        "Local": _LOCAL,
-    }
+ROOT = Path(__file__).parents[1]
+STUDIES = ("vehicle", "topologies", "starts", "school", "har", "rotated_mnist", "architectures")
+#: Cases whose accuracy is also told by the training examples of a client, in bins up to these.
+BINS: Mapping[str, tuple[float, ...]] = {"Vehicle": (5, 50, float("inf"))}
+#: Whose validation sets the target.
+REFERENCE = "dFedU"
+_FIRST = ("method", "seeds", "test", "by examples", "MB, all", "MB, busiest", "MB to the target", "reached in")
 
 
-#: Arguments of every strategy, by case. λ was chosen on the validation of Vehicle's seed 0, elsewhere not at all.
-CASES: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
-    "Vehicle": (
-        (
-            "--config=configs/sheaf_fmtl_vehicle.yaml",
-            "--trainer.num_rounds=400",
-            "--trainer.evaluate_every=10",
-            "--data.steps_per_epoch=1",
-        ),
-        _five(0.2, "DenseMaps", 4.0, 1.0),
-    ),
-    "Rotated MNIST": (
-        (
-            "--config=configs/sheaf_fmtl_rotated_mnist.yaml",
-            "--data.source.init_args.examples_per_client=500",
-            "--model.init_args.optimizer.init_args.lr=0.1",
-            "--trainer.num_rounds=40",
-            "--trainer.evaluate_every=5",
-        ),
-        _five(0.15, "ImplicitMaps", 1.5, 0.5),
-    ),
-    "Rotated MNIST, three CNNs": (
-        (
-            "--config=configs/sheaf_fmtl_rotated_mnist_architectures.yaml",
-            "--data.source.init_args.examples_per_client=500",
-            "--model.init_args.optimizer.init_args.lr=0.1",
-            "--trainer.num_rounds=40",
-            "--trainer.evaluate_every=5",
-        ),
-        {"Sheaf-FMTL, γ 0.01": (), "Local": _LOCAL},
-    ),
-    "Cora-10, GCN widths 32, 64, 128": (
-        ("--config=configs/sheaf_fmtl_cora_architectures.yaml",),
-        {"Sheaf-FMTL, γ 0.01": (), "Local": ("--strategy=Local", "--strategy.num_epochs=3")},
-    ),
-}
+def runs(progress: Progress, method: str, case: str) -> list[tuple[Record, dict[str, list[float]]]]:
+    """The records and rounds of the seeds that are done."""
+    history = progress.store.history()
+    cells = [cell for cell in progress.report(method, case) if progress.state(cell) in ("done", "stale")]
+    return [(progress.records[cell.key], history.get(cell.key, {})) for cell in cells]
 
 
-def run(arguments: list[str]) -> dict[str, Any]:
-    """Train once, without checkpoints and logs."""
-    with tempfile.TemporaryDirectory() as folder:
-        cli = FederatedCLI([*arguments, f"--trainer.default_root_dir={folder}", "--trainer.logger=false"])
-        trainer: Any = cli.trainer
-        history = [row for row in trainer.run.history if "test/acc" in row]
-        return {
-            "val": trainer.run.selection.result["val/acc"],
-            "test": trainer.run.selection.result["test/acc"],
-            "best_round": trainer.run.selection.result["best_round"],
-            "bytes": trainer.run.history[-1]["comm/bytes_total"],
-            "seconds_a_round": statistics.median(row["seconds"] for row in trainer.run.history if "test/acc" not in row)
-            if len(history) < len(trainer.run.history)
-            else statistics.median(row["seconds"] for row in trainer.run.history),
-            "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            "curve": [[row["comm/bytes_total"], row["test/acc"]] for row in history],
-        }
+def training_examples(record: Record) -> list[int]:
+    """How many each client of a cell has."""
+    data = CellCLI(shlex.split(record["command"])[1:], run=False).datamodule
+    data.prepare_data()
+    data.setup()
+    return [int(client.train_mask_N.sum()) for client in data.clients]
 
 
-def draw(results: dict[str, Any]) -> None:
-    """Test accuracy against what was sent, mean over seeds; Local as a line at its last value."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    for axes, case in zip(figure.subplots(1, 2), ("Vehicle", "Rotated MNIST"), strict=True):
-        for name, found in results.get(case, {}).items():
-            curves = [entry["curve"] for entry in found.values()]
-            if not curves:
-                continue
-            points = [list(map(statistics.mean, zip(*at, strict=True))) for at in zip(*curves, strict=True)]
-            if points[-1][0] == 0:
-                axes.axhline(100 * points[-1][1], linestyle="--", color="0.5", label=name)
-            else:
-                axes.plot([8 * sent / 1e6 for sent, _ in points], [100 * acc for _, acc in points], ".-", label=name)
-        axes.set_xscale("log")
-        axes.set_title(case, loc="left", fontsize="medium")
-        axes.set_xlabel("sent by all clients, Mbit")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("test accuracy, mean over clients, %")
-    figure.axes[0].legend(frameon=False, fontsize="small")
-    figure.savefig(RESULTS / "decentralised.png", dpi=130)
+def targets(progress: Progress, case: str) -> dict[int, float]:
+    """The validation figure to reach, by seed."""
+    if REFERENCE not in progress.study.methods:
+        return {}
+    found = {}
+    for record, _ in runs(progress, REFERENCE, case):
+        is_error = less_is_better(record["monitor"])
+        found[record["seed"]] = 1.02 * record["val"] if is_error else record["val"] - 0.01
+    return found
 
 
-def table(results: dict[str, Any]) -> str:
-    """A row for each case and strategy."""
-    lines = [
-        "| case | strategy | test accuracy | MB sent | seconds a round | peak MB |",
-        "|---|---|---|---|---|---|",
+def first_there(record: Record, rounds: Mapping[str, Sequence[float]], target: float) -> int | None:
+    """The place of the first evaluated round that comes to the target."""
+    sign = -1.0 if less_is_better(record["monitor"]) else 1.0
+    values = sign * np.array(rounds[record["monitor"]], dtype=float)
+    there = np.flatnonzero(values >= sign * target)
+    return int(there[0]) if len(there) else None
+
+
+def megabytes(rounds: Mapping[str, Sequence[float]], name: str, place: int) -> float:
+    """Sent up to an evaluated round; 0 where nothing was counted."""
+    return rounds[name][place] / 1e6 if name in rounds else 0.0
+
+
+def shown(value: float) -> str:
+    """Three digits.
+
+    Example:
+        >>> shown(0.01234), shown(1634.2)
+        ('0.0123', '1,630')
+    """
+    return f"{float(f'{value:.3g}'):,.6g}"
+
+
+def row(progress: Progress, method: str, case: str, sizes: Mapping[int, Sequence[int]]) -> list[str]:
+    """A row of the table; empty where nothing was run."""
+    found = runs(progress, method, case)
+    if not found:
+        return []
+    scale, metric = scale_of(found[0][0]["monitor"]), found[0][0]["monitor"].rpartition("/")[2]
+    test = [scale * record["result"][f"test/{metric}"] for record, _ in found]
+    by_examples = [scale * record["result"][f"test/{metric}_weighted"] for record, _ in found]
+    chosen = [rounds["round"].index(record["result"]["best_round"]) for record, rounds in found]
+    sent = [
+        statistics.mean(megabytes(rounds, name, place) for (_, rounds), place in zip(found, chosen, strict=True))
+        for name in ("comm/bytes_total", "comm/bytes_busiest")
     ]
-    for case in CASES:
-        for name, found in results.get(case, {}).items():
-            entries = list(found.values())
-            accuracy = [100 * entry["test"] for entry in entries]
-            spread = f" ± {statistics.stdev(accuracy):.1f}" if len(accuracy) > 1 else ""
-            sent, seconds, peak = (
-                statistics.mean(entry[key] for entry in entries)
-                for key in ("bytes", "seconds_a_round", "peak_megabytes")
-            )
-            lines.append(
-                f"| {case} | {name} | {statistics.mean(accuracy):.1f}{spread} | {sent / 1e6:,.1f} | {seconds:.2g} | "
-                f"{peak:,.0f} |"
-            )
-    return "\n".join(lines)
+    target = targets(progress, case)
+    there = [
+        megabytes(rounds, "comm/bytes_total", place)
+        for record, rounds in found
+        if record["seed"] in target and (place := first_there(record, rounds, target[record["seed"]])) is not None
+    ]
+    spread = f" ± {statistics.stdev(test):.1f}" if len(test) > 1 else ""
+    cells = [method, str(len(found)), f"{statistics.mean(test):.1f}{spread}", f"{statistics.mean(by_examples):.1f}"]
+    cells += [shown(sent[0]), shown(sent[1]) if any(sent) and "FedAvg" not in method else ""]
+    cells += [shown(statistics.median(there)) if there else "", f"{len(there)} of {len(found)}" if target else ""]
+    return cells + by_size(found, case, sizes, scale)
+
+
+def by_size(
+    found: Sequence[tuple[Record, object]], case: str, sizes: Mapping[int, Sequence[int]], scale: float
+) -> list[str]:
+    """Mean over the clients of each bin, over all seeds."""
+    values: dict[float, list[float]] = {bound: [] for bound in BINS.get(case, ())}
+    for record, _ in found if values else ():
+        clients = record["clients"]
+        for client, test in zip(clients["client"], clients["test"], strict=True):
+            if test is not None:
+                bound = next(bound for bound in values if sizes[record["seed"]][client] <= bound)
+                values[bound].append(scale * test)
+    return [f"{statistics.mean(each):.1f}" if each else "" for each in values.values()]
+
+
+def table(progress: Progress, case: str) -> str:
+    """A case's table."""
+    rows: list[list[str]] = []
+    sizes: dict[int, list[int]] = {}
+    for method in progress.study.methods:
+        if case in progress.study.cases_of(method):
+            for record, _ in runs(progress, method, case) if case in BINS else ():
+                if record["seed"] not in sizes:
+                    sizes[record["seed"]] = training_examples(record)
+            rows.append(row(progress, method, case, sizes))
+    bins = [f"up to {bound:g}" if np.isfinite(bound) else "more" for bound in BINS.get(case, ())]
+    head = [*_FIRST, *(f"{name} examples" for name in bins)]
+    lines = [f"**{case}**", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows if cells)])
 
 
 def main() -> None:
-    """Run what was asked for and rewrite file, picture and table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--strategies", nargs="*")
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    options = parser.parse_args()
-    path = RESULTS / "decentralised.json"
-    for case in options.cases:
-        common, strategies = CASES[case]
-        for name in options.strategies or strategies:
-            for seed in options.seeds:
-                own = (f"--data.seed={seed}", f"--seed_everything={seed}")
-                arguments = ["fit", *common, *strategies[name], *own]
-                found = in_process(run, arguments)
-                results = json.loads(path.read_text()) if path.exists() else {}  # another process may write to it
-                entry = {"command": " ".join(["fl-train", *arguments]), **found}
-                results.setdefault(case, {}).setdefault(name, {})[str(seed)] = entry
-                path.write_text(json.dumps(results, indent=1) + "\n")
-    results = json.loads(path.read_text())
-    draw(results)
-    write_table("decentralised", table(results))
+    """Write the tables."""
+    parts = []
+    for name in STUDIES:
+        study = Study(ROOT / "studies" / f"sheaf_fmtl_{name}.yaml")
+        progress = Progress(study, Store(study.results))
+        for case in study.cases:
+            if any(runs(progress, method, case) for method in study.methods if case in study.cases_of(method)):
+                parts.append(table(progress, case))
+    text = "\n\n".join(parts)
+    (ROOT / "benchmarks/results/decentralised.md").write_text(f"# Decentralised methods\n\n{text}\n")
+    write_table("decentralised", text)
 
 
 if __name__ == "__main__":

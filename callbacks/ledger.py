@@ -1,5 +1,7 @@
 """Counts what travels, from the payloads themselves."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from fl_lightning.callback import Callback, Trainer
@@ -13,15 +15,16 @@ from fl_lightning.run.loggers import RoundTable
 class PeerToPeer(Protocol):
     """A strategy whose clients talk to each other: nothing of it counts as going up or down."""
 
-    def peer_bytes(self, stage: Stage, upload: Payload) -> int:
-        """Bytes between clients in a stage, each message counted once for each neighbour that gets it."""
+    def peer_bytes(self, stage: Stage, upload: Payload) -> Sequence[int]:
+        """Bytes that each client of the upload sends to others in a stage, once for each that gets them."""
         ...
 
 
 class CommunicationLedger(Callback):
     """Adds to each round's metrics what it sent: ``comm/bytes_up``, ``comm/bytes_down``, ``comm/bytes_peer``.
 
-    ``comm/bytes_total`` is everything since the beginning. Stages before round 0 count into round 0; what new clients
+    ``comm/bytes_total`` is everything since the beginning; where clients talk to each other, ``comm/bytes_busiest`` is
+    what the one of them that sent the most has sent. Stages before round 0 count into round 0; what new clients
     exchange when they join after the last round is not counted. Uploads of clients that failed are not counted, as
     they were never sent.
 
@@ -33,13 +36,14 @@ class CommunicationLedger(Callback):
     def __init__(self, *, write_stages: bool = False) -> None:
         self.write_stages = write_stages
         self.total = 0
+        self.by_client: Counter[int] = Counter()
         self.stages: list[dict[str, Any]] = []
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Open a new account, or go on with the one of the checkpoint."""
         self.stages = []
         if trainer.run.round_idx == 0:
-            self.total = 0
+            self.total, self.by_client = 0, Counter()
         if self.write_stages and trainer.fabric.is_global_zero:
             self.table = RoundTable(trainer.run.folder / "communication.csv")
             self.table.keep_before(trainer.run.round_idx)
@@ -54,7 +58,9 @@ class CommunicationLedger(Callback):
     def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
         """Count what comes up, or goes to other clients."""
         if isinstance(trainer.run.strategy, PeerToPeer):
-            self.stages[-1]["peer"] = trainer.run.strategy.peer_bytes(stage, payload)
+            sent_C = trainer.run.strategy.peer_bytes(stage, payload)
+            self.stages[-1]["peer"] = sum(sent_C)
+            self.by_client.update(dict(zip(payload.clients, sent_C, strict=True)))
         else:
             self.stages[-1]["up"] = payload.num_bytes
         return payload
@@ -65,14 +71,17 @@ class CommunicationLedger(Callback):
             metrics[f"comm/bytes_{way}"] = sum(stage[way] for stage in self.stages)
             self.total += sum(stage[way] for stage in self.stages)
         metrics["comm/bytes_total"] = self.total
+        if self.by_client:
+            metrics["comm/bytes_busiest"] = max(self.by_client.values())
         if self.write_stages and trainer.fabric.is_global_zero:
             self.table.append(self.stages)
         self.stages = []
 
     def state_dict(self) -> dict[str, Any]:
-        """The total up to the last whole round."""
-        return {"total": self.total}
+        """The totals up to the last whole round."""
+        return {"total": self.total, "by_client": dict(self.by_client)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.total = state["total"]
+        self.by_client = Counter(state["by_client"])

@@ -31,7 +31,7 @@ from fl_lightning.data.sources.pyg import (
     PyGSource,
 )
 from fl_lightning.data.sources.series import METRLA, PEMSBAY, TPT48
-from fl_lightning.data.sources.synthetic import FL60, GRDAToy
+from fl_lightning.data.sources.synthetic import FL60, GRDAToy, PlantedRelations
 from fl_lightning.data.sources.tasks import GLEAM, Landmine, School, Vehicle
 from fl_lightning.data.split import (
     ChronologicalSplit,
@@ -84,6 +84,7 @@ __all__ = [
     "Partitioner",
     "PlanetoidSource",
     "PlantedCommunities",
+    "PlantedRelations",
     "Preparation",
     "PyGGraphs",
     "PyGSource",

@@ -14,13 +14,14 @@ EMBEDDING = "embedding: mean of the node embeddings of one graph, (D,)"
 
 
 class Gossip(Local):
-    """Everyone sends its model to two others."""
+    """Everyone sends its model to two others, the first client to three."""
 
     def stages(self, round_idx: int) -> list[Stage]:
         return [Stage(name="train", num_epochs=1, upload=tuple(self.federation.parameters))]
 
-    def peer_bytes(self, stage: Stage, upload: Payload) -> int:
-        return 2 * upload.num_bytes
+    def peer_bytes(self, stage: Stage, upload: Payload) -> list[int]:
+        size = upload.num_bytes // len(upload.clients)
+        return [3 * size if client == 0 else 2 * size for client in upload.clients]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,9 @@ def test_peers_are_an_account_of_their_own(make_trainer: Any, make_model: Any, f
     trainer.fit(make_model(), federation, Gossip())
     row = trainer.run.history[-1]
     assert (row["comm/bytes_up"], row["comm/bytes_down"]) == (0, 0)
-    assert row["comm/bytes_peer"] == 2 * 5 * (BACKBONE + HEAD)
+    assert row["comm/bytes_peer"] == (3 + 4 * 2) * (BACKBONE + HEAD)
     assert row["comm/bytes_total"] == 3 * row["comm/bytes_peer"]
+    assert row["comm/bytes_busiest"] == 3 * 3 * (BACKBONE + HEAD)
 
 
 def test_total_survives_a_resume_and_the_joining_of_new_clients(

@@ -59,6 +59,7 @@ def test_pictures_files_and_loggers(executor, federation, make_model, make_train
     assert ((written > 0) == strategy.adjacency_CC.numpy()).all()
 
 
+@pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")
 @pytest.mark.parametrize(
     "build",
     [

@@ -88,6 +88,7 @@ def tiny_examples(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
             monkeypatch.setattr(kind, "load", shrunk(vars(kind)["load"]))
 
 
+@pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")  # on so few clients
 @pytest.mark.usefixtures("tiny_examples")
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_config_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

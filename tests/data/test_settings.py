@@ -38,6 +38,7 @@ from fl_lightning.data import (
     OverlappingMetisPartitioner,
     PlanetoidSource,
     PlantedCommunities,
+    PlantedRelations,
     PyGGraphs,
     PyGSource,
     RandomPartitioner,
@@ -51,6 +52,7 @@ from fl_lightning.data import (
 
 NEEDED: dict[Callable[..., Any], dict[str, Any]] = {
     FL60: {},
+    PlantedRelations: {},
     GRDAToy: {},
     TPT48: {},
     METRLA: {},

@@ -88,4 +88,4 @@ def test_dpsgd_combines_with_the_neighbours_that_answered() -> None:
     strategy.aggregate(stage, upload)
     expected = torch.tensor([[0.0, 2.0], [5.0, -1.0], [0.0, 0.0], [-5.0, 5.0]])
     assert torch.allclose(strategy.configure(stage, range(4)).parameters["flat"], expected, atol=1e-6)
-    assert strategy.peer_bytes(stage, upload) == 4 * 2 * 4  # four directed edges, two float32 each
+    assert strategy.peer_bytes(stage, upload) == [2 * 2 * 4, 2 * 4, 2 * 4]  # two float32 along each directed edge

@@ -229,6 +229,7 @@ def both(make_trainer, local_data, model, strategy, sites, **settings):
     assert_same_clients(local, sites)
 
 
+@pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")
 @pytest.mark.parametrize("kind", [SheafFMTL, Local, FedProto])
 def test_clients_of_different_architectures(kind, three, make_trainer, make_model, tmp_path) -> None:
     def model() -> ClientModule:

@@ -52,6 +52,7 @@ BUSY = {"num_clients": 3, "dropout_probability": 0.2, "straggler_probability": 0
 pytestmark = [
     pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__),
     pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),
+    pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree"),
 ]
 
 

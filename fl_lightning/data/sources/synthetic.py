@@ -1,6 +1,7 @@
-"""Synthetic federations on the circle: each client has a direction, and clients of near directions are alike.
+"""Synthetic federations whose relation graph shows who is alike: near on a circle, or of one hidden group.
 
-They go back to the toy data of Xu, He, Lee, Wang, Wang, "Graph-Relational Domain Adaptation", ICLR 2022 (GRDA).
+Those on the circle go back to the toy data of Xu, He, Lee, Wang, Wang, "Graph-Relational Domain Adaptation", ICLR 2022
+(GRDA).
 Shape legend: C clients, N examples of one client.
 """
 
@@ -64,6 +65,79 @@ class FL60(ExampleSource):
             names=client_names("client", self.num_clients),
             x=tuple(x_CN2),
             y=tuple(y_N.expand(self.num_clients, -1)),
+            num_outputs=2,
+            relation_CC=above_CC + above_CC.T,
+        )
+
+
+class PlantedRelations(ExampleSource):
+    """Clients in hidden groups whose relation graph shows the groups, and whose tasks follow them as strongly as asked.
+
+    A client's label is the side of a plane through the origin on which an example lies. The plane's normal is
+    w_t = strength^(1/2) g + (1 - strength)^(1/2) o with the group's unit normal g and one of the client's own, o: at
+    strength 0 the relations tell nothing of the tasks, at 1 related clients have the same one. Two clients of a group
+    are related with probability ``within``, two of different groups with probability ``between``.
+
+    Args:
+        strength: Share of a task that the group decides, in [0, 1].
+        num_clients: Clients, given to the groups in turn.
+        num_groups: Groups.
+        num_examples: Examples of each client.
+        num_features: Width of an example, standard normal numbers.
+        within: Probability of a relation inside a group.
+        between: Probability of one between groups.
+        noise: Share of the labels that are the wrong ones, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        strength: float = 0.5,
+        num_clients: int = 60,
+        num_groups: int = 6,
+        num_examples: int = 60,
+        num_features: int = 20,
+        within: float = 0.6,
+        between: float = 0.02,
+        noise: float = 0.05,
+    ) -> None:
+        shares = {"strength": strength, "within": within, "between": between, "noise": noise}
+        for name, share in shares.items():
+            check_number(name, share, most=1)
+        for name, count in {
+            "num_groups": num_groups,
+            "num_examples": num_examples,
+            "num_features": num_features,
+        }.items():
+            check_count(name, count)
+        check_count("num_clients", num_clients, least=num_groups)
+        check_size(num_clients * max(num_clients, num_features * num_examples), "num_clients", "num_examples")
+        self.strength = strength
+        self.num_clients = num_clients
+        self.num_groups = num_groups
+        self.num_examples = num_examples
+        self.num_features = num_features
+        self.within = within
+        self.between = between
+        self.noise = noise
+
+    def load(self, root: Path, seed: int) -> Examples:  # noqa: D102
+        draw = generator(seed, "planted relations")
+        group_C = torch.arange(self.num_clients) % self.num_groups
+        shared_GF, own_CF = (
+            torch.nn.functional.normalize(torch.randn(count, self.num_features, generator=draw), dim=1)
+            for count in (self.num_groups, self.num_clients)
+        )
+        normal_CF = math.sqrt(self.strength) * shared_GF[group_C] + math.sqrt(1 - self.strength) * own_CF
+        x_CNF = torch.randn(self.num_clients, self.num_examples, self.num_features, generator=draw)
+        wrong_CN = torch.rand(self.num_clients, self.num_examples, generator=draw) < self.noise
+        y_CN = ((x_CNF @ normal_CF[:, :, None]).squeeze(2) > 0) ^ wrong_CN
+
+        chance_CC = torch.where(group_C[:, None] == group_C, self.within, self.between)
+        above_CC = (torch.rand(self.num_clients, self.num_clients, generator=draw) < chance_CC).float().triu(1)
+        return Examples(
+            names=client_names("client", self.num_clients),
+            x=tuple(x_CNF),
+            y=tuple(y_CN.long()),
             num_outputs=2,
             relation_CC=above_CC + above_CC.T,
         )

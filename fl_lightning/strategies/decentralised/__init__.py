@@ -2,6 +2,8 @@
 
 from fl_lightning.strategies.decentralised.base import Decentralised
 from fl_lightning.strategies.decentralised.implicit_maps import ImplicitMaps
+from fl_lightning.strategies.decentralised.principal_maps import PrincipalMaps
+from fl_lightning.strategies.decentralised.redrawn_maps import RedrawnMaps
 from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, RestrictionMaps
 
-__all__ = ["Decentralised", "DenseMaps", "ImplicitMaps", "RestrictionMaps"]
+__all__ = ["Decentralised", "DenseMaps", "ImplicitMaps", "PrincipalMaps", "RedrawnMaps", "RestrictionMaps"]

@@ -7,6 +7,7 @@ Shape legend: C clients, P numbers in the longest client's parameters (shorter o
 """
 
 import dataclasses
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from fl_lightning.round.payload import FLAT, Payload, to_wire
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import Strategy, server_dtype
 
+#: Name of the stage in which the clients train and exchange nothing.
+ALONE = "alone"
+#: A pull that takes away less than this share of every disagreement in so many rounds is as good as none.
+_LEAST_SHARE, _MANY_ROUNDS = 0.1, 100
+
 
 @dataclass(kw_only=True, eq=False)
 class Decentralised(Strategy):
@@ -30,10 +36,17 @@ class Decentralised(Strategy):
 
     Args:
         topology: Builds the graph of the clients; None takes the data's client relation graph.
+        exchange_every: Rounds from one exchange to the next; in those between, clients train alone and nothing is sent.
     """
 
     topology: Topology | None = None
     num_epochs: int = 1
+    exchange_every: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(1, "exchange_every")
 
     @abstractmethod
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
@@ -74,8 +87,9 @@ class Decentralised(Strategy):
         return check_connected(federation.relation_CC > 0, "the data's client relation graph")
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        """One exchange with the neighbours."""
-        return [dataclasses.replace(self.training(round_idx), flat=True)]
+        """Local training, and one exchange with the neighbours where the round is one for it."""
+        stage = dataclasses.replace(self.training(round_idx), flat=True)
+        return [dataclasses.replace(stage, name=ALONE) if (round_idx + 1) % self.exchange_every else stage]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """What each client holds since it last combined."""
@@ -86,25 +100,31 @@ class Decentralised(Strategy):
         return Payload(clients=tuple(clients), parameters={FLAT: self.models_CP[rows]})
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Everyone that answered combines."""
+        """Everyone that answered combines, or goes on alone."""
         if upload.clients:
             rows = torch.tensor(upload.clients, device=self.federation.device)
-            trained_CP = upload.parameters[FLAT]
-            new_CP = self.combine(rows, trained_CP.to(server_dtype(trained_CP.dtype)))
+            new_CP = trained_CP = upload.parameters[FLAT]
+            if stage.name != ALONE:
+                new_CP = self.combine(rows, trained_CP.to(server_dtype(trained_CP.dtype)))
             self.models_CP[rows] = new_CP.to(self.models_CP)
 
     def neighbours(self, clients: Tensor) -> Tensor:
         """Adjacency among some clients, boolean."""
         return self.adjacency_CC[clients][:, clients]
 
-    def peer_bytes(self, stage: Stage, upload: Payload) -> int:
-        """Bytes between neighbours: each client that answered sends its parameters to each neighbour that did."""
-        if not upload.clients:
-            return 0
-        clients = torch.tensor(upload.clients, device=self.federation.device)
-        degree_C: list[int] = self.neighbours(clients).sum(dim=1).tolist()
-        numbers = sum(d * self.sizes[client] for d, client in zip(degree_C, upload.clients, strict=True))
-        return numbers * self.models_CP.element_size()
+    def peer_bytes(self, stage: Stage, upload: Payload) -> Sequence[int]:
+        """Bytes that each client that answered sends to its neighbours in a stage; none where they train alone."""
+        if stage.name == ALONE or not upload.clients:
+            return [0] * len(upload.clients)
+        numbers_C: list[int] = self.sent_numbers(torch.tensor(upload.clients, device=self.federation.device)).tolist()
+        return [numbers * self.models_CP.element_size() for numbers in numbers_C]
+
+    def sent_numbers(self, clients: Tensor) -> Tensor:
+        """Numbers that each of them sends in an exchange, int64 (C,): its parameters to each neighbour that is there.
+
+        Called before they combine.
+        """
+        return self.neighbours(clients).sum(dim=1) * torch.tensor(self.sizes, device=clients.device)[clients]
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """Each client's model after it has combined; newcomers' as they trained it, for they combine nothing."""
@@ -130,3 +150,21 @@ class Decentralised(Strategy):
                 "data.relation_graph) as they were"
             )
         self.models_CP = state["models"].to(self.federation.device)
+
+
+def warn_if_weak(product: float, factors: str, exchange_every: int) -> None:
+    """Say so before training if the neighbours' pull is too small to matter.
+
+    Args:
+        product: Share of the most strongly pulled disagreement that an exchange takes away.
+        factors: What it is the product of, in words.
+        exchange_every: Rounds from one exchange to the next.
+    """
+    share = 1 - (1 - min(product, 1.0)) ** (_MANY_ROUNDS / exchange_every)
+    if share < _LEAST_SHARE:
+        warnings.warn(
+            f"the pull of the neighbours is too weak to matter: {factors} is {product:.2g}, so that {_MANY_ROUNDS} "
+            f"rounds take away at most {100 * share:.1g} % of any disagreement, and this is local training; raise "
+            f"strategy.regularization, up to {1 / product:,.2g} times",
+            stacklevel=4,
+        )

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
-from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Stage
-from fl_lightning.strategies.decentralised.base import Decentralised
+from fl_lightning.strategies.decentralised.base import Decentralised, warn_if_weak
 
 
 @dataclass(kw_only=True, eq=False)
@@ -26,12 +24,12 @@ class DFedU(Decentralised):
     α is the clients' learning rate. Their optimiser should be SGD; another one changes the local steps alone.
 
     Args:
-        regularization: λ; 0 is Local.
+        regularization: λ; 0 is Local. (Sheaf-FMTL compares with 0.001, which does not couple.)
         edge_weights: a_ij: ``one`` for all neighbours (as Sheaf-FMTL compares with), or ``relation`` for the weights of
             the data's client relation graph (FedU's).
     """
 
-    regularization: float = 0.001
+    regularization: float = 0.1
     edge_weights: Literal["one", "relation"] = "one"
 
     def __post_init__(self) -> None:
@@ -58,22 +56,27 @@ class DFedU(Decentralised):
                 )
         self.pull = federation.learning_rate * self.regularization
         largest = torch.linalg.eigvalsh(laplacian(self.weights_CC).cpu())[-1].item()
+        factors = (
+            f"learning rate {federation.learning_rate:g} x strategy.regularization {self.regularization:g} x the "
+            f"Laplacian's largest eigenvalue {largest:.3g}"
+        )
         if self.pull * largest >= 2:
             warnings.warn(
-                f"the pull of the neighbours diverges: learning rate {federation.learning_rate:g} x strategy."
-                f"regularization {self.regularization:g} x the Laplacian's largest eigenvalue {largest:.3g} is "
-                f"{self.pull * largest:.3g}, which must be below 2; lower either",
+                f"the pull of the neighbours diverges: {factors} is {self.pull * largest:.3g}, which must be below 2; "
+                "lower either",
                 stacklevel=2,
             )
+        elif self.regularization:
+            warn_if_weak(self.pull * largest, factors, self.exchange_every)
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """θ̃_i - α λ Σ_j a_ij (θ_i - θ_j), θ before and θ̃ after the local steps."""
         pull_CC = self.pull * laplacian(self.weights_CC[clients][:, clients])
         return trained_CP - pull_CC.to(trained_CP) @ self.models_CP[clients].to(trained_CP)
 
-    def peer_bytes(self, stage: Stage, upload: Payload) -> int:
+    def sent_numbers(self, clients: Tensor) -> Tensor:
         """Nothing is sent if nobody pulls."""
-        return super().peer_bytes(stage, upload) if self.regularization else 0
+        return super().sent_numbers(clients) * (self.regularization > 0)
 
     def metrics(self) -> Mapping[str, float]:
         """λ/2 Σ_edges a_ij ‖θ_i - θ_j‖² among the training clients: the objective without the local losses."""

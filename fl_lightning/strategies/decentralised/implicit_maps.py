@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.strategies.decentralised.restriction_maps import RestrictionMaps, check_keys
+from fl_lightning.strategies.decentralised.restriction_maps import RestrictionMaps, check_keys, check_seed
 
 
 def hartley(x: Tensor) -> Tensor:
@@ -71,21 +71,19 @@ class RandomRows:
         from scipy.fft import next_fast_len
 
         length = int(next_fast_len(num_columns, real=True))
-        sign_D = _signs(num_columns, generator(*key, "restriction_map_columns"))
+        sign_D = random_signs(num_columns, generator(*key, "restriction_map_columns"))
         order_N = torch.randperm(length, generator=generator(*key, "restriction_map_rows"))
         self.in_order = place_R is None
         place_R = torch.arange(num_rows) if place_R is None else place_R
-        sign_R = _signs(int(place_R.max()) + 1 if num_rows else 0, generator(*key, "restriction_map_signs"))[place_R]
+        sign_R = random_signs(int(place_R.max()) + 1 if num_rows else 0, generator(*key, "restriction_map_signs"))[
+            place_R
+        ]
         row_R = order_N[place_R % length]
-        # the squared length of row k is the sum over n < D of 1 + sin(2 pi (2 k) n / N), over N
-        ones_D = torch.ones(num_columns, dtype=torch.float64)
-        sine_N = -torch.fft.fft(ones_D, n=length).imag
-        square_R = (num_columns + sine_N[2 * row_R % length]) / length
         self.num_columns = num_columns
         self.length = length
         self.sign_D = sign_D.to(device=device, dtype=dtype)
         self.row_R = row_R.to(device)
-        self.scale_R = (sign_R * square_R.rsqrt()).to(device=device, dtype=dtype)
+        self.scale_R = (sign_R * row_squares(num_columns, length)[row_R].rsqrt()).to(device=device, dtype=dtype)
 
     @property
     def num_stored_numbers(self) -> int:
@@ -252,7 +250,10 @@ class ImplicitMaps(RestrictionMaps):
         if max_rank < 1 or not 0 <= tolerance < 1:
             raise ValueError(f"max_rank must be at least 1 and tolerance in [0, 1), got {max_rank} and {tolerance}")
         shapes = list(zip(self.num_rows_C, self.sizes, strict=True))
-        places = self._shared_places() if shared_start else [None] * len(shapes)
+        places: Sequence[Tensor | None] = [None] * len(shapes)
+        if shared_start:
+            self._require_equal_sizes()
+            places = torch.split(shared_places(self.edge_index_2E, len(shapes), self.num_rows_E), self.num_rows_C)
         self._starts = [
             RandomRows(
                 num_rows,
@@ -268,23 +269,6 @@ class ImplicitMaps(RestrictionMaps):
             LowRankSum(num_rows, size, max_rank=max_rank, tolerance=tolerance, dtype=dtype, device=self.device)
             for num_rows, size in shapes
         ]
-
-    def _shared_places(self) -> list[Tensor]:
-        """The same rows at both ends of an edge, and others at the other edges of its ends, (R,) for each client."""
-        self._require_equal_sizes()
-        block: dict[tuple[int, int], int] = {}
-        taken: list[set[int]] = [set() for _ in self.sizes]
-        for i, j in self.edge_index_2E.T.tolist():
-            if i < j:
-                free = next(number for number in itertools.count() if number not in taken[i] | taken[j])
-                block[i, j] = block[j, i] = free
-                taken[i].add(free)
-                taken[j].add(free)
-        length = max(self.num_rows_E, default=0)  # equal for all edges, as the sizes are
-        places: list[list[Tensor]] = [[] for _ in self.sizes]
-        for i, j in self.edge_index_2E.T.tolist():
-            places[i].append(block[i, j] * length + torch.arange(length))
-        return [torch.cat(place) if place else torch.zeros(0, dtype=torch.long) for place in places]
 
     @property
     def num_stored_numbers(self) -> int:
@@ -348,10 +332,7 @@ class ImplicitMaps(RestrictionMaps):
             ValueError: The state is of another seed, or has other shapes.
         """
         check_keys(state, self.state_dict())
-        if int(state["seed"]) != self.seed:
-            raise ValueError(
-                f"the state belongs to maps of seed {int(state['seed'])}, these start from seed {self.seed}"
-            )
+        check_seed(int(state["seed"]), self.seed)
         for client, part in enumerate(self._learned):
             basis_BD, coefficient_BR = state[f"basis.{client}"], state[f"coefficient.{client}"]
             expected = (self.sizes[client], self.num_rows_C[client])
@@ -373,7 +354,38 @@ class ImplicitMaps(RestrictionMaps):
         )
 
 
-def _signs(count: int, random: torch.Generator) -> Tensor:
+def shared_places(edge_index_2E: Tensor, num_clients: int, num_rows_E: Sequence[int]) -> Tensor:
+    """The same rows at both ends of an edge, and others at the other edges of its ends, (M,).
+
+    Args:
+        edge_index_2E: Directed edges, sorted.
+        num_clients: C.
+        num_rows_E: Rows of each.
+    """
+    block: dict[tuple[int, int], int] = {}
+    taken: list[set[int]] = [set() for _ in range(num_clients)]
+    edges = edge_index_2E.T.tolist()
+    for i, j in edges:
+        if i < j:
+            free = next(number for number in itertools.count() if number not in taken[i] | taken[j])
+            block[i, j] = block[j, i] = free
+            taken[i].add(free)
+            taken[j].add(free)
+    longest = max(num_rows_E, default=0)
+    places = [torch.arange(rows) + block[i, j] * longest for (i, j), rows in zip(edges, num_rows_E, strict=True)]
+    return torch.cat(places) if places else torch.zeros(0, dtype=torch.long)
+
+
+def row_squares(num_columns: int, length: int) -> Tensor:
+    """Squared length of every row of the Hartley matrix of that length, cut to so many columns, float64 (N,)."""
+    # that of row k is the sum over n < D of 1 + sin(2 pi (2 k) n / N), over N
+    sine_N = -torch.fft.fft(torch.ones(num_columns, dtype=torch.float64), n=length).imag
+    square_N: Tensor = (num_columns + sine_N[2 * torch.arange(length) % length]) / length
+    return square_N
+
+
+def random_signs(count: int, random: torch.Generator) -> Tensor:
+    """Independent signs, float64 (count,)."""
     return torch.randint(2, (count,), generator=random).double() * 2 - 1
 
 

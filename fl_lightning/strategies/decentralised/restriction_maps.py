@@ -20,6 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -133,11 +134,19 @@ class RestrictionMaps(ABC):
         num_rows_E: d_ij of each directed edge.
         num_rows_C: R of each client.
         num_rows_CC: d_ij as a matrix, 0 where there is no edge.
+        extra_numbers_C: Numbers that each client sends in the coming exchange beside its messages, int64.
 
     Raises:
         ValueError: A setting is out of range, sizes and adjacency do not fit each other, or the maps do not fit into
             memory.
     """
+
+    #: Whether eq. (19) changes them; the others need ``map_step_size: 0``.
+    learns: ClassVar[bool] = True
+    #: Whether the maps of one exchange compare all that the clients shall agree in, so that their rows can be counted.
+    is_complete: ClassVar[bool] = True
+    #: Whether there is nothing to send yet.
+    is_silent: bool = False
 
     def __init__(
         self,
@@ -171,6 +180,7 @@ class RestrictionMaps(ABC):
         self.num_rows_CC = torch.zeros(adjacency_CC.shape, dtype=torch.long).index_put((source_E, target_E), rows_E)
         self.num_rows_E: list[int] = rows_E.tolist()
         self.num_rows_C: list[int] = self.num_rows_CC.sum(dim=1).tolist()
+        self.extra_numbers_C = torch.zeros(len(self.sizes), dtype=torch.long)
         self._require_memory()
         first_E = rows_E.cumsum(0) - rows_E
         shift_E = first_E[opposite_pairs(self.edge_index_2E, len(self.sizes))] - first_E
@@ -214,6 +224,15 @@ class RestrictionMaps(ABC):
     @abstractmethod
     def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
         """Take the gradient step P_ij <- P_ij - step r_ij theta_i^T of eq. (19), where step is eta lambda."""
+
+    def advance(self, models: Sequence[Tensor], members_C: Tensor) -> None:
+        """End an exchange: maps that change by themselves do it here.
+
+        Args:
+            models: What the clients have after it.
+            members_C: Clients that are not held out of training, boolean.
+        """
+        return
 
     @abstractmethod
     def matrix(self, client: int) -> Tensor:
@@ -294,6 +313,24 @@ class RestrictionMaps(ABC):
         tridiagonal = torch.tensor(diagonal, dtype=torch.float64).diag() + lower
         ritz, vectors = torch.linalg.eigh(tridiagonal)  # reads the lower triangle
         return float((ritz + beside[-1] * vectors[-1].abs()).max())
+
+    def rows_against_needed(self, members_C: Tensor) -> tuple[int, int]:
+        """Return how many numbers the edges among some clients compare, and how many make these agree.
+
+        N models of d numbers agree if N - 1 edges that form a tree compare all d, and with fewer than (N - 1) d
+        comparisons they need not. Models of unequal sizes can compare what the smaller of two has.
+
+        Args:
+            members_C: The clients, boolean.
+        """
+        import networkx as nx
+
+        members_C = members_C.cpu()
+        rows_CC = self.num_rows_CC[members_C][:, members_C]
+        size_C = torch.tensor(self.sizes)[members_C]
+        smaller_CC = torch.minimum(size_C[:, None], size_C) * (rows_CC > 0)
+        tree = nx.minimum_spanning_tree(nx.from_numpy_array(smaller_CC.numpy()))
+        return int(rows_CC.sum()) // 2, int(tree.size(weight="weight"))
 
     def largest_map_curvature(self, models: Sequence[Tensor]) -> float:
         """Return the largest |theta_i|^2 + |theta_j|^2 of an edge: map steps of 2 over it or more diverge."""
@@ -414,6 +451,12 @@ def check_keys(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> N
     """Raise a ValueError that names the keys by which a state differs from the expected one."""
     if state.keys() != expected.keys():
         raise ValueError(f"the state of the maps differs in the keys {sorted(state.keys() ^ expected.keys())}")
+
+
+def check_seed(found: int, expected: int) -> None:
+    """Raise a ValueError if a state is of maps drawn from another seed."""
+    if found != expected:
+        raise ValueError(f"the state belongs to maps of seed {found}, these start from seed {expected}")
 
 
 def _require_positive(name: str, value: float) -> None:

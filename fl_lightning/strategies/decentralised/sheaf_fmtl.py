@@ -15,6 +15,7 @@ more than one local step the neighbours' pull is taken once, at the models the r
 nothing else; this is ours, not the paper's.
 """
 
+import itertools
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from fl_lightning.federation import Federation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import server_dtype
-from fl_lightning.strategies.decentralised.base import Decentralised
+from fl_lightning.strategies.decentralised.base import ALONE, Decentralised, warn_if_weak
 from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, RestrictionMaps
 
 _log = logging.getLogger(__name__)
@@ -58,17 +59,18 @@ class SheafFMTL(Decentralised):
     α is the clients' learning rate. Their optimiser should be SGD; another one changes the local steps alone.
 
     Args:
-        regularization: λ; 0 is Local.
-        map_step_size: η; 0 keeps the maps as they start.
+        regularization: λ; 0 is Local. (The paper's 0.001 does not couple maps whose rows are 1 long.)
+        map_step_size: η; 0 keeps the maps as they start. Maps that learn fast learn to ignore the neighbours.
         projection_fraction: γ in d_ij = floor(γ min(d_i, d_j)), in (0, 1].
-        maps: Builds the maps: ``DenseMaps``, or ``ImplicitMaps`` where dense ones would not fit.
+        maps: Builds the maps: ``DenseMaps``, or ``ImplicitMaps`` where dense ones would not fit. Ours are
+            ``RedrawnMaps`` and ``PrincipalMaps``, which do not learn and need η = 0.
         derive_opening: Compute the first message of a round from the round before instead of sending it. (Of
             ``ImplicitMaps`` that were truncated this neglects the error.)
     """
 
-    regularization: float = 0.001
-    map_step_size: float = 0.01
-    projection_fraction: float = 0.01
+    regularization: float = 1.0
+    map_step_size: float = 0.001
+    projection_fraction: float = 0.1
     maps: MapsFactory = DenseMaps
     derive_opening: bool = False
 
@@ -83,9 +85,11 @@ class SheafFMTL(Decentralised):
         """Draw the maps, and check both steps against what they descend.
 
         The maps have the clients in the order of their names, so that what is drawn for a client does not depend on
-        its index.
+        its index, and of each model the numbers first that all nets have.
         """
         super().setup(federation)
+        places = common_first(federation.architectures)
+        self.places = [places[kind] for kind in federation.architecture_of]
         self.order = list(range(federation.num_clients))
         if federation.client_names:
             self.order.sort(key=federation.client_names.__getitem__)
@@ -103,21 +107,46 @@ class SheafFMTL(Decentralised):
         #: Neighbours that know each other's last changes, so that their opening messages can be derived.
         self.up_to_date_CC = torch.zeros_like(self.adjacency_CC)
         self.warned_of_maps = False
+        if self.map_step_size and not self.restriction_maps.learns:
+            raise ValueError(
+                f"strategy.map_step_size is {self.map_step_size:g}, but {type(self.restriction_maps).__name__} do not "
+                "learn by eq. 19: set it to 0"
+            )
         if self.regularization:
+            self._check_rows()
             self._check_model_step(federation.learning_rate)
             self._check_map_step(self._models())
+
+    def _check_rows(self) -> None:
+        """Warn of maps that have too few rows for their kernel to be agreement."""
+        members_C = self._mask(self.members)[self.order]
+        rows, needed = self.restriction_maps.rows_against_needed(members_C)
+        if self.restriction_maps.is_complete and rows < needed:
+            edges = int(self.neighbours(self.members).sum()) // 2
+            warnings.warn(
+                f"the maps cannot make the clients agree: {edges} edges with strategy.projection_fraction "
+                f"{self.projection_fraction:g} compare {rows:,} numbers, and agreement of {len(self.members)} clients "
+                f"takes {needed:,}; raise strategy.projection_fraction to "
+                f"{min(1.0, self.projection_fraction * needed / rows):.2g}, or choose a denser strategy.topology",
+                stacklevel=3,
+            )
 
     def _check_model_step(self, learning_rate: float) -> None:
         curvature = self.restriction_maps.largest_curvature()
         product = self.pull * curvature
         _log.info("alpha * lambda * largest eigenvalue of the sheaf Laplacian = %.3g (must be below 2)", product)
+        factors = (
+            f"learning rate {learning_rate:g} x strategy.regularization {self.regularization:g} x the sheaf "
+            f"Laplacian's largest eigenvalue {curvature:.3g}"
+        )
         if product >= 2:
             warnings.warn(
-                f"the pull of the neighbours diverges: learning rate {learning_rate:g} x strategy.regularization "
-                f"{self.regularization:g} x the sheaf Laplacian's largest eigenvalue {curvature:.3g} is {product:.3g}, "
-                "which must be below 2; lower either, or start the maps smaller",
+                f"the pull of the neighbours diverges: {factors} is {product:.3g}, which must be below 2; lower "
+                "either, or start the maps smaller",
                 stacklevel=3,
             )
+        elif product > 0:
+            warn_if_weak(product, factors, self.exchange_every)
 
     def _check_map_step(self, models: Sequence[Tensor]) -> None:
         product = self.map_step_size * self.regularization * self.restriction_maps.largest_map_curvature(models)
@@ -132,7 +161,7 @@ class SheafFMTL(Decentralised):
 
     def _models(self) -> list[Tensor]:
         """Each client's parameters without padding, (d_i,), as the maps have them."""
-        return [self.models_CP[client, : self.sizes[client]].to(self.restriction_maps.dtype) for client in self.order]
+        return [self.models_CP[client, self.places[client]].to(self.restriction_maps.dtype) for client in self.order]
 
     def _mask(self, clients: Tensor) -> Tensor:
         """True for the given clients, (C,)."""
@@ -140,21 +169,24 @@ class SheafFMTL(Decentralised):
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """Eq. 18 among the clients that answered; absent ones are not heard."""
-        if not self.regularization:
+        if not self.regularization or self.restriction_maps.is_silent:
             return trained_CP
         message_M = self.restriction_maps.project(self._models())
         pulls = self.restriction_maps.pull_back(
             self.restriction_maps.residual(message_M, self._mask(clients)[self.order])
         )
         new_CP = trained_CP.clone()
-        for row_P, rank in zip(new_CP, self.rank_C[clients].tolist(), strict=True):
-            row_P[: len(pulls[rank])] -= self.pull * pulls[rank]
+        for row_P, client in zip(new_CP, clients.tolist(), strict=True):
+            row_P[self.places[client]] -= self.pull * pulls[int(self.rank_C[client])]
         return new_CP
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Eq. 18, then eq. 19 with the new models along the edges both of whose ends answered."""
         super().aggregate(stage, upload)
         if not upload.clients or not self.regularization:
+            return
+        if stage.name == ALONE:
+            self.up_to_date_CC = torch.zeros_like(self.up_to_date_CC)
             return
         present_C = self._mask(torch.tensor(upload.clients, device=self.federation.device))
         models = self._models()
@@ -169,22 +201,22 @@ class SheafFMTL(Decentralised):
         self.coupling = 0.25 * self.regularization * float(residual_M.square().sum())  # each edge is there twice
         same_CC = present_C[:, None] == present_C
         self.up_to_date_CC = self.adjacency_CC & same_CC & (present_C | self.up_to_date_CC)
+        self.restriction_maps.advance(models, self._mask(self.members)[self.order])
 
-    def peer_bytes(self, stage: Stage, upload: Payload) -> int:
-        """Two messages of d_ij numbers along each directed edge, or one and a squared norm where the first is derived.
+    def sent_numbers(self, clients: Tensor) -> Tensor:
+        """Two messages of d_ij numbers to each neighbour, or one and a squared norm where the first is derived.
 
-        Called before the messages are combined: neighbours that know each other's last changes can derive it.
+        Neighbours that know each other's last changes can derive it.
         """
-        if not upload.clients or not self.regularization:
-            return 0
-        clients = torch.tensor(upload.clients, device=self.federation.device)
+        if not self.regularization:
+            return torch.zeros_like(clients)
         rank_C = self.rank_C[clients].to(self.restriction_maps.num_rows_CC.device)
-        length_CC = self.restriction_maps.num_rows_CC[rank_C][:, rank_C]
-        numbers = length_CC.sum()
+        length_CC = self.restriction_maps.num_rows_CC[rank_C][:, rank_C] * (not self.restriction_maps.is_silent)
+        numbers_C = length_CC.sum(dim=1) + self.restriction_maps.extra_numbers_C[rank_C]
         if self.map_step_size:
             derived_CC = (self.up_to_date_CC[clients][:, clients] & self.derive_opening).to(length_CC.device)
-            numbers += torch.where(derived_CC, 1, length_CC).sum()
-        return int(numbers) * self.restriction_maps.dtype.itemsize
+            numbers_C += torch.where(derived_CC, 1, length_CC).sum(dim=1)
+        return numbers_C
 
     def metrics(self) -> Mapping[str, float]:
         """λ/2 Σ_edges ‖P_ij θ_i - P_ji θ_j‖² among the training clients: Ψ without the local losses."""
@@ -206,3 +238,34 @@ class SheafFMTL(Decentralised):
         self.restriction_maps.load_state_dict(state["maps"])
         self.coupling = state["coupling"]
         self.up_to_date_CC = state["in_step"].to(self.federation.device)
+
+
+def common_first(nets: Sequence[Mapping[str, Tensor]]) -> list[slice | Tensor]:
+    """For each net the places of its flat parameters, those first that all nets have: the leading blocks of each name.
+
+    Example:
+        >>> narrow, wide = {"w": torch.zeros(2, 1), "b": torch.zeros(1)}, {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
+        >>> [place.tolist() for place in common_first([narrow, wide])]
+        [[0, 1, 2], [0, 3, 6, 1, 2, 4, 5, 7, 8]]
+    """
+    if len(nets) == 1:
+        return [slice(sum(parameter.numel() for parameter in nets[0].values()))]
+    ranks = [{name: parameter.dim() for name, parameter in net.items()} for net in nets]
+    names = [name for name, rank in ranks[0].items() if all(each.get(name) == rank for each in ranks)]
+    blocks = {
+        name: [slice(min(sizes)) for sizes in zip(*(net[name].shape for net in nets), strict=True)] for name in names
+    }
+    found: list[slice | Tensor] = []
+    for net in nets:
+        ends = itertools.accumulate(parameter.numel() for parameter in net.values())
+        place = {
+            name: torch.arange(end - parameter.numel(), end).view(parameter.shape)
+            for (name, parameter), end in zip(net.items(), ends, strict=True)
+        }
+        common = torch.cat(
+            [torch.zeros(0, dtype=torch.long), *(place[name][tuple(blocks[name])].flatten() for name in names)]
+        )
+        is_rest = torch.ones(sum(parameter.numel() for parameter in net.values()), dtype=torch.bool)
+        is_rest[common] = False
+        found.append(torch.cat([common, is_rest.nonzero().flatten()]))
+    return found

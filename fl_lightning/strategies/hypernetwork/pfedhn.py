@@ -27,7 +27,7 @@ from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.client import OptimizerFactory
 from fl_lightning.round.payload import Payload, flatten
-from fl_lightning.round.stage import Evaluation
+from fl_lightning.round.stage import Evaluation, Stage, tune
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
 from fl_lightning.strategies.hypernetwork.heads import FullHead, GeneratorHead
 
@@ -87,6 +87,7 @@ class PFedHN(Hypernetwork):
     def setup(self, federation: Federation) -> None:
         """Create embeddings and generator, and start all models from the common initial parameters."""
         super().setup(federation)
+        self.has_trained: set[int] = set()
         start = {name: federation.parameters[name][None] for name in self.shapes}
         self.last_layer.start_from(flatten(start)[0])
 
@@ -151,9 +152,29 @@ class PFedHN(Hypernetwork):
         """The generated models."""
         return self.generate_for_evaluation(clients)
 
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """The family's step; who has trained is noted."""
+        super().aggregate(stage, upload)
+        self.has_trained |= set(upload.clients)
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The generated models are the result; the locally trained ones are logged as ``trained/...``."""
-        return {"": Evaluation(payload=self.model_for(clients)), "trained/": Evaluation()}
+        """The generated models are the result; the locally trained ones are logged as ``trained/...``.
+
+        Of training clients that took part in no round yet, it is a copy of the generated model that trains first.
+        """
+        untrained = [client for client in self.federation.training_clients if client in {*clients} - self.has_trained]
+        first = Evaluation(payload=self.model_for(untrained), tuning=tune(self.num_epochs)) if untrained else None
+        trained = Evaluation(others={client: first for client in untrained} if first else {})
+        return {"": Evaluation(payload=self.model_for(clients)), "trained/": trained}
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the family, and who has trained."""
+        return super().state_dict() | {"has_trained": sorted(self.has_trained)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        super().load_state_dict(state)
+        self.has_trained = set(state["has_trained"])
 
     def matrices(self) -> Mapping[str, Tensor]:
         """Cosines of the encoded embeddings."""

@@ -11,6 +11,9 @@ and the server averages as FedAvg. In its first round a client has no last model
 c is constant. z is the net's own embedding (``NetOutput.embedding``); the paper puts a projection head between backbone
 and classifier, which is the net's to have.
 
+The paper's gain was not found again: on Cora and on generated tables with uneven labels it is level with FedAvg for
+small μ, and below it for μ from 5 on.
+
 The last model stays at the client, as its memory. Leaves the client: its model.
 """
 

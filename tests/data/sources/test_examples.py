@@ -25,6 +25,7 @@ from fl_lightning.data import (
     GRDAToy,
     HeterogeneousCIFAR10,
     Landmine,
+    PlantedRelations,
     RotatedMNIST,
     School,
     Vehicle,
@@ -38,6 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SMALL: list[ExampleSource] = [
     FL60(num_clients=5, num_examples=7),
+    PlantedRelations(num_clients=5, num_groups=2, num_examples=7),
     GRDAToy("DG-15"),
     TPT48(2000, 2004),
     METRLA(history=3, horizon=2),
@@ -52,7 +54,7 @@ SMALL: list[ExampleSource] = [
     HAR(features="raw"),
     CompCars(),
 ]
-DRAWN = (FL60, RotatedMNIST, HeterogeneousCIFAR10)
+DRAWN = (FL60, PlantedRelations, RotatedMNIST, HeterogeneousCIFAR10)
 
 
 def name_of(value: object) -> str:
@@ -86,7 +88,9 @@ def test_identities_tell_settings_apart(one: ExampleSource, other: ExampleSource
     assert one.identity() != other.identity()
 
 
-@pytest.mark.parametrize("source", [source for source in SMALL if not isinstance(source, FL60)], ids=name_of)
+@pytest.mark.parametrize(
+    "source", [source for source in SMALL if not isinstance(source, FL60 | PlantedRelations)], ids=name_of
+)
 def test_missing_files_name_the_path_the_layout_and_the_remedy(source: ExampleSource, tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=rf"no {tmp_path}/\w+/.*expected is an \.npz file with .*FL_DATA_ROOT"):
         source.load(tmp_path, 0)
@@ -108,6 +112,8 @@ def test_files_of_another_layout_are_refused(tmp_path: Path):
     ("build", "message"),
     [
         (lambda: FL60(num_clients=0), "num_clients must be .* got 0"),
+        (lambda: PlantedRelations(strength=1.5), "strength must be .* got 1.5"),
+        (lambda: PlantedRelations(num_clients=3), "num_clients must be .* got 3"),
         (lambda: GRDAToy("DG-16"), "'DG-16' is not a data set"),
         (lambda: TPT48(2010, 2009), "first_year=2010 is after"),
         (lambda: TPT48(scaling="month"), "scaling='month'"),
@@ -140,6 +146,30 @@ def test_fl60_has_the_sizes_and_the_relations_of_its_formula():
         among = ((cosine_CC >= low) & (cosine_CC < low + 0.5)).fill_diagonal_(False)
         expected = float((1 + cosine_CC[among]).mean() / 2)
         assert float(examples.relation_CC[among].mean()) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
+def test_planted_relations_are_as_strong_as_asked(strength):
+    """Planes of one group agree by the strength, those of two groups by chance; the graph shows the groups."""
+    source = PlantedRelations(strength, 120, 4, 2000, num_features=8, noise=0.0, within=0.5, between=0.1)
+    examples = source.load(Path(), 3)
+    sides_CF = torch.stack(
+        [((2.0 * y_N - 1)[:, None] * x_NF).mean(dim=0) for x_NF, y_N in zip(examples.x, examples.y, strict=True)]
+    )
+    cosine_CC = torch.nn.functional.normalize(sides_CF) @ torch.nn.functional.normalize(sides_CF).T
+    group_C = torch.arange(120) % 4
+    same_CC = (group_C[:, None] == group_C).fill_diagonal_(False)
+    assert float(cosine_CC[same_CC].mean()) == pytest.approx(strength, abs=0.07)
+    assert examples.relation_CC is not None
+    other_CC = group_C[:, None] != group_C
+    assert float(examples.relation_CC[same_CC].mean()) == pytest.approx(0.5, abs=0.05)
+    assert float(examples.relation_CC[other_CC].mean()) == pytest.approx(0.1, abs=0.02)
+
+
+def test_wrong_labels_of_planted_relations_are_their_share():
+    clean, noisy = (PlantedRelations(1.0, 20, 2, 500, noise=noise).load(Path(), 0) for noise in (0.0, 0.2))
+    wrong = torch.stack([a != b for a, b in zip(clean.y, noisy.y, strict=True)]).double().mean()
+    assert float(wrong) == pytest.approx(0.2, abs=0.02)
 
 
 def test_fl60_noise_is_a_standard_deviation():

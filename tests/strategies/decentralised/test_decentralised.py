@@ -5,13 +5,25 @@ import itertools
 import warnings
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
 import torch
 from both_executors import both_executors
+from line_clients import (
+    PATH,
+    Affine,
+    Edges,
+    Lines,
+    Slope,
+    Wide,
+    along,
+    classifier,
+    lines,
+    regression,
+    small_federation,
+    upload_of,
+)
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from fl_lightning import (
     Callback,
@@ -23,106 +35,13 @@ from fl_lightning import (
     SequentialExecutor,
     StackedExecutor,
 )
-from fl_lightning.batches.examples import ExampleBatch
 from fl_lightning.callbacks import CommunicationLedger
-from fl_lightning.data import Examples, ExampleSource, Role, Splitter
-from fl_lightning.federation import Federation
-from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.topology import Complete, Ring, Star, Topology
 from fl_lightning.strategies import DPSGD, DFedU, Local, SheafFMTL
 from fl_lightning.strategies.decentralised.implicit_maps import ImplicitMaps
 from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, GaussianStart, IdentityStart
 
-SIZES = (7, 4, 6, 5)
-PATH = ((0, 1), (1, 2), (2, 3))
-
-
-class Lines(ExampleSource):
-    """Clients whose targets (or labels) are their own noisy functions of two features.
-
-    Args:
-        order: Which of the clients, in which order.
-        labels: Classes instead of numbers.
-        relation: Weight of the relation graph, a path; 0 for none.
-    """
-
-    def __init__(self, order=(0, 1, 2, 3), *, labels: bool = False, relation: float = 0.0) -> None:
-        self.order = tuple(order)
-        self.labels = labels
-        self.relation = relation
-
-    def load(self, root, seed: int) -> Examples:
-        draw = torch.Generator().manual_seed(7)
-        x = [torch.randn(size, 2, generator=draw) for size in SIZES]
-        slopes = torch.tensor([[2.0, -1.0], [1.0, -2.0], [-1.0, 1.0], [0.5, 3.0]])
-        y = [
-            x_N2 @ slope + shift + torch.randn(len(x_N2), generator=draw)
-            for x_N2, slope, shift in zip(x, slopes, (3.0, -2.0, 0.5, 1.0), strict=True)
-        ]
-        targets = [(y_N > 0).long() if self.labels else y_N[:, None] for y_N in y]
-        adjacency_CC = self.relation * along(PATH)
-        return Examples(
-            names=tuple(f"line-{client}" for client in self.order),
-            x=tuple(x[client] for client in self.order),
-            y=tuple(targets[client] for client in self.order),
-            num_outputs=2 if self.labels else 1,
-            relation_CC=adjacency_CC[list(self.order)][:, list(self.order)] if self.relation else None,
-        )
-
-
-class LastTwo(Splitter):
-    """The last example tests, the one before it validates, the others train."""
-
-    def assign(self, data, clients, seed):
-        return [torch.tensor([Role.TRAIN] * (len(c) - 2) + [Role.VAL, Role.TEST], dtype=torch.int8) for c in clients]
-
-
-class Edges(Topology):
-    """Given edges."""
-
-    def __init__(self, *edges: tuple[int, int]) -> None:
-        super().__init__()
-        self.edges = edges
-
-    def draw(self, num_clients: int, seed: int) -> nx.Graph:
-        graph = nx.empty_graph(num_clients)
-        graph.add_edges_from(self.edges)
-        return graph
-
-
-class Affine(nn.Module):
-    """Two slopes (a class) and an intercept."""
-
-    def __init__(self, num_features: int, num_outputs: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(num_features, num_outputs)
-
-    def forward(self, batch: ExampleBatch) -> NetOutput:
-        return NetOutput(self.head(batch.x), batch.x)
-
-
-class Slope(nn.Module):
-    """The first feature's slope alone."""
-
-    def __init__(self, num_features: int, num_outputs: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(1, num_outputs, bias=False)
-
-    def forward(self, batch: ExampleBatch) -> NetOutput:
-        return NetOutput(self.head(batch.x[..., :1]), batch.x)
-
-
-class Wide(nn.Module):
-    """A hidden layer."""
-
-    def __init__(self, num_features: int, num_outputs: int) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(num_features, 5)
-        self.head = nn.Linear(5, num_outputs)
-
-    def forward(self, batch: ExampleBatch) -> NetOutput:
-        hidden = self.hidden(batch.x).tanh()
-        return NetOutput(self.head(hidden), hidden)
+pytestmark = pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")
 
 
 class Watch(Callback):
@@ -142,49 +61,8 @@ class Watch(Callback):
         self.models.append(trainer.run.strategy.models_CP.clone())
 
 
-def along(edges, num_clients: int = 4) -> Tensor:
-    """Adjacency of given edges, float32."""
-    adjacency_CC = torch.zeros(num_clients, num_clients)
-    for i, j in edges:
-        adjacency_CC[i, j] = adjacency_CC[j, i] = 1
-    return adjacency_CC
-
-
-def lines(source: Lines | None = None, **settings: Any) -> FederatedDataModule:
-    return FederatedDataModule(source or Lines(), splitter=LastTwo(), **settings)
-
-
-def regression(*nets: type[nn.Module], lr: float = 0.05, **settings: Any) -> RegressionClient:
-    return RegressionClient(list(nets) or [Affine], functools.partial(SGD, lr=lr, **settings))
-
-
-def classifier(*nets: type[nn.Module], lr: float = 0.05, **settings: Any) -> ClientModule:
-    return ClientModule(list(nets) or [Affine], functools.partial(SGD, lr=lr, **settings))
-
-
 def identity_maps(scale: float = 1.0):
     return functools.partial(DenseMaps, start=IdentityStart(scale=scale))
-
-
-def small_federation(*sizes: int, **settings: Any) -> Federation:
-    """As many clients as sizes, each of an architecture of its own."""
-    known: dict[str, Any] = {
-        "num_clients": len(sizes),
-        "training_clients": tuple(range(len(sizes))),
-        "num_features": 1,
-        "parameters": {"w": torch.zeros(sizes[0], dtype=torch.float64)},
-        "architectures": tuple({"w": torch.zeros(size, dtype=torch.float64)} for size in sizes),
-        "seed": 0,
-        "device": torch.device("cpu"),
-        "learning_rate": 0.5,
-    }
-    return Federation(**{**known, **settings})
-
-
-def upload_of(rows: list[list[float]], clients: tuple[int, ...] | None = None) -> Payload:
-    return Payload(
-        clients=clients or tuple(range(len(rows))), parameters={"flat": torch.tensor(rows, dtype=torch.float64)}
-    )
 
 
 def matrices(strategy: SheafFMTL) -> dict[tuple[int, int], np.ndarray]:
@@ -243,7 +121,7 @@ def test_dfedu_by_hand() -> None:
     strategy.models_CP = torch.tensor([[1.0, -2.0], [3.0, 4.0], [-5.0, 0.5]], dtype=torch.float64)
     trained = upload_of([[0.5, -1.0], [2.0, 5.0], [-4.0, 1.0]])
 
-    assert strategy.peer_bytes(strategy.stages(0)[0], trained) == 4 * 2 * 8  # four directed edges, two float64 each
+    assert strategy.peer_bytes(strategy.stages(0)[0], trained) == [16, 32, 16]  # two float64 along each edge
     strategy.aggregate(strategy.stages(0)[0], trained)
 
     # L θ = 2 (θ0 - θ1), 2 (θ1 - θ0) + (θ1 - θ2) / 2, (θ2 - θ1) / 2; α λ = 0.2
@@ -566,7 +444,7 @@ def test_random_maps_belong_to_the_clients_names() -> None:
         second.matrices()["map_norms"], first.matrices()["map_norms"][list(order)][:, list(order)]
     )
     assert (first.matrices()["map_norms"] > 0).equal(first.adjacency_CC)
-    assert first.peer_bytes(first.stages(0)[0], upload_of([[0.0] * 4] * 2, (0, 2))) == 2 * 2 * 3 * 8
+    assert first.peer_bytes(first.stages(0)[0], upload_of([[0.0] * 4] * 2, (0, 2))) == [2 * 3 * 8] * 2
     shuffled = SheafFMTL(topology=Complete(), regularization=0.4, projection_fraction=1)
     shuffled.setup(small_federation(4, 2, 3))
     assert not torch.equal(shuffled.matrices()["map_norms"], first.matrices()["map_norms"])
@@ -693,21 +571,21 @@ def test_bytes_by_hand() -> None:
     ]
     length = {first: 2, second: 2, third: 3}
     for derive in (False, True):
-        strategy = SheafFMTL(topology=Edges(*PATH), projection_fraction=0.5, derive_opening=derive)
+        strategy = SheafFMTL(topology=Edges(*PATH), regularization=0.5, projection_fraction=0.5, derive_opening=derive)
         strategy.setup(small_federation(8, 4, 6, 6))
         for clients, sent, derived in rounds:
             upload = upload_of([row] * len(clients), clients) if clients else Payload(clients=())
             numbers = sum(4 * length[edge] for edge in sent)
             numbers += sum(2 * (length[edge] + 1) if derive else 4 * length[edge] for edge in derived)
-            assert strategy.peer_bytes(stage, upload) == 8 * numbers, (derive, clients)
+            assert sum(strategy.peer_bytes(stage, upload)) == 8 * numbers, (derive, clients)
             strategy.aggregate(stage, upload)
 
 
 def test_maps_that_do_not_learn_need_one_message() -> None:
     stage, upload = SheafFMTL().stages(0)[0], upload_of([[0.0] * 8] * 3)
-    strategy = SheafFMTL(topology=Complete(), projection_fraction=0.5, map_step_size=0)
+    strategy = SheafFMTL(topology=Complete(), regularization=0.5, projection_fraction=0.5, map_step_size=0)
     strategy.setup(small_federation(8, 4, 6))
-    assert strategy.peer_bytes(stage, upload) == 8 * 2 * (2 + 3 + 2)
+    assert strategy.peer_bytes(stage, upload) == [8 * (2 + 3), 8 * (2 + 2), 8 * (3 + 2)]
 
 
 def test_deriving_the_opening_halves_the_bytes_and_changes_nothing(make_trainer, assert_same) -> None:

@@ -408,6 +408,21 @@ def test_the_generated_model_is_the_result() -> None:
     assert list(tiny(personal=("head.*",)).shapes) == ["body.weight", "body.bias"]
 
 
+def test_who_never_trained_trains_first() -> None:
+    """Only of clients that took part is the own model what local training made; newcomers train when they join."""
+    strategy = tiny(federation=federation_of(training=(0, 2, 3)))
+    play(strategy, (0, 2, 3), answered=(2,))
+    trained = strategy.evaluations((0, 2, 3))["trained/"]
+    assert sorted(trained.others) == [0, 3]
+    (first,) = {id(each): each for each in trained.others.values()}.values()
+    assert first.payload.clients == (0, 3)
+    assert first.tuning.num_epochs == strategy.num_epochs
+    assert [clients for _, clients in trained.ways((0, 2, 3))] == [[0, 3], [2]]
+    assert not strategy.evaluations((1,))["trained/"].others
+    play(strategy, (0, 3))
+    assert not strategy.evaluations((0, 2, 3))["trained/"].others
+
+
 def test_matrices_show_embeddings_and_relations() -> None:
     strategy = tiny(federation=federation_of(training=(0, 2, 3)))
     matrices = strategy.matrices()

@@ -1,0 +1,140 @@
+"""Restriction maps of our own that are drawn anew for every exchange.
+
+Sheaf-FMTL learns a map for each edge, stores it at both ends and sends two messages a round. What maps do to the models
+is the sheaf Laplacian (``restriction_maps.py``), whoever chooses them. These are random rows, the same at both ends of
+an edge and other ones in every exchange, drawn from a key: on average over exchanges P^T P is gamma times the identity,
+so that this is dFedU with gamma times its pull and gamma times its bits, however small gamma is, and nothing is stored
+or sent but one message. (Gradients and differences of models sent as random projections are known as sketching.)
+
+Shape legend: as in restriction_maps; N length of the transform.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning.kernels.randomness import generator
+from fl_lightning.strategies.decentralised.implicit_maps import hartley, random_signs, row_squares, shared_places
+from fl_lightning.strategies.decentralised.restriction_maps import RestrictionMaps, check_keys, check_seed
+
+
+class RedrawnMaps(RestrictionMaps):
+    """Shared random maps that are drawn anew for every exchange: rows of a randomised Hartley transform.
+
+    The edges of a client have different rows, as long as there are enough (``implicit_maps.py``), so that the largest
+    eigenvalue of the sheaf Laplacian is about 2 and α λ may be as large as 1; at 1/2 neighbours meet halfway.
+
+    Args:
+        sizes: Numbers in each client's model.
+        adjacency_CC: Who is joined to whom.
+        num_compared: Compare the first so many numbers of each model; None for all, which is for equal sizes.
+            ``SheafFMTL`` puts the numbers first that all nets have; of nets that differ in width alone, these are as
+            many as the narrowest has.
+
+    The others are those of :class:`~fl_lightning.strategies.decentralised.restriction_maps.RestrictionMaps`.
+    """
+
+    learns = False
+    is_complete = False
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        adjacency_CC: Tensor,
+        *,
+        projection_fraction: float = 0.01,
+        num_compared: int | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        from scipy.fft import next_fast_len
+
+        super().__init__(
+            sizes, adjacency_CC, projection_fraction=projection_fraction, seed=seed, dtype=dtype, device=device
+        )
+        if num_compared is None and len(set(self.sizes)) > 1:
+            raise ValueError(
+                f"RedrawnMaps without num_compared are for models of equal sizes, these have {sorted(set(self.sizes))} "
+                f"numbers: set strategy.maps.num_compared, to {min(self.sizes)} at most"
+            )
+        self.num_compared = self.sizes[0] if num_compared is None else num_compared
+        if not 1 <= self.num_compared <= min(self.sizes):
+            raise ValueError(
+                f"num_compared is {num_compared}: give at least 1 and at most {min(self.sizes)}, which the smallest "
+                "model has"
+            )
+        self.length = int(next_fast_len(self.num_compared, real=True))
+        self._squares_N = row_squares(self.num_compared, self.length)
+        self._place_M = shared_places(self.edge_index_2E, len(self.sizes), self.num_rows_E)
+        self.num_exchanges = 0
+        self._redraw()
+
+    def _redraw(self) -> None:
+        key = (self.seed, "redrawn maps", self.num_exchanges)
+        order_N = torch.randperm(self.length, generator=generator(*key, "rows"))
+        row_M = order_N[self._place_M % self.length]
+        sign_M = random_signs(int(self._place_M.max()) + 1, generator(*key, "signs"))[self._place_M]
+        sign_D = random_signs(self.num_compared, generator(*key, "columns"))
+        self._sign_D = sign_D.to(device=self.device, dtype=self.dtype)
+        self._row_M = row_M.to(self.device)
+        self._scale_M = (sign_M * self._squares_N[row_M].rsqrt()).to(device=self.device, dtype=self.dtype)
+
+    def advance(self, models: Sequence[Tensor], members_C: Tensor) -> None:
+        """Draw the next ones."""
+        self.num_exchanges += 1
+        self._redraw()
+
+    @property
+    def num_stored_numbers(self) -> int:
+        """None but the signs and rows of one exchange."""
+        return self.num_compared + 2 * len(self._row_M)
+
+    def project(self, models: Sequence[Tensor]) -> Tensor:
+        """One transform of all models together."""
+        model_CD = torch.stack([model_D[: self.num_compared] for model_D in models]) * self._sign_D
+        model_CN = torch.nn.functional.pad(model_CD, (0, self.length - self.num_compared))
+        message_M: Tensor = hartley(model_CN)[self._source_M, self._row_M] * self._scale_M
+        return message_M
+
+    def pull_back(self, residual_M: Tensor) -> list[Tensor]:
+        """One transform of all clients together."""
+        spread_K = torch.zeros(len(self.sizes) * self.length, dtype=self.dtype, device=self.device)
+        place_M = self._source_M * self.length + self._row_M
+        spread_K.index_add_(0, place_M, residual_M * self._scale_M)
+        pulled_CD = hartley(spread_K.view(-1, self.length))[:, : self.num_compared] * self._sign_D
+        return [
+            torch.nn.functional.pad(pulled_D, (0, size - self.num_compared))
+            for pulled_D, size in zip(pulled_CD, self.sizes, strict=True)
+        ]
+
+    def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
+        """Never called, for ``map_step_size`` is 0."""
+        raise AssertionError("these maps do not learn")
+
+    def matrix(self, client: int) -> Tensor:
+        """Rows of the transform."""
+        mine_M = self._source_M == client
+        unit_DD = torch.eye(self.num_compared, dtype=self.dtype, device=self.device) * self._sign_D
+        padded_DN = torch.nn.functional.pad(unit_DD, (0, self.length - self.num_compared))
+        map_RD = (hartley(padded_DN)[:, self._row_M[mine_M]] * self._scale_M[mine_M]).T
+        return torch.nn.functional.pad(map_RD, (0, self.sizes[client] - self.num_compared))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """How many were drawn, and from which seed."""
+        return {"seed": torch.tensor(self.seed), "num_exchanges": torch.tensor(self.num_exchanges)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Draw the same.
+
+        Raises:
+            ValueError: The state is of another seed.
+        """
+        check_keys(state, self.state_dict())
+        check_seed(int(state["seed"]), self.seed)
+        self.num_exchanges = int(state["num_exchanges"])
+        self._redraw()
+
+    def _row_squares(self) -> Tensor:
+        return torch.ones(self.num_message_numbers, dtype=self.dtype, device=self.device)
