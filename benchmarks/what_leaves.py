@@ -24,7 +24,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "what-leaves-a-clien
 #: Rounds that are looked at, for a strategy may ask for something now and then.
 NUM_ROUNDS = 6
 #: What some cannot do without.
-SETTINGS: dict[str, dict[str, Any]] = {"Oracle": {"groups": [0, 0, 0, 0, 1, 1, 1, 1]}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Oracle": {"groups": [0, 0, 0, 0, 1, 1, 1, 1]},
+    "SheafFMTL": {"projection_fraction": 0.9},  # maps with fewer rows warn
+}
 
 _HEAD = f"""# What leaves the client
 

@@ -14,6 +14,8 @@ from fl_lightning.relations.topology import Complete, ErdosRenyi, Ring, Star
 from fl_lightning.run.loggers import RoundTensorBoardLogger
 from fl_lightning.strategies import DPSGD, DFedU, FedAvg, FedPub, FedSheafHN, Local, SheafFMTL
 
+pytestmark = pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")
+
 
 class Pictures:
     """A logger that takes pictures, as W&B's."""
@@ -59,7 +61,6 @@ def test_pictures_files_and_loggers(executor, federation, make_model, make_train
     assert ((written > 0) == strategy.adjacency_CC.numpy()).all()
 
 
-@pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")
 @pytest.mark.parametrize(
     "build",
     [

@@ -9,7 +9,10 @@ from fl_lightning import Callback, SequentialExecutor
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, federate
 
-pytestmark = pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),
+    pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree"),
+]
 every_strategy = pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
 
 

@@ -181,7 +181,8 @@ class Mixing(Strategy):
 
     def metrics(self) -> Mapping[str, float]:
         """How broad the last mixing was, if each client has a row of its own (``relations/similarity.py``)."""
-        return {} if self.breadth is None else {"server/mixing_breadth": self.breadth}
+        found = super().metrics()
+        return found if self.breadth is None else {**found, "server/mixing_breadth": self.breadth}
 
     def state_dict(self) -> dict[str, Any]:
         """The mixed models, and how broadly they were mixed."""
