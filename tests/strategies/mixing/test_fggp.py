@@ -1,6 +1,7 @@
 """FGGP: clusters and prototypes by hand, the alignment, the queue's vote, and what it reduces to."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -31,7 +32,7 @@ def fit(federation, make_model, make_trainer):
     """Run on the graphs."""
 
     def run(strategy, executor=StackedExecutor, data=None, kind=FGGP, **settings):
-        trainer = make_trainer(executor=executor(), seed=1, **settings)
+        trainer = make_trainer(executor=executor(), **{"seed": 1, **settings})
         trainer.fit(make_model(kind, dropout=0.5), data or federation, strategy)
         return trainer
 
@@ -189,6 +190,20 @@ def test_clients_of_different_domains_keep_prototypes_of_their_own(given_clients
     assert trainer.run.history[-1]["server/prototypes"] > 2
     assert trainer.run.history[-1]["server/classes"] == 2
     assert trainer.run.selection.result["test/acc"] > 0.9
+
+
+def test_prototypes_of_domains_beat_averaging(given_clients, fit) -> None:
+    """Two groups see the same classes in other places, apart or overlapping."""
+    gain = 0.0
+    for places, seed in itertools.product((4, 1), (0, 1)):
+        clients = [
+            dataclasses.replace(each, x_NF=each.x_NF.roll(places * (i % 2), dims=1))
+            for i, each in enumerate(grouped_clients(shift=0, modulus=2))
+        ]
+        data = given_clients(clients, num_classes=2)
+        own, plain = (fit(strategy, data=data, num_rounds=8, seed=seed) for strategy in (FGGP(num_votes=5), FedAvg()))
+        gain += own.run.selection.result["test/acc"] - plain.run.selection.result["test/acc"]
+    assert gain / 4 > 0.01
 
 
 def test_bytes(fit) -> None:
