@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from both_executors import both_executors
 from path_graph import computed, path_graph
 from torch import Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 
 from fl_lightning import Participation, Payload
 from fl_lightning.batches import GraphBatch
@@ -220,15 +220,33 @@ def test_clients_of_other_structures_keep_to_the_global_model(seed, given_client
         assert found[50.0] < 0.5 * found[1e-9]
 
 
-def clients_of_other_structures(seed: int, *, num_nodes: int = 100) -> list[ClientGraph]:
-    """Clients that train on two of four classes; neighbours are alike in every second one, and unlike in the others."""
+def test_it_beats_averaging_where_clients_miss_classes(given_clients, fit) -> None:
+    gain = 0.0
+    for seed in range(4):
+        data = given_clients(clients_of_other_structures(seed, share=(0.10, 0.01)), num_classes=4)
+        settings = {"data": data, "num_rounds": 6, "dropout": 0.0, "optimizer": functools.partial(Adam, lr=0.02)}
+        own, plain = (
+            fit(strategy, **settings).run.selection.result["test/acc"]
+            for strategy in (S2FGL(num_epochs=10, frequency_weight=0.0), FedAvg(num_epochs=10))
+        )
+        gain += own - plain
+    assert gain / 4 > 0.01
+
+
+def clients_of_other_structures(
+    seed: int, *, num_nodes: int = 100, share: tuple[float, float] = (0.02, 0.04)
+) -> list[ClientGraph]:
+    """Clients that train on two of four classes; neighbours are alike in every second one.
+
+    In the others the nodes of one class, and those of two, are linked with the probabilities ``share``.
+    """
     draw = torch.Generator().manual_seed(seed)
     centre_KF = torch.randn(4, 16, generator=draw)
     clients = []
     for client in range(4):
         y_N = torch.randint(4, (num_nodes,), generator=draw)
         alike_NN = y_N[:, None] == y_N
-        share_NN = torch.where(alike_NN, 0.10, 0.01) if client % 2 == 0 else torch.where(alike_NN, 0.02, 0.04)
+        share_NN = torch.where(alike_NN, 0.10, 0.01) if client % 2 == 0 else torch.where(alike_NN, *share)
         linked_NN = (torch.rand(num_nodes, num_nodes, generator=draw) < share_NN).triu(1)
         role_N = torch.randperm(num_nodes, generator=draw) % 5
         clients.append(
