@@ -27,7 +27,7 @@ nodes, once; a step takes an eigen-decomposition of I5, cubic in its size.
 
 The semantic term helps clients that have labels of some classes only (tests). The paper's gain on real graphs was not
 found again: on Cora and CiteSeer it is level with FedAvg; so it is, or below, on generated clients of which some have
-like and some unlike neighbours, with 5 and 20 local epochs, few and many labels, λ_s from 5 to 300 and λ_f from 0 to 20.
+like and some unlike neighbours, with 5 and 20 local epochs, few and many labels, λ_s 5 to 300 and λ_f up to 20.
 """
 
 import dataclasses
