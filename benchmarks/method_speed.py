@@ -9,11 +9,10 @@ benchmarks/results/method_speed.csv (what is there of other methods is kept) and
 """
 
 import argparse
-import csv
 
 import torch
 import yaml
-from methods import CASES, RESULTS, ROOT, run
+from methods import CASES, RESULTS, ROOT, read, run, write
 
 FIELDS = ("method", "net", "seconds", "fedavg_seconds", "ratio")
 #: Phases that come after many rounds of another kind, measured at once.
@@ -47,15 +46,9 @@ def main() -> None:
     path = RESULTS / "method_speed.csv"
     for method in options.only:
         row = measure(method, options.rounds)
-        rows = {}
-        if path.exists():
-            with path.open() as file:
-                rows = {old["method"]: old for old in csv.DictReader(file)}
-        rows[method] = row
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows[name] for name in sorted(rows))
+        rows = read(path, FIELDS[:1])
+        rows[row["method"],] = row
+        write(path, rows, FIELDS)
         ordered = sorted(rows.values(), key=lambda found: -float(found["ratio"]))
         lines = ["| method | net | s a round | FedAvg on this net | ratio |", "|---|---|---|---|---|"]
         lines += ["| " + " | ".join(found[name] for name in FIELDS) + " |" for found in ordered]

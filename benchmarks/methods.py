@@ -83,18 +83,18 @@ def run(arguments: list[str]) -> dict[str, float]:
         }
 
 
-def read(path: Path) -> Rows:
+def read(path: Path, key: tuple[str, ...] = KEY) -> Rows:
     """The rows of a file, by what they are of."""
     if not path.exists():
         return {}
     with path.open() as file:
-        return {tuple(row[name] for name in KEY): row for row in csv.DictReader(file)}
+        return {tuple(row[name] for name in key): row for row in csv.DictReader(file)}
 
 
-def write(path: Path, rows: Rows) -> None:
+def write(path: Path, rows: Rows, columns: tuple[str, ...] = (*KEY, *FIGURES, "command")) -> None:
     """Rewrite the file, in order."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*KEY, *FIGURES, "command"], lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows[key] for key in sorted(rows))
 

@@ -84,4 +84,4 @@ class CommunicationLedger(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.total = state["total"]
-        self.by_client = Counter(state["by_client"])
+        self.by_client = Counter(state.get("by_client", {}))  # older checkpoints have none

@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from line_clients import Affine
 from torch import nn
 from torch.optim import SGD, Adam
 
@@ -44,15 +45,6 @@ class Clouds(ExampleSource):
         relation = torch.ones(3, 3).fill_diagonal_(0) if self.related else None
         names = ("a", "b", "c")
         return Examples(names=names, x=x, y=y, num_outputs=1 if self.regression else 2, relation_CC=relation)
-
-
-class Affine(nn.Module):
-    def __init__(self, num_features: int, num_outputs: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(num_features, num_outputs)
-
-    def forward(self, batch: ExampleBatch) -> NetOutput:
-        return NetOutput(self.head(batch.x), batch.x)
 
 
 def clients(sizes=SIZES) -> list[ClientExamples]:

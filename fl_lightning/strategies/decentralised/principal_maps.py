@@ -100,10 +100,6 @@ class PrincipalMaps(RestrictionMaps):
         residuals = torch.split(residual_M.view(-1, len(self.map_RD)), self.degree_C)
         return list(torch.stack([residual.sum(dim=0) for residual in residuals]) @ self.map_RD)
 
-    def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
-        """Never called, for ``map_step_size`` is 0."""
-        raise AssertionError("these maps do not learn")
-
     def largest_curvature(self, num_steps: int = 16) -> float:
         """That of the graph's Laplacian, which it will be when the map is found."""
         adjacency_CC = (self.num_rows_CC > 0).double()

@@ -109,10 +109,6 @@ class RedrawnMaps(RestrictionMaps):
             for pulled_D, size in zip(pulled_CD, self.sizes, strict=True)
         ]
 
-    def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
-        """Never called, for ``map_step_size`` is 0."""
-        raise AssertionError("these maps do not learn")
-
     def matrix(self, client: int) -> Tensor:
         """Rows of the transform."""
         mine_M = self._source_M == client

@@ -221,9 +221,12 @@ class RestrictionMaps(ABC):
     def pull_back(self, residual_M: Tensor) -> list[Tensor]:
         """Return the sum over neighbours of P_ij^T r_ij for every client, (D,) each: L theta for r = residual."""
 
-    @abstractmethod
     def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
-        """Take the gradient step P_ij <- P_ij - step r_ij theta_i^T of eq. (19), where step is eta lambda."""
+        """Take the gradient step P_ij <- P_ij - step r_ij theta_i^T of eq. (19), where step is eta lambda.
+
+        Never called where ``learns`` is false.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no update: set learns to False, or write it")
 
     def advance(self, models: Sequence[Tensor], members_C: Tensor) -> None:
         """End an exchange: maps that change by themselves do it here.

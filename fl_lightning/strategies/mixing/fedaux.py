@@ -139,7 +139,7 @@ class FedAux(SimilarityMixing):
         return send_projection
 
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
-        """Cosines of the APVs, without their sign unless it is asked for, (C, K)."""
+        """Cosines of the APVs, (C, K), without their sign if ``sign_free``."""
         cosine_CK = super().similarity(signature_CD, other_KD)
         return cosine_CK.abs() if self.sign_free else cosine_CK
 
