@@ -23,8 +23,7 @@ from torch import Tensor
 
 from fl_lightning.relations.topology import ErdosRenyi
 from fl_lightning.run.allocator import keep_freed_memory
-from fl_lightning.strategies.decentralised.implicit_maps import ImplicitMaps
-from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, RestrictionMaps
+from fl_lightning.strategies.decentralised import DenseMaps, ImplicitMaps, RestrictionMaps
 
 NUM_CLIENTS = 40
 FRACTION = 0.01

@@ -3,6 +3,8 @@
 Shape legend: E directed edges.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -22,3 +24,22 @@ def opposite_pairs(edge_index_2E: Tensor, num_clients: int) -> Tensor:
             "knn_graph gives one; torch_geometric.utils.to_undirected and remove_self_loops mend another."
         )
     return torch.empty_like(forward_order_E).index_copy(0, forward_order_E, backward_order_E)
+
+
+def edge_colours(edge_index_2E: Tensor, num_clients: int) -> Tensor:
+    """A number for each edge that no other edge at its ends has, both directions alike, (E,); greedy, so few numbers.
+
+    Example:
+        >>> edge_colours(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3).tolist()
+        [0, 0, 1, 1]
+    """
+    colour: dict[tuple[int, int], int] = {}
+    taken: list[set[int]] = [set() for _ in range(num_clients)]
+    edges = edge_index_2E.T.tolist()
+    for i, j in edges:
+        if i < j:
+            free = next(number for number in itertools.count() if number not in taken[i] | taken[j])
+            colour[i, j] = colour[j, i] = free
+            taken[i].add(free)
+            taken[j].add(free)
+    return torch.tensor([colour[i, j] for i, j in edges], dtype=torch.long)

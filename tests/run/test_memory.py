@@ -12,8 +12,7 @@ from fl_lightning import SequentialExecutor, StackedExecutor
 from fl_lightning.relations.topology import Ring
 from fl_lightning.run import memory
 from fl_lightning.strategies import FedAvg, FedSheafHN, PFedHN, SheafFMTL
-from fl_lightning.strategies.decentralised.implicit_maps import ImplicitMaps
-from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps
+from fl_lightning.strategies.decentralised import DenseMaps, ImplicitMaps
 from fl_lightning.strategies.hypernetwork.heads import FactoredHead, FullHead
 
 

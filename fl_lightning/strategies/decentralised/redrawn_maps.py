@@ -9,20 +9,21 @@ or sent but one message. (Gradients and differences of models sent as random pro
 Shape legend: as in restriction_maps; N length of the transform.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from fl_lightning.kernels.hartley import RandomRows
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.strategies.decentralised.implicit_maps import hartley, random_signs, row_squares, shared_places
 from fl_lightning.strategies.decentralised.restriction_maps import RestrictionMaps, check_keys, check_seed
 
 
 class RedrawnMaps(RestrictionMaps):
     """Shared random maps that are drawn anew for every exchange: rows of a randomised Hartley transform.
 
-    The edges of a client have different rows, as long as there are enough (``implicit_maps.py``), so that the largest
+    The edges of a client have different rows, as long as there are enough, so that the largest
     eigenvalue of the sheaf Laplacian is about 2 and α λ may be as large as 1; at 1/2 neighbours meet halfway.
 
     Args:
@@ -49,8 +50,6 @@ class RedrawnMaps(RestrictionMaps):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        from scipy.fft import next_fast_len
-
         super().__init__(
             sizes, adjacency_CC, projection_fraction=projection_fraction, seed=seed, dtype=dtype, device=device
         )
@@ -65,21 +64,19 @@ class RedrawnMaps(RestrictionMaps):
                 f"num_compared is {num_compared}: give at least 1 and at most {min(self.sizes)}, which the smallest "
                 "model has"
             )
-        self.length = int(next_fast_len(self.num_compared, real=True))
-        self._squares_N = row_squares(self.num_compared, self.length)
-        self._place_M = shared_places(self.edge_index_2E, len(self.sizes), self.num_rows_E)
+        self._place_M = self._shared_places()
         self.num_exchanges = 0
         self._redraw()
 
     def _redraw(self) -> None:
-        key = (self.seed, "redrawn maps", self.num_exchanges)
-        order_N = torch.randperm(self.length, generator=generator(*key, "rows"))
-        row_M = order_N[self._place_M % self.length]
-        sign_M = random_signs(int(self._place_M.max()) + 1, generator(*key, "signs"))[self._place_M]
-        sign_D = random_signs(self.num_compared, generator(*key, "columns"))
-        self._sign_D = sign_D.to(device=self.device, dtype=self.dtype)
-        self._row_M = row_M.to(self.device)
-        self._scale_M = (sign_M * self._squares_N[row_M].rsqrt()).to(device=self.device, dtype=self.dtype)
+        self._rows = RandomRows(
+            self.num_message_numbers,
+            self.num_compared,
+            functools.partial(generator, self.seed, "redrawn maps", self.num_exchanges),
+            dtype=self.dtype,
+            device=self.device,
+            place_R=self._place_M,
+        )
 
     def advance(self, models: Sequence[Tensor], members_C: Tensor) -> None:
         """Draw the next ones."""
@@ -89,21 +86,19 @@ class RedrawnMaps(RestrictionMaps):
     @property
     def num_stored_numbers(self) -> int:
         """None but the signs and rows of one exchange."""
-        return self.num_compared + 2 * len(self._row_M)
+        return self._rows.num_stored_numbers
 
     def project(self, models: Sequence[Tensor]) -> Tensor:
         """One transform of all models together."""
-        model_CD = torch.stack([model_D[: self.num_compared] for model_D in models]) * self._sign_D
-        model_CN = torch.nn.functional.pad(model_CD, (0, self.length - self.num_compared))
-        message_M: Tensor = hartley(model_CN)[self._source_M, self._row_M] * self._scale_M
-        return message_M
+        model_CN = self._rows.transform(torch.stack([model_D[: self.num_compared] for model_D in models]))
+        return model_CN[self._source_M, self._rows.row_R] * self._rows.scale_R
 
     def pull_back(self, residual_M: Tensor) -> list[Tensor]:
         """One transform of all clients together."""
-        spread_K = torch.zeros(len(self.sizes) * self.length, dtype=self.dtype, device=self.device)
-        place_M = self._source_M * self.length + self._row_M
-        spread_K.index_add_(0, place_M, residual_M * self._scale_M)
-        pulled_CD = hartley(spread_K.view(-1, self.length))[:, : self.num_compared] * self._sign_D
+        spread_CN = torch.zeros(len(self.sizes), self._rows.length, dtype=self.dtype, device=self.device)
+        place_M = self._source_M * self._rows.length + self._rows.row_R
+        spread_CN.view(-1).index_add_(0, place_M, residual_M * self._rows.scale_R)
+        pulled_CD = self._rows.transform_back(spread_CN)
         return [
             torch.nn.functional.pad(pulled_D, (0, size - self.num_compared))
             for pulled_D, size in zip(pulled_CD, self.sizes, strict=True)
@@ -112,9 +107,8 @@ class RedrawnMaps(RestrictionMaps):
     def matrix(self, client: int) -> Tensor:
         """Rows of the transform."""
         mine_M = self._source_M == client
-        unit_DD = torch.eye(self.num_compared, dtype=self.dtype, device=self.device) * self._sign_D
-        padded_DN = torch.nn.functional.pad(unit_DD, (0, self.length - self.num_compared))
-        map_RD = (hartley(padded_DN)[:, self._row_M[mine_M]] * self._scale_M[mine_M]).T
+        map_DN = self._rows.transform(torch.eye(self.num_compared, dtype=self.dtype, device=self.device))
+        map_RD = (map_DN[:, self._rows.row_R[mine_M]] * self._rows.scale_R[mine_M]).T
         return torch.nn.functional.pad(map_RD, (0, self.sizes[client] - self.num_compared))
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -3,8 +3,7 @@
 Ben Issaid, Vepakomma, Bennis: "Tackling Feature and Sample Heterogeneity in Decentralized Multi-Task Learning: A
 Sheaf-Theoretic Approach" (Sheaf-FMTL), Section 3.4: the projections P_ij theta_i and the sum over neighbours of
 eq. (18), the step of eq. (19), and the sheaf Laplacian L of eq. (8), for which eq. (18) descends 1/2 theta^T L theta.
-Departures: d_ij is at least 1, and the standard normal start is scaled by 1/sqrt(d_i), since with variance 1 the
-eigenvalues of L grow with the models and steps in theta diverge.
+This is what all kinds of maps have in common; each kind has a file. Departure: d_ij is at least 1.
 
 Two things follow from eq. (19) at fixed models. With step s it multiplies every residual m_ij - m_ji by
 1 - s (|theta_i|^2 + |theta_j|^2), both ends being updated at once, so s must stay below 2 / (|theta_i|^2 +
@@ -16,103 +15,27 @@ Shape legend: C clients, E directed edges (i, j) sorted by i and then j, M numbe
 one client: D numbers of its model (d_i), R rows of its stacked maps (the sum of d_ij over its neighbours j).
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fl_lightning.kernels.lanczos import largest_eigenvalue
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.relations.edges import opposite_pairs
+from fl_lightning.relations.edges import edge_colours, opposite_pairs
 from fl_lightning.run.memory import require
+from fl_lightning.strategies.decentralised.map_starts import (
+    GaussianStart,
+    IdentityStart,
+    MapStart,
+    OrthogonalStart,
+    UniformStart,
+)
 
-
-class MapStart(ABC):
-    """Draws one map before anything is learned; never zero, which eq. (19) would never leave."""
-
-    @abstractmethod
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
-        """Return a map of shape (d_ij, d_i) on the CPU."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GaussianStart(MapStart):
-    """Independent normal elements.
-
-    Args:
-        deviation: Their standard deviation, above 0; None takes 1/sqrt(d_i), which makes rows about 1 long. The paper
-            uses 1, and 0.01 and 0.1 in its Table 6.
-    """
-
-    deviation: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.deviation is not None:
-            _require_positive("deviation", self.deviation)
-
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
-        """Draw the map."""
-        deviation = 1 / math.sqrt(shape[1]) if self.deviation is None else self.deviation
-        return torch.randn(shape, generator=random, dtype=dtype).mul_(deviation)
-
-
-@dataclass(frozen=True, kw_only=True)
-class UniformStart(MapStart):
-    """Independent elements, uniform in [-bound, bound].
-
-    Args:
-        bound: Above 0. The paper's Table 6 has 0.01, 0.1 and 1.
-    """
-
-    bound: float = 0.01
-
-    def __post_init__(self) -> None:
-        _require_positive("bound", self.bound)
-
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
-        """Draw the map."""
-        return torch.rand(shape, generator=random, dtype=dtype).mul_(2 * self.bound).sub_(self.bound)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrthogonalStart(MapStart):
-    """Orthonormal rows, P P^T = I, uniform among such maps."""
-
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
-        """Draw the map."""
-        columns, triangle = torch.linalg.qr(torch.randn(shape[1], shape[0], generator=random, dtype=dtype))
-        rows: Tensor = (columns * triangle.diagonal().sign()).T
-        return rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdentityStart(MapStart):
-    """The first rows of the identity, scaled, with or without noise.
-
-    With ``scale = sqrt(a)``, no noise and a projection fraction of 1 the residuals are those of dFedU with weight a;
-    with ``noise = 0.01`` it is the paper's "Identity + Noise".
-
-    Args:
-        scale: Above 0.
-        noise: Standard deviation of normal noise on every element, at least 0.
-    """
-
-    scale: float = 1.0
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        _require_positive("scale", self.scale)
-        if not 0 <= self.noise < math.inf:
-            raise ValueError(f"noise must be a number of at least 0, got {self.noise}")
-
-    def __call__(self, shape: tuple[int, int], random: torch.Generator, dtype: torch.dtype) -> Tensor:
-        """Draw the map."""
-        map_ = torch.randn(shape, generator=random, dtype=dtype).mul_(self.noise)
-        map_.diagonal().add_(self.scale)
-        return map_
+#: Configurations know the starts by this module.
+__all__ = ["GaussianStart", "IdentityStart", "MapStart", "OrthogonalStart", "RestrictionMaps", "UniformStart"]
 
 
 class RestrictionMaps(ABC):
@@ -203,6 +126,13 @@ class RestrictionMaps(ABC):
                 f"shared_start is for models of equal sizes, these have {sorted(set(self.sizes))} numbers: leave it out"
             )
 
+    def _shared_places(self) -> Tensor:
+        """Numbers of rows that are the same at both ends of an edge, and others at its ends' other edges, (M,)."""
+        longest = max(self.num_rows_E, default=0)
+        first_E = longest * edge_colours(self.edge_index_2E, len(self.sizes))
+        places = [torch.arange(rows) + first for rows, first in zip(self.num_rows_E, first_E, strict=True)]
+        return torch.cat(places) if places else first_E
+
     @property
     def num_message_numbers(self) -> int:
         """M: how many numbers travel when every client projects its model for each of its neighbours."""
@@ -287,35 +217,18 @@ class RestrictionMaps(ABC):
         return norms_CC
 
     def largest_curvature(self, num_steps: int = 16) -> float:
-        """Estimate the largest eigenvalue of the sheaf Laplacian L, rather from above.
+        """Estimate the largest eigenvalue of the sheaf Laplacian L, rather from above, by so many products with it.
 
         The gradient step of eq. (18), taken by everyone at once, diverges along L alone if alpha lambda times it
-        reaches 2. Lanczos from a random vector, plus the residuals of the Ritz pairs (Zhou and Li, "Bounding the
-        spectrum of large Hermitian matrices", Linear Algebra and its Applications 2011): not a proof, but 16 steps came
-        within -0.1 and +7 % on random graphs.
-
-        Args:
-            num_steps: Products with L.
+        reaches 2.
         """
+
+        def product(vector_D: Tensor) -> Tensor:
+            return torch.cat(self.pull_back(self.residual(self.project(torch.split(vector_D, list(self.sizes))))))
+
         random = generator(self.seed, "restriction_map_curvature")
-        vector_D = torch.randn(sum(self.sizes), generator=random, dtype=self.dtype).to(self.device)
-        vector_D /= vector_D.norm()
-        previous_D = torch.zeros_like(vector_D)
-        diagonal: list[float] = []
-        beside: list[float] = [0.0]
-        while len(diagonal) < num_steps:
-            image_D = torch.cat(self.pull_back(self.residual(self.project(torch.split(vector_D, list(self.sizes))))))
-            image_D -= beside[-1] * previous_D
-            diagonal.append(float(image_D @ vector_D))
-            image_D -= diagonal[-1] * vector_D
-            beside.append(float(image_D.norm()))
-            if beside[-1] == 0:
-                break
-            previous_D, vector_D = vector_D, image_D / beside[-1]
-        lower = torch.tensor(beside[1:-1], dtype=torch.float64).diag(-1) if len(diagonal) > 1 else 0.0
-        tridiagonal = torch.tensor(diagonal, dtype=torch.float64).diag() + lower
-        ritz, vectors = torch.linalg.eigh(tridiagonal)  # reads the lower triangle
-        return float((ritz + beside[-1] * vectors[-1].abs()).max())
+        start_D = torch.randn(sum(self.sizes), generator=random, dtype=self.dtype).to(self.device)
+        return largest_eigenvalue(product, start_D, num_steps)
 
     def rows_against_needed(self, members_C: Tensor) -> tuple[int, int]:
         """Return how many numbers the edges among some clients compare, and how many make these agree.
@@ -342,114 +255,6 @@ class RestrictionMaps(ABC):
         return float((square_C[source_E] + square_C[target_E]).max()) if len(source_E) else 0.0
 
 
-class DenseMaps(RestrictionMaps):
-    """Maps stored element by element, those of one client as one matrix (R, D).
-
-    A product or an update is then one matrix-vector product or rank-one update a client, at the speed of memory.
-    An iteration with products batched over all edges took longer on a CPU, for 100 numbers a model as for 10,000.
-
-    Args:
-        start: Draws each map.
-        shared_start: Both ends of an edge start from the same map, so that they begin by comparing the same things;
-            only for models of equal sizes. The paper draws both.
-
-    The others are those of :class:`RestrictionMaps`.
-
-    Example:
-        >>> path_CC = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
-        >>> maps = DenseMaps([4, 6, 2], path_CC, projection_fraction=0.5)
-        >>> maps.num_rows_E
-        [2, 2, 1, 1]
-        >>> message_M = maps.project([torch.ones(4), torch.ones(6), torch.ones(2)])
-        >>> [pulled_D.shape for pulled_D in maps.pull_back(maps.residual(message_M))]
-        [torch.Size([4]), torch.Size([6]), torch.Size([2])]
-    """
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        adjacency_CC: Tensor,
-        *,
-        projection_fraction: float = 0.01,
-        start: MapStart | None = None,
-        shared_start: bool = False,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(
-            sizes, adjacency_CC, projection_fraction=projection_fraction, seed=seed, dtype=dtype, device=device
-        )
-        start = start or GaussianStart()
-        if shared_start:
-            self._require_equal_sizes()
-        self._maps = [
-            torch.empty(num_rows, size, dtype=dtype, device=device)
-            for num_rows, size in zip(self.num_rows_C, self.sizes, strict=True)
-        ]
-        first_C = [0] * len(self.sizes)
-        for (i, j), num_rows in zip(self.edge_index_2E.T.tolist(), self.num_rows_E, strict=True):
-            random = generator(seed, "restriction_map", *(sorted((i, j)) if shared_start else (i, j)))
-            rows = slice(first_C[i], first_C[i] + num_rows)
-            self._maps[i][rows] = start((num_rows, self.sizes[i]), random, dtype)
-            first_C[i] += num_rows
-
-    def _require_memory(self) -> None:
-        numbers = sum(rows * size for rows, size in zip(self.num_rows_C, self.sizes, strict=True))
-        require(
-            numbers * self.dtype.itemsize,
-            f"the dense restriction maps of {len(self.sizes)} clients ({numbers:,} numbers)",
-            "set strategy.maps to ImplicitMaps, or lower strategy.projection_fraction",
-            self.device,
-        )
-        super()._require_memory()
-
-    @property
-    def num_stored_numbers(self) -> int:
-        """The elements of all maps."""
-        return sum(map_RD.numel() for map_RD in self._maps)
-
-    def project(self, models: Sequence[Tensor]) -> Tensor:
-        """One matrix-vector product a client."""
-        return torch.cat([map_RD @ model_D for map_RD, model_D in zip(self._maps, models, strict=True)])
-
-    def pull_back(self, residual_M: Tensor) -> list[Tensor]:
-        """One transposed matrix-vector product a client."""
-        residuals = torch.split(residual_M, self.num_rows_C)
-        return [residual_R @ map_RD for residual_R, map_RD in zip(residuals, self._maps, strict=True)]
-
-    @torch.no_grad()
-    def update(self, residual_M: Tensor, models: Sequence[Tensor], step: float) -> None:
-        """One rank-one update a client, in place."""
-        for map_RD, residual_R, model_D in zip(
-            self._maps, torch.split(residual_M, self.num_rows_C), models, strict=True
-        ):
-            map_RD.addr_(residual_R, model_D, alpha=-step)
-
-    def matrix(self, client: int) -> Tensor:
-        """The client's maps themselves."""
-        return self._maps[client]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Each client's stacked maps under its index, not copied."""
-        return {str(client): map_RD for client, map_RD in enumerate(self._maps)}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the maps in."""
-        check_keys(state, self.state_dict())
-        for client, map_RD in enumerate(self._maps):
-            found = state[str(client)]
-            if found.shape != map_RD.shape:
-                raise ValueError(
-                    f"the maps of client {client} have shape {tuple(found.shape)} in the state and "
-                    f"{tuple(map_RD.shape)} here: sizes, graph or projection_fraction differ"
-                )
-            map_RD.copy_(found)
-
-    def _row_squares(self) -> Tensor:
-        return torch.cat([torch.linalg.vector_norm(map_RD, dim=1).square() for map_RD in self._maps])
-
-
 def check_keys(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise a ValueError that names the keys by which a state differs from the expected one."""
     if state.keys() != expected.keys():
@@ -460,8 +265,3 @@ def check_seed(found: int, expected: int) -> None:
     """Raise a ValueError if a state is of maps drawn from another seed."""
     if found != expected:
         raise ValueError(f"the state belongs to maps of seed {found}, these start from seed {expected}")
-
-
-def _require_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be above 0, got {value}: maps that start from zero never learn")

@@ -30,7 +30,8 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.decentralised.base import ALONE, Decentralised, warn_if_weak
-from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, RestrictionMaps
+from fl_lightning.strategies.decentralised.dense_maps import DenseMaps
+from fl_lightning.strategies.decentralised.restriction_maps import RestrictionMaps
 
 _log = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ from fl_lightning import (
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.relations.topology import Complete, Ring, Star, Topology
 from fl_lightning.strategies import DPSGD, DFedU, Local, SheafFMTL
-from fl_lightning.strategies.decentralised.implicit_maps import ImplicitMaps
-from fl_lightning.strategies.decentralised.restriction_maps import DenseMaps, GaussianStart, IdentityStart
+from fl_lightning.strategies.decentralised import DenseMaps, ImplicitMaps
+from fl_lightning.strategies.decentralised.map_starts import GaussianStart, IdentityStart
 
 pytestmark = pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")
 

@@ -8,28 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fl_lightning.strategies.decentralised.implicit_maps import ImplicitMaps, LowRankSum, RandomRows, hartley
-from fl_lightning.strategies.decentralised.restriction_maps import (
-    DenseMaps,
-    GaussianStart,
-    IdentityStart,
-    MapStart,
-    OrthogonalStart,
-    RestrictionMaps,
-    UniformStart,
-)
+from fl_lightning.strategies.decentralised import DenseMaps, ImplicitMaps, RestrictionMaps
+from fl_lightning.strategies.decentralised.map_starts import IdentityStart, MapStart
 
 SIZES = [12, 31, 20, 17, 20]  # 31 is prime: its transform is longer
 EDGES = [(0, 1), (0, 2), (1, 2), (1, 3), (3, 4)]
-STARTS = [
-    GaussianStart(),
-    GaussianStart(deviation=0.1),
-    UniformStart(bound=0.5),
-    OrthogonalStart(),
-    IdentityStart(scale=2.0),
-    IdentityStart(noise=0.01),
-]
-CPU = torch.device("cpu")
 
 
 def adjacency(num_clients: int = len(SIZES), edges: Sequence[tuple[int, int]] = EDGES) -> Tensor:
@@ -113,24 +96,6 @@ def test_stored_numbers() -> None:
     assert many - few == 5 * (sum(SIZES) + dense().num_message_numbers)  # capacities 5 and 10
 
 
-@pytest.mark.parametrize("start", STARTS, ids=str)
-def test_starts(start: MapStart) -> None:
-    map_RD = start((40, 50), torch.Generator().manual_seed(0), torch.float64)
-    assert map_RD.shape == (40, 50)
-    assert map_RD.dtype == torch.float64
-    assert (map_RD.norm(dim=1) > 0).all()
-    if isinstance(start, GaussianStart):
-        assert map_RD.std() == pytest.approx(start.deviation or 50**-0.5, rel=0.05)
-    elif isinstance(start, UniformStart):
-        assert 0.49 < map_RD.abs().max() <= 0.5
-        assert map_RD.mean().abs() < 0.02
-    elif isinstance(start, OrthogonalStart):
-        torch.testing.assert_close(map_RD @ map_RD.T, torch.eye(40, dtype=torch.float64))
-    elif isinstance(start, IdentityStart):
-        noise = map_RD - start.scale * torch.eye(40, 50, dtype=torch.float64)
-        assert noise.std() == pytest.approx(start.noise, rel=0.05)
-
-
 def test_default_start_has_rows_of_length_one() -> None:
     maps = DenseMaps([1_000, 4_000], adjacency(2, [(0, 1)]), projection_fraction=0.1)
     for client in (0, 1):
@@ -160,10 +125,6 @@ def test_implicit_starts_hang_on_the_client_alone() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: GaussianStart(deviation=0.0),
-        lambda: UniformStart(bound=0.0),
-        lambda: IdentityStart(scale=0.0, noise=1.0),
-        lambda: IdentityStart(noise=-1.0),
         lambda: dense(0.0),
         lambda: dense(1.5),
         lambda: DenseMaps([3, 0], adjacency(2, [(0, 1)])),
@@ -371,33 +332,6 @@ def test_permuting_clients_permutes_results() -> None:
         torch.testing.assert_close([pulled[old] for old in order], moved_pulled)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 7, 12, 25])
-def test_hartley_is_its_own_inverse(length: int) -> None:
-    matrix_NN = hartley(torch.eye(length, dtype=torch.float64))
-    angle_NN = 2 * math.pi / length * torch.outer(torch.arange(length), torch.arange(length)).double()
-    torch.testing.assert_close(matrix_NN, (angle_NN.cos() + angle_NN.sin()) / math.sqrt(length))
-    torch.testing.assert_close(matrix_NN @ matrix_NN, torch.eye(length, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(("num_rows", "num_columns"), [(30, 60), (60, 60), (150, 60), (30, 59), (150, 59), (1, 1)])
-def test_random_rows(num_rows: int, num_columns: int) -> None:
-    rows = RandomRows(num_rows, num_columns, (0, 1), dtype=torch.float64, device=CPU)
-    matrix_RD = rows.times(torch.eye(num_columns, dtype=torch.float64)).T
-    transposed_RD = rows.transposed_times(torch.eye(num_rows, dtype=torch.float64))
-    torch.testing.assert_close(matrix_RD, transposed_RD)
-    torch.testing.assert_close(matrix_RD.norm(dim=1), torch.ones(num_rows, dtype=torch.float64))
-    largest = float(torch.linalg.eigvalsh(matrix_RD @ matrix_RD.T)[-1])
-    assert largest <= math.ceil(num_rows / num_columns) * (1 + 1e-9 if num_columns == 60 else 1.1)
-
-
-def test_random_rows_look_gaussian() -> None:
-    rows = RandomRows(200, 5_000, (0, 1), dtype=torch.float64, device=CPU)
-    for model_D in (torch.ones(5_000).double(), torch.arange(5_000).double(), torch.eye(1, 5_000).double()[0]):
-        image_R = rows.times(model_D / model_D.norm()) * math.sqrt(5_000)
-        assert image_R.square().mean() == pytest.approx(1.0, abs=0.3)
-        assert image_R.mean().abs() < 0.3
-
-
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 1.0])
 def test_implicit_is_dense_while_the_rank_suffices(fraction: float) -> None:
     maps = implicit(fraction, max_rank=32)
@@ -434,31 +368,6 @@ def test_implicit_is_dense_when_the_rank_is_that_of_the_models() -> None:
     assert_same(maps, reference)
 
 
-@pytest.mark.parametrize("max_rank", [1, 2, 5, 9])
-def test_truncation_stays_within_its_bound(max_rank: int) -> None:
-    random = torch.Generator().manual_seed(0)
-    truncated = LowRankSum(40, 60, max_rank=max_rank, tolerance=0.0, dtype=torch.float64, device=CPU)
-    exact = torch.zeros(40, 60, dtype=torch.float64)
-    v_D = torch.randn(60, generator=random, dtype=torch.float64)
-    for update in range(100):
-        v_D = v_D + 0.1 * torch.randn(60, generator=random, dtype=torch.float64)
-        u_R = torch.randn(40, generator=random, dtype=torch.float64)
-        exact += torch.outer(u_R, v_D)
-        truncated.add(u_R, v_D)
-        error = (truncated.coefficient_BR.T @ truncated.basis_BD - exact).norm()
-        assert error <= truncated.dropped + 1e-9
-        assert truncated.num_used <= truncated.capacity
-        if update == truncated.capacity:  # the first truncation is the best there is
-            weights = torch.linalg.svdvals(exact - torch.outer(u_R, v_D))
-            assert error == pytest.approx(float(weights[max_rank:].norm()))
-    assert truncated.dropped > 0
-    kept_KD = truncated.basis_BD[: truncated.num_orthonormal]
-    torch.testing.assert_close(kept_KD @ kept_KD.T, torch.eye(len(kept_KD), dtype=torch.float64))
-    torch.testing.assert_close(
-        truncated.row_squares(), (truncated.coefficient_BR.T @ truncated.basis_BD).square().sum(dim=1)
-    )
-
-
 def test_truncation_is_reported() -> None:
     maps = implicit(max_rank=4)
     start = [maps.matrix(client) for client in range(len(SIZES))]
@@ -472,17 +381,6 @@ def test_truncation_is_reported() -> None:
         learned = (maps.matrix(client) - start[client]).norm()
         error = (maps.matrix(client) - exact[client]).norm() / learned
         assert 0 < float(error) <= reported < 10
-
-
-def test_orthonormal_in_float32_after_many_slow_updates() -> None:
-    random = torch.Generator().manual_seed(0)
-    kept = LowRankSum(50, 300, max_rank=8, tolerance=1e-6, dtype=torch.float32, device=CPU)
-    v_D = torch.randn(300, generator=random)
-    for _ in range(500):
-        v_D += 1e-4 * torch.randn(300, generator=random)
-        kept.add(torch.randn(50, generator=random), v_D)
-    basis_KD = kept.basis_BD[: kept.num_orthonormal]
-    torch.testing.assert_close(basis_KD @ basis_KD.T, torch.eye(len(basis_KD)), rtol=0, atol=1e-5)
 
 
 def test_nothing_is_noted_without_disagreement() -> None:
