@@ -2,20 +2,19 @@
 
 Ben Issaid, Vepakomma, Bennis: "Tackling Feature and Sample Heterogeneity in Decentralized Multi-Task Learning: A
 Sheaf-Theoretic Approach", TMLR 2025, Algorithm 1. Each client i has a restriction map P_ij of shape (d_ij, d_i) for
-each neighbour j (``restriction_maps.py``, ``implicit_maps.py``); Ψ = Σ f_i(θ_i) + λ/2 Σ_edges
+each neighbour j (``restriction_maps.py``, ``dense_maps.py``); Ψ = Σ f_i(θ_i) + λ/2 Σ_edges
 ‖P_ij θ_i - P_ji θ_j‖² is descended in turn in the models and in the maps:
 
     everyone sends m_ij = P_ij θ_i;         θ_i <- θ_i - α (∇f_i(θ_i) + λ Σ_j P_ij^T (m_ij - m_ji))     (eq. 18)
     everyone sends m_ij with the new θ_i;   P_ij <- P_ij - η λ (m_ij - m_ji) θ_i^T                       (eq. 19)
 
-Everyone reads messages of the same round (Jacobi). Departures: maps start scaled by 1/√d_i (see the maps' file); with
+Everyone reads messages of the same round (Jacobi). Departures: maps start scaled by 1/√d_i (``map_starts.py``); with
 more than one local step the neighbours' pull is taken once, at the models the round began with; maps that never learn
 (η = 0) need no second message. The opening message of a round follows from the closing one of the round before
 (``RestrictionMaps.messages_after_update``): with ``derive_opening`` it is not sent, which halves the bits and changes
 nothing else; this is ours, not the paper's.
 """
 
-import itertools
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
+from fl_lightning.kernels.common_parameters import common_first
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import server_dtype
@@ -95,6 +95,7 @@ class SheafFMTL(Decentralised):
         if federation.client_names:
             self.order.sort(key=federation.client_names.__getitem__)
         self.rank_C = torch.tensor(self.order, device=federation.device).argsort()
+        self.members_C = self._present(self.members)
         self.restriction_maps = self.maps(
             [self.sizes[client] for client in self.order],
             self.adjacency_CC[self.order][:, self.order],
@@ -120,8 +121,7 @@ class SheafFMTL(Decentralised):
 
     def _check_rows(self) -> None:
         """Warn of maps that have too few rows for their kernel to be agreement."""
-        members_C = self._mask(self.members)[self.order]
-        rows, needed = self.restriction_maps.rows_against_needed(members_C)
+        rows, needed = self.restriction_maps.rows_against_needed(self.members_C)
         if self.restriction_maps.is_complete and rows < needed:
             edges = int(self.neighbours(self.members).sum()) // 2
             warnings.warn(
@@ -164,18 +164,16 @@ class SheafFMTL(Decentralised):
         """Each client's parameters without padding, (d_i,), as the maps have them."""
         return [self.models_CP[client, self.places[client]].to(self.restriction_maps.dtype) for client in self.order]
 
-    def _mask(self, clients: Tensor) -> Tensor:
-        """True for the given clients, (C,)."""
-        return torch.zeros_like(self.adjacency_CC[0]).index_fill(0, clients, True)
+    def _present(self, clients: Tensor) -> Tensor:
+        """True for the given clients, in the maps' order, (C,)."""
+        return torch.zeros_like(self.adjacency_CC[0]).index_fill(0, self.rank_C[clients], True)
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:
         """Eq. 18 among the clients that answered; absent ones are not heard."""
         if not self.regularization or self.restriction_maps.is_silent:
             return trained_CP
         message_M = self.restriction_maps.project(self._models())
-        pulls = self.restriction_maps.pull_back(
-            self.restriction_maps.residual(message_M, self._mask(clients)[self.order])
-        )
+        pulls = self.restriction_maps.pull_back(self.restriction_maps.residual(message_M, self._present(clients)))
         new_CP = trained_CP.clone()
         for row_P, client in zip(new_CP, clients.tolist(), strict=True):
             row_P[self.places[client]] -= self.pull * pulls[int(self.rank_C[client])]
@@ -189,20 +187,21 @@ class SheafFMTL(Decentralised):
         if stage.name == ALONE:
             self.up_to_date_CC = torch.zeros_like(self.up_to_date_CC)
             return
-        present_C = self._mask(torch.tensor(upload.clients, device=self.federation.device))
+        present_C = self._present(torch.tensor(upload.clients, device=self.federation.device))
         models = self._models()
         message_M = self.restriction_maps.project(models)
         if self.map_step_size:
             self._check_map_step(models)
             step = self.map_step_size * self.regularization
-            residual_M = self.restriction_maps.residual(message_M, present_C[self.order])
+            residual_M = self.restriction_maps.residual(message_M, present_C)
             self.restriction_maps.update(residual_M, models, step)
             message_M = self.restriction_maps.messages_after_update(message_M, residual_M, models, step)
-        residual_M = self.restriction_maps.residual(message_M, self._mask(self.members)[self.order])
+        residual_M = self.restriction_maps.residual(message_M, self.members_C)
         self.coupling = 0.25 * self.regularization * float(residual_M.square().sum())  # each edge is there twice
+        present_C = present_C[self.rank_C]
         same_CC = present_C[:, None] == present_C
         self.up_to_date_CC = self.adjacency_CC & same_CC & (present_C | self.up_to_date_CC)
-        self.restriction_maps.advance(models, self._mask(self.members)[self.order])
+        self.restriction_maps.advance(models, self.members_C)
 
     def sent_numbers(self, clients: Tensor) -> Tensor:
         """Two messages of d_ij numbers to each neighbour, or one and a squared norm where the first is derived.
@@ -239,34 +238,3 @@ class SheafFMTL(Decentralised):
         self.restriction_maps.load_state_dict(state["maps"])
         self.coupling = state["coupling"]
         self.up_to_date_CC = state["in_step"].to(self.federation.device)
-
-
-def common_first(nets: Sequence[Mapping[str, Tensor]]) -> list[slice | Tensor]:
-    """For each net the places of its flat parameters, those first that all nets have: the leading blocks of each name.
-
-    Example:
-        >>> narrow, wide = {"w": torch.zeros(2, 1), "b": torch.zeros(1)}, {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
-        >>> [place.tolist() for place in common_first([narrow, wide])]
-        [[0, 1, 2], [0, 3, 6, 1, 2, 4, 5, 7, 8]]
-    """
-    if len(nets) == 1:
-        return [slice(sum(parameter.numel() for parameter in nets[0].values()))]
-    ranks = [{name: parameter.dim() for name, parameter in net.items()} for net in nets]
-    names = [name for name, rank in ranks[0].items() if all(each.get(name) == rank for each in ranks)]
-    blocks = {
-        name: [slice(min(sizes)) for sizes in zip(*(net[name].shape for net in nets), strict=True)] for name in names
-    }
-    found: list[slice | Tensor] = []
-    for net in nets:
-        ends = itertools.accumulate(parameter.numel() for parameter in net.values())
-        place = {
-            name: torch.arange(end - parameter.numel(), end).view(parameter.shape)
-            for (name, parameter), end in zip(net.items(), ends, strict=True)
-        }
-        common = torch.cat(
-            [torch.zeros(0, dtype=torch.long), *(place[name][tuple(blocks[name])].flatten() for name in names)]
-        )
-        is_rest = torch.ones(sum(parameter.numel() for parameter in net.values()), dtype=torch.bool)
-        is_rest[common] = False
-        found.append(torch.cat([common, is_rest.nonzero().flatten()]))
-    return found
