@@ -180,8 +180,12 @@ class ClientModule(LightningModule):
             parameters: The client's; those of the sub-net are ``<part>.<name>``.
             batch: One client's batch.
         """
-        own = parameters_of(part, parameters)
-        return _as_output(functional_call(self.net.get_submodule(part), own, (batch,), tie_weights=False))
+        return _as_output(self.call_part(part, parameters, batch))
+
+    def call_part(self, part: str, parameters: Parameters, *inputs: Any, **settings: Any) -> Any:
+        """What a sub-net makes of any inputs and settings of its ``forward``; otherwise as :meth:`part_output`."""
+        net, own = self.net.get_submodule(part), parameters_of(part, parameters)
+        return functional_call(net, own, inputs, settings, tie_weights=False)
 
     def frozen_output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net as a teacher: without dropout and without gradient, whatever the mode of the module."""

@@ -81,6 +81,44 @@ class Strategy(ABC):
                 bound = f"be at least {minimum}" if minimum else "not be negative"
                 raise ValueError(f"strategy.{name} must {bound}, got {value}")
 
+    def require_positive(self, *settings: str) -> None:
+        """Refuse settings that are not above 0.
+
+        Raises:
+            ValueError: One of them is not.
+        """
+        for name in settings:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"strategy.{name} must be positive, got {getattr(self, name)}")
+
+    def require_within(self, least: float, most: float, *settings: str) -> None:
+        """Refuse settings outside an interval; its ends are allowed.
+
+        Raises:
+            ValueError: One of them is outside.
+        """
+        for name in settings:
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"strategy.{name} must be in [{least}, {most}], got {getattr(self, name)}")
+
+    def require_net(self, federation: Federation, parameters: str, having: str) -> None:
+        """Refuse a net without what the strategy's default net has.
+
+        Args:
+            federation: Whose clients have the net.
+            parameters: Shell-style pattern of the parameters by which it is told.
+            having: Of which they are, in words.
+
+        Raises:
+            ValueError: The net has none of them.
+        """
+        if not fnmatch.filter(federation.parameters, parameters):
+            assert self.default_net is not None
+            raise ValueError(
+                f"{type(self).__name__} needs a net with {having}: set model.net to "
+                f"fl_lightning.models.{self.default_net.__name__}"
+            )
+
     def check_client(self, client: ClientModule) -> None:
         """Refuse a client that the strategy is not written for.
 

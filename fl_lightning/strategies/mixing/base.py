@@ -98,12 +98,10 @@ class Mixing(Strategy):
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
         """Each client's mixed model."""
+        if not self.personalised:
+            return one_model(self.models, clients)
         rows = torch.tensor(clients, dtype=torch.int64, device=self.federation.device)
-        parameters = {
-            name: model[rows] if self.personalised else model.expand(len(clients), *model.shape[1:])
-            for name, model in self.models.items()
-        }
-        return Payload(clients=tuple(clients), parameters=parameters)
+        return Payload(clients=tuple(clients), parameters={name: model[rows] for name, model in self.models.items()})
 
     def with_newcomers(
         self, payload: Payload, newcomers: Sequence[int], mixing: Tensor | Mapping[str, Tensor]
@@ -202,6 +200,12 @@ def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, c
 
 
 blended_output.takes_stacks = True  # type: ignore[attr-defined]
+
+
+def one_model(model: Mapping[str, Tensor], clients: Sequence[int]) -> Payload:
+    """One model for all of some clients; its tensors have a leading dimension of 1."""
+    parameters = {name: tensor.expand(len(clients), *tensor.shape[1:]) for name, tensor in model.items()}
+    return Payload(clients=tuple(clients), parameters=parameters)
 
 
 def first_match(mixing: Mapping[str, Tensor], name: str) -> Tensor:

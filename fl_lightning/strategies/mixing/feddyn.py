@@ -29,7 +29,7 @@ from fl_lightning.round.client import Penalty
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Evaluation, Stage
-from fl_lightning.strategies.mixing.base import Mixing, equal_weights
+from fl_lightning.strategies.mixing.base import Mixing, equal_weights, one_model
 
 
 @dataclass(kw_only=True, eq=False)
@@ -82,8 +82,7 @@ class FedDyn(Mixing):
 
     def sent_model(self, clients: Sequence[int]) -> Payload:
         """θ."""
-        parameters = {name: theta.expand(len(clients), *theta.shape[1:]) for name, theta in self.sent.items()}
-        return Payload(clients=tuple(clients), parameters=parameters)
+        return one_model(self.sent, clients)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average, and move ĝ_i, h and θ."""
