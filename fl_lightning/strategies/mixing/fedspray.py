@@ -29,13 +29,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fl_lightning.batches import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.structure_proxy import ProxySAGE
-from fl_lightning.round.client import ClientModule, parameters_of
+from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Slot, Stage
@@ -78,19 +77,11 @@ class FedSpray(FedAvg, NotesFigures):
         """Check the settings."""
         super().__post_init__()
         self.require_at_least(0, "num_proxy_epochs", "alignment_weight", "proxy_lr")
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"strategy.confidence must be in [0, 1], got {self.confidence}")
+        self.require_within(0, 1, "confidence")
 
     def setup(self, federation: Federation) -> None:
-        """Start the model of features, and proxies that tell the classes apart.
-
-        Raises:
-            ValueError: The net has no model of features.
-        """
-        if "features.weight" not in federation.parameters:
-            raise ValueError(
-                "FedSpray needs a net with a model of features: set model.net to fl_lightning.models.ProxySAGE"
-            )
+        """Start the model of features, and proxies that tell the classes apart."""
+        self.require_net(federation, "features.*", "a model of features")
         super().setup(federation)
         self.shared = tuple(name for name in self.shared if name.startswith("features."))
         self.models = {name: self.models[name] for name in self.shared}
@@ -100,11 +91,10 @@ class FedSpray(FedAvg, NotesFigures):
 
     def memory(self) -> Mapping[str, Slot]:
         """The GNN's logits; each training node's proxy q, and Adam's moments of it and number of steps."""
-        zero_P, zero_K = (
-            each.new_zeros(each.shape, device="cpu") for each in (self.proxies_KP[0], self.proxies_KP.T[0])
-        )
+        zero_KP = torch.zeros_like(self.proxies_KP, device="cpu")
+        zero_P = zero_KP[0]
         return {
-            "gnn": Slot(initial=zero_K, per_example=True),
+            "gnn": Slot(initial=zero_KP[:, 0], per_example=True),
             "proxy/value": Slot(initial=zero_P + 0.1, per_example=True),
             "proxy/mean": Slot(initial=zero_P, per_example=True),
             "proxy/square": Slot(initial=zero_P, per_example=True),
@@ -114,7 +104,6 @@ class FedSpray(FedAvg, NotesFigures):
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """The GNN's turn, then that of the model of features, which alone is sent."""
         (whole,) = super().stages(round_idx)
-        gnn = self.gnn_stage()
         features = dataclasses.replace(
             whole,
             name="features",
@@ -124,15 +113,17 @@ class FedSpray(FedAvg, NotesFigures):
             step_memory={"proxy": self.step_proxies},
             signals={"class": self.class_proxies},
         )
-        return [gnn, features]
+        return [self.gnn_stage(), features]
 
     def gnn_stage(self) -> Stage:
         """The GNN's turn."""
-        stage = self.training(0)
-        stage = dataclasses.replace(
-            stage, trained=self.own, signals={"server": self.judge}, memory={"gnn": logits_of_gnn}
+        return dataclasses.replace(
+            self.training(0),
+            trained=self.own,
+            objective=self.taught_loss if self.alignment_weight else None,
+            signals={"server": self.judge},
+            memory={"gnn": logits_of_gnn},
         )
-        return dataclasses.replace(stage, objective=self.taught_loss) if self.alignment_weight else stage
 
     def admission_stages(self) -> Sequence[Stage]:
         """A newcomer trains a GNN of its own."""
@@ -159,7 +150,7 @@ class FedSpray(FedAvg, NotesFigures):
             weight_CK = weight_CK / upload.num_examples.clamp(min=1)[:, None]
         total_K1 = weight_CK.sum(dim=0)[:, None]
         sum_KP = torch.einsum("ck,ckp->kp", weight_CK, upload.signals["class/proxies"].to(weight_CK))
-        new_KP = torch.where(total_K1 > 0, sum_KP / torch.where(total_K1 > 0, total_K1, 1.0), self.proxies_KP)
+        new_KP = torch.where(total_K1 > 0, sum_KP / total_K1, self.proxies_KP)
         drift = float((new_KP - self.proxies_KP).norm(dim=1).mean())
         self.figures = {**self.figures, "server/proxy_drift": drift}
         self.proxies_KP = new_KP
@@ -172,7 +163,7 @@ class FedSpray(FedAvg, NotesFigures):
         o_NK = logits_NK.softmax(dim=1)
         q_NP = torch.where(batch.train_mask[:, None], context.memory["proxy/value"], o_NK @ context.inbox["proxies"])
         reliable_N = batch.train_mask | (batch.real_mask & (o_NK.amax(dim=1) > self.confidence))
-        return head_of(client, context.anchor, e_NP + q_NP), reliable_N
+        return client.call_part("features.head", context.anchor, e_NP + q_NP), reliable_N
 
     def alignment(self, output: NetOutput, client: ClientModule, batch: Batch, context: Context) -> dict[str, Tensor]:
         """What the GNN lacks to agree with its teacher, and the share of nodes that the teacher is relied on for."""
@@ -194,7 +185,7 @@ class FedSpray(FedAvg, NotesFigures):
     def feature_loss(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The objective of the model of features."""
         e_NP, logits_NK = features_of(client, parameters, batch)
-        own_NK = head_of(client, parameters, e_NP + context.memory["proxy/value"])
+        own_NK = client.call_part("features.head", parameters, e_NP + context.memory["proxy/value"])
         apart = mean_divergence(context.memory["gnn"], own_NK, batch.train_mask)
         return client.loss(NetOutput(logits_NK, e_NP), batch) + apart
 
@@ -203,7 +194,8 @@ class FedSpray(FedAvg, NotesFigures):
     ) -> dict[str, Tensor]:
         """A step of Adam on the proxies of the training nodes, with the gradient of :meth:`feature_loss` in them."""
         q_NP, train_N = context.memory["proxy/value"], batch.train_mask
-        own_NK = head_of(client, parameters, features_of(client, parameters, batch)[0] + q_NP)
+        e_NP, _ = features_of(client, parameters, batch)
+        own_NK = client.call_part("features.head", parameters, e_NP + q_NP)
         apart_NK = own_NK.softmax(dim=1) - context.memory["gnn"].softmax(dim=1)
         share_N1 = train_N[:, None] / train_N.sum().clamp(min=1)
         gradient_NP = (share_N1 * apart_NK) @ parameters["features.head.weight"]
@@ -226,7 +218,7 @@ class FedSpray(FedAvg, NotesFigures):
         """What the model of features says of nodes that nobody knows, h(e + Σ_k o_k S_k)."""
         e_NP, logits_NK = features_of(client, parameters, batch)
         q_NP = logits_NK.softmax(dim=1) @ context.inbox["proxies"]
-        return NetOutput(head_of(client, parameters, e_NP + q_NP), e_NP)
+        return NetOutput(client.call_part("features.head", parameters, e_NP + q_NP), e_NP)
 
     # ------------------------------------------------------------------ evaluation, state
 
@@ -256,16 +248,8 @@ def logits_of_gnn(client: ClientModule, parameters: Parameters, batch: Batch, co
 
 def features_of(client: ClientModule, parameters: Parameters, batch: Batch) -> tuple[Tensor, Tensor]:
     """The encoded features e, (N, P), and the logits h'(e), (N, K)."""
-    part = client.net.get_submodule("features")
-    e_NP: Tensor = functional_call(part, parameters_of("features", parameters), (batch,))
-    return e_NP, head_of(client, parameters, e_NP, "first_head")
-
-
-def head_of(client: ClientModule, parameters: Parameters, input_NP: Tensor, name: str = "head") -> Tensor:
-    """Logits of a head of the model of features, (N, K)."""
-    head = client.net.get_submodule(f"features.{name}")
-    logits_NK: Tensor = functional_call(head, parameters_of(f"features.{name}", parameters), (input_NP,))
-    return logits_NK
+    e_NP = client.call_part("features", parameters, batch)
+    return e_NP, client.call_part("features.first_head", parameters, e_NP)
 
 
 def mean_divergence(target_NK: Tensor, own_NK: Tensor, chosen_N: Tensor) -> Tensor:
