@@ -36,11 +36,12 @@ from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import random_places, subkey
 from fl_lightning.models.adaptive_gcn import AdaptiveGCN, corrected_propagation, likeness
 from fl_lightning.models.output import NetOutput
-from fl_lightning.round.client import ClientModule, parameters_of
+from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Signal, Slot, Stage
 from fl_lightning.strategies.label_propagation import propagate_labels, with_labels
+from fl_lightning.strategies.mixing.base import one_model
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 #: Parameters of the modules that never leave a client.
@@ -85,20 +86,12 @@ class AdaFGL(FedAvg):
         super().__post_init__()
         self.require_at_least(1, "num_federated_rounds")
         self.require_at_least(0, "num_join_epochs")
-        for name, least in (("threshold", -1), ("edge_share", 0), ("relation_share", 0)):
-            if not least <= getattr(self, name) <= 1:
-                raise ValueError(f"strategy.{name} must be in [{least}, 1], got {getattr(self, name)}")
+        self.require_within(-1, 1, "threshold")
+        self.require_within(0, 1, "edge_share", "relation_share")
 
     def setup(self, federation: Federation) -> None:
-        """Nothing is kept, and nobody has a prediction yet.
-
-        Raises:
-            ValueError: The net has no modules.
-        """
-        if not any(name.startswith("homophilous.") for name in federation.parameters):
-            raise ValueError(
-                "AdaFGL needs a net with modules beside its GCN: set model.net to fl_lightning.models.AdaptiveGCN"
-            )
+        """Nothing is kept, and nobody has a prediction yet."""
+        self.require_net(federation, "homophilous.*", "modules beside its GCN")
         super().setup(federation)
         self.kept, self.kept_accuracy, self.num_averages = dict(self.models), -1.0, 0
         self.extracted_C = torch.zeros(federation.num_clients, dtype=torch.bool)
@@ -112,20 +105,20 @@ class AdaFGL(FedAvg):
         """FedAvg; later the clients take their predictions from what they received last, and train alone."""
         if round_idx >= self.num_federated_rounds:
             return [self.extract(), self.refine(self.num_epochs)]
-        shared = tuple(name.partition(".")[0] + ".*" for name in self.shared)
-        stage = dataclasses.replace(super().stages(round_idx)[0], trained=tuple(dict.fromkeys(shared)))
-        return [dataclasses.replace(stage, signals={"received": judged} if self.keep == "best" else {})]
+        return [dataclasses.replace(stage, trained=self.shared) for stage in super().stages(round_idx)]
+
+    def signals(self) -> Mapping[str, Signal]:
+        """How good the received model is, if the best one is wanted."""
+        return {"received": judged} if self.keep == "best" else {}
 
     def extract(self) -> Stage:
         """The client computes P̂ and h."""
-        memory: Mapping[str, Signal] = {"prediction": predicted, "homophily": self.homophily}
-        return Stage(name="extract", memory=memory, signals={})
+        return Stage(name="extract", memory={"prediction": predicted, "homophily": self.homophily})
 
     def refine(self, num_epochs: int) -> Stage:
         """The client trains its modules."""
-        stage = self.training(0)
         return dataclasses.replace(
-            stage, name="refine", num_epochs=num_epochs, trained=MODULES, objective=self.objective, signals={}
+            self.training(0), name="refine", num_epochs=num_epochs, trained=MODULES, objective=self.objective
         )
 
     def admission_stages(self) -> Sequence[Stage]:
@@ -136,9 +129,7 @@ class AdaFGL(FedAvg):
         """The global model; the kept one to those who take their predictions from it for the first time."""
         if stage.name == "refine" or (stage.name == "extract" and self.extracted_C[list(clients)].all()):
             return Payload(clients=tuple(clients))
-        models = self.chosen() if stage.name == "extract" else self.models
-        parameters = {name: model.expand(len(clients), *model.shape[1:]) for name, model in models.items()}
-        return Payload(clients=tuple(clients), parameters=parameters)
+        return one_model(self.chosen() if stage.name == "extract" else self.models, clients)
 
     def chosen(self) -> Mapping[str, Tensor]:
         """The model that the second phase builds on."""
@@ -177,17 +168,9 @@ class AdaFGL(FedAvg):
         p_NK = context.memory["prediction"]
         alike_NN = likeness(p_NK.softmax(dim=1) if self.double_softmax else p_NK, batch.real_mask, self.threshold)
         propagation_NN = corrected_propagation(batch, alike_NN, self.edge_share)
-        homophilous, heterophilous = (client.net.get_submodule(part) for part in ("homophilous", "heterophilous"))
-        own = torch.func.functional_call(
-            homophilous, parameters_of("homophilous", parameters), (batch, propagation_NN, "homophilous")
-        )
-        others = torch.func.functional_call(
-            heterophilous,
-            parameters_of("heterophilous", parameters),
-            (batch, propagation_NN, alike_NN, self.relation_share),
-            {"below_mean": self.below_mean},
-        )
-        return own, others
+        own_NK = client.call_part("homophilous", parameters, batch, propagation_NN, "homophilous")
+        given = (batch, propagation_NN, alike_NN, self.relation_share)
+        return own_NK, client.call_part("heterophilous", parameters, *given, below_mean=self.below_mean)
 
     def objective(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The losses of both modules, which share nothing."""
@@ -219,11 +202,9 @@ class AdaFGL(FedAvg):
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The global model is the result, in the second phase the blended modules; ``global/...`` is what is kept."""
-        kept = {name: model.expand(len(clients), *model.shape[1:]) for name, model in self.chosen().items()}
-        found = {"global/": Evaluation(payload=Payload(clients=tuple(clients), parameters=kept))}
-        if (model := self.model_for(clients)) is not None:
-            return {"": Evaluation(payload=model), **found}
-        return {"": Evaluation(output=self.blended_modules), **found}
+        model = self.model_for(clients)
+        main = Evaluation(output=self.blended_modules) if model is None else Evaluation(payload=model)
+        return {"": main, "global/": Evaluation(payload=one_model(self.chosen(), clients))}
 
     def metrics(self) -> Mapping[str, float]:
         """Validation accuracy of the kept model, and how many clients build on it."""
