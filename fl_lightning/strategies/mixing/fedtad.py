@@ -46,6 +46,7 @@ from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.base import NotesFigures, server_dtype
+from fl_lightning.strategies.mixing.base import one_model
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
@@ -205,17 +206,15 @@ class FedTAD(FedAvg, NotesFigures):
 
     def step(self, name: str, loss: Tensor) -> None:
         """A step of one of the optimisers."""
-        leaves = [leaf for group in self.optimizers[name].param_groups for leaf in group["params"]]
-        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            leaf.grad = gradient
-        self.optimizers[name].step()
+        optimizer = self.optimizers[name]
+        optimizer.zero_grad()
+        torch.autograd.backward(loss, inputs=[leaf for group in optimizer.param_groups for leaf in group["params"]])
+        optimizer.step()
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The distilled model is the result; ``averaged/...`` is before distillation, ``trained/...`` before that."""
-        averaged = {name: model.expand(len(clients), *model.shape[1:]) for name, model in self.averaged.items()}
-        averaged_payload = Payload(clients=tuple(clients), parameters=averaged)
-        return {**super().evaluations(clients), "averaged/": Evaluation(payload=averaged_payload)}
+        averaged = Evaluation(payload=one_model(self.averaged, clients))
+        return {**super().evaluations(clients), "averaged/": averaged}
 
     def state_dict(self) -> dict[str, Any]:
         """The models, generator and optimisers, and how reliable the clients are."""
