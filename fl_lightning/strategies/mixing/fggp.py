@@ -75,19 +75,16 @@ class FGGP(FedAvg):
         super().__post_init__()
         self.require_at_least(0, "view_weight", "alignment_weight", "edge_weight")
         self.require_at_least(1, "num_proposed", "propose_every", "num_votes", "queue_length")
-        if not self.temperature > 0:
-            raise ValueError(f"strategy.temperature must be positive, got {self.temperature}")
+        self.require_positive("temperature")
 
     def setup(self, federation: Federation) -> None:
         """An empty queue."""
+        self.require_net(federation, "augmentor.*", "an augmentor")
         super().setup(federation)
-        if "augmentor.0" not in federation.parameters:
-            raise ValueError("FGGP needs a net with an augmentor: set model.net to fl_lightning.models.AugmentedGCN")
         self.num_rounds = 0
-        length = self.queue_length * federation.num_outputs
-        width = federation.parameters["head.weight"].shape[1]
-        like = federation.parameters["head.weight"].to(federation.device)
-        self.queue = {"vectors": like.new_zeros(length, width), "classes": like.new_full((length,), -1).long()}
+        head_KD, length = federation.parameters["head.weight"], self.queue_length * federation.num_outputs
+        vectors_QD = torch.zeros(length, head_KD.shape[1], dtype=head_KD.dtype, device=federation.device)
+        self.queue = {"vectors": vectors_QD, "classes": torch.full_like(vectors_QD[:, 0], -1, dtype=torch.int64)}
 
     def memory(self) -> Mapping[str, Slot]:
         """The proposed neighbours, none at first."""
