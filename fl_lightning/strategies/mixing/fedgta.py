@@ -70,11 +70,9 @@ class FedGTA(Mixing):
         super().__post_init__()
         self.require_at_least(1, "num_moments")
         self.require_at_least(0, "num_propagations")
-        for name, least in (("threshold", -1), ("propagation_share", 0)):
-            if not least <= getattr(self, name) <= 1:
-                raise ValueError(f"strategy.{name} must be in [{least}, 1], got {getattr(self, name)}")
-        if not self.temperature > 0:
-            raise ValueError(f"strategy.temperature must be positive, got {self.temperature}")
+        self.require_within(-1, 1, "threshold")
+        self.require_within(0, 1, "propagation_share")
+        self.require_positive("temperature")
 
     def setup(self, federation: Federation) -> None:
         """Nobody has sent moments yet."""
@@ -158,13 +156,11 @@ class FedGTA(Mixing):
             return super().metrics()
         accepted = (self.accepted_weights(known, known) > 0).sum(dim=1) - 1
         weight_C = self.sent["weight"][known]
-        spread = float(weight_C.std(correction=0) / weight_C.mean().clamp(min=1e-12))
-        accepted_clients = float(accepted.double().mean())
-        return {
-            **super().metrics(),
-            "server/accepted_clients": accepted_clients,
-            "server/confidence_spread": spread,
+        figures = {
+            "server/accepted_clients": float(accepted.double().mean()),
+            "server/confidence_spread": float(weight_C.std(correction=0) / weight_C.mean().clamp(min=1e-12)),
         }
+        return {**super().metrics(), **figures}
 
     def state_dict(self) -> dict[str, Any]:
         """The mixed models, moments and weights."""
