@@ -76,18 +76,19 @@ class GCFL(Mixing):
         """The training clients of a cluster."""
         return [client for client in self.federation.training_clients if self.server["cluster"][client] == cluster]
 
-    def observe(self, clients: Sequence[int], received: Mapping[str, Tensor], upload: Payload) -> None:
+    def observe(self, upload: Payload) -> None:
         """Remember the clients' updates."""
-        rows, dtype = list(clients), self.server["update"].dtype
-        sent = {name: tensor.to(dtype) for name, tensor in upload.rows(clients).parameters.items()}
-        self.server["update"][rows] = flatten(sent) - flatten({name: received[name].to(dtype) for name in sent})
+        rows, dtype, received = list(upload.clients), self.server["update"].dtype, self.mixed_models(upload.clients)
+        sent = {name: tensor.to(dtype) for name, tensor in upload.parameters.items()}
+        before = {name: received.parameters[name].to(dtype) for name in sent}
+        self.server["update"][rows] = flatten(sent) - flatten(before)
         self.server["answered"][rows] = True
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Cut, then average in the clusters; members that are absent receive their cluster's model, too."""
         if not upload.clients:
             return
-        self.observe(upload.clients, self.mixed_models(upload.clients).parameters, upload)
+        self.observe(upload)
         self.num_rounds += 1
         if not self.first_length:
             self.first_length = float(self.server["update"][list(upload.clients)].norm(dim=1).mean())
@@ -137,7 +138,7 @@ class GCFL(Mixing):
         """Give newcomers the cluster whose mean update is most like theirs."""
         if not upload.clients:
             return
-        self.observe(upload.clients, self.mixed_models(upload.clients).parameters, upload)
+        self.observe(upload)
         clusters = sorted({int(self.server["cluster"][client]) for client in self.federation.training_clients})
         mean_KP = torch.stack([self.server["update"][self.members(cluster)].mean(dim=0) for cluster in clusters])
         cosine_CK = cosine_similarity(self.server["update"][list(upload.clients)], mean_KP)

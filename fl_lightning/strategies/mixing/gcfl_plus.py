@@ -10,7 +10,7 @@ As in released code a cut needs L lengths of every training client, and clears a
 time, and L rounds pass before the next. The series is of updates (the paper), not of last gradients (released code).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +47,10 @@ class GCFLPlus(GCFL):
         update = self.server["update"]
         self.server["series"] = update.new_full((len(update), self.series_length), -1.0)
 
-    def observe(self, clients: Sequence[int], received: Mapping[str, Tensor], upload: Payload) -> None:
+    def observe(self, upload: Payload) -> None:
         """Remember the clients' updates, and their lengths at the end of the series."""
-        super().observe(clients, received, upload)
-        rows, series = list(clients), self.server["series"]
+        super().observe(upload)
+        rows, series = list(upload.clients), self.server["series"]
         length_C1 = self.server["update"][rows].norm(dim=1, keepdim=True)
         series[rows] = torch.cat([series[rows, 1:], length_C1], dim=1)
 
