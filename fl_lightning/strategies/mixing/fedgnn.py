@@ -42,7 +42,8 @@ from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import splitmix64
 from fl_lightning.models.expanded_gcn import ExpandedGCN
 from fl_lightning.models.output import NetOutput
-from fl_lightning.round.client import ClientModule, parameters_of
+from fl_lightning.relations.node_matching import common_neighbours, drawn
+from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, pad_examples
 from fl_lightning.round.stage import Evaluation, Stage
@@ -145,9 +146,9 @@ class FedGNN(FedAvg, NotesFigures):
             self.num_exchanges += 1
             self.match(self.federation.training_clients)
             mine = list(self.federation.training_clients)
-            matched, nodes = int((self.sent["number"][mine] > 0).sum()), int(self.num_nodes_C[mine].sum())
-            drawn = int(self.sent["number"][mine].sum())
-            self.figures = {"server/matched": matched / max(nodes, 1), "server/drawn": drawn / max(matched, 1)}
+            number_CN, nodes = self.sent["number"][mine], int(self.num_nodes_C[mine].sum())
+            matched, lent = int((number_CN > 0).sum()), int(number_CN.sum())
+            self.figures = {"server/matched": matched / max(nodes, 1), "server/drawn": lent / max(matched, 1)}
         elif upload.clients and not self.sent["ids"].any():
             warnings.warn(
                 "FedGNN: no client knows by what its nodes' neighbours are known elsewhere, so this is FedAvg: add "
@@ -166,48 +167,39 @@ class FedGNN(FedAvg, NotesFigures):
         """Keep a row for each node of the clients that answered."""
         if not upload.clients:
             return
-        rows = list(upload.clients)
-        for name in stage.per_example:
-            self._put(name, rows, upload.signals[name].cpu())
-            self.num_nodes_C[rows] = upload.lengths[name].cpu()
-        if stage.name == "exchange":
+        rows, (name,) = list(upload.clients), stage.per_example
+        self._put(name, rows, upload.signals[name].cpu())
+        self.num_nodes_C[rows] = upload.lengths[name].cpu()
+        if name == "hidden":
             self.lends_C[rows] = True
-        else:
-            self.pairs = None
 
-    def _put(self, name: str, rows: Sequence[int], new_CN: Tensor) -> None:
+    def _put(self, name: str, rows: list[int], new_CN: Tensor) -> None:
         if not self.sent[name].numel():
             self.sent[name] = new_CN.new_zeros(self.federation.num_clients, *new_CN.shape[1:])
         size = max(each.shape[1] for each in (new_CN, *self.sent.values()))
-        if size > self.sent["ids"].shape[1]:
+        if name == "ids" or size > self.sent["ids"].shape[1]:
             self.pairs = None
         self.sent = {kept: pad_examples(each, size).clone() for kept, each in self.sent.items()}
-        self.sent[name][list(rows)] = pad_examples(new_CN, size)
+        self.sent[name][rows] = pad_examples(new_CN, size)
 
     def match(self, clients: Sequence[int]) -> None:
         """Draw nodes of others for the nodes of some clients, and take the means of their hidden layers."""
-        hidden_CND = self.sent["hidden"]
+        rows, hidden_CND = list(clients), self.sent["hidden"]
         num_clients, size, width = hidden_CND.shape
         if self.pairs is None:
             self.pairs = common_neighbours(self.sent["ids"], same=self.rule == "same_neighbours")
         row_E, column_E = self.pairs
-        mine_C = np.isin(np.arange(num_clients), list(clients))
-        wanted_E = mine_C[row_E // max(size, 1)] & self.lends_C.numpy()[column_E // max(size, 1)]
+        wanted_E = np.isin(row_E // size, rows) & self.lends_C.numpy()[column_E // size]
         row_E, column_E = row_E[wanted_E], column_E[wanted_E]
-        everyone = range(num_clients)
         ticket_E = np.zeros(len(row_E), dtype=np.uint64)
         for name, node_E in (("expands", row_E), ("is drawn", column_E)):  # the same whatever the order of clients
-            key_C = self.federation.keys(everyone, name, self.num_exchanges).cpu().numpy().astype(np.uint64)
+            key_C = self.federation.keys(range(num_clients), name, self.num_exchanges).cpu().numpy().astype(np.uint64)
             node_key_E = splitmix64(key_C[node_E // size] ^ (node_E % size).astype(np.uint64))
             ticket_E = splitmix64(ticket_E ^ node_key_E)
-        order_E = np.lexsort((ticket_E, row_E))
-        row_E, column_E = row_E[order_E], column_E[order_E]
-        place_E = np.arange(len(row_E)) - np.searchsorted(row_E, row_E)
-        row_E, column_E = (each[place_E < self.num_neighbors] for each in (row_E, column_E))
+        row_E, column_E = drawn(row_E, column_E, ticket_E, self.num_neighbors)
         number_N = np.bincount(row_E, minlength=num_clients * size)
         share = sp.csr_matrix((1 / number_N[row_E], (row_E, column_E)), shape=(num_clients * size,) * 2)
         received = torch.from_numpy(share @ hidden_CND.flatten(0, 1).double().numpy()).to(hidden_CND)
-        rows = list(clients)
         self._put("received", rows, received.view(num_clients, size, width)[rows])
         self._put("number", rows, torch.from_numpy(number_N).view(num_clients, size)[rows])
 
@@ -242,8 +234,7 @@ def ids_of(client: ClientModule, parameters: Parameters, batch: Batch, context: 
 
 def hidden_of(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """Its hidden layer, (N, D)."""
-    first = client.net.get_submodule("convs.0")
-    output_ND: Tensor = functional_call(first, parameters_of("convs.0", parameters), (None, batch))
+    output_ND: Tensor = client.call_part("convs.0", parameters, None, batch)
     return output_ND.relu()
 
 
@@ -264,26 +255,3 @@ def expanded_loss(client: ClientModule, parameters: Parameters, batch: Batch, co
 
 
 expanded_output.takes_stacks = expanded_loss.takes_stacks = True  # type: ignore[attr-defined]
-
-
-def common_neighbours(ids_CNM: Tensor, *, same: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of nodes of different clients that have a neighbour in common, or all of them; each pair twice.
-
-    Args:
-        ids_CNM: By what each node's neighbours are known, 0 for none.
-        same: Only nodes whose neighbours are the same.
-
-    Returns:
-        Numbers of the nodes of each pair, node v of client c being c N + v.
-    """
-    num_nodes = ids_CNM.shape[1]
-    ids = ids_CNM.flatten(0, 1).numpy()
-    node_E, place_E = ids.nonzero()
-    neighbour_E = np.unique(ids[node_E, place_E], return_inverse=True)[1]
-    has = sp.csr_matrix((np.ones(len(node_E), dtype=np.int32), (node_E, neighbour_E)), shape=(len(ids), len(node_E)))
-    common = (has @ has.T).tocoo()
-    kept_E = common.row // max(num_nodes, 1) != common.col // max(num_nodes, 1)
-    if same:
-        degree_N = np.bincount(node_E, minlength=len(ids))
-        kept_E &= (common.data == degree_N[common.row]) & (common.data == degree_N[common.col])
-    return common.row[kept_E].astype(np.int64), common.col[kept_E].astype(np.int64)

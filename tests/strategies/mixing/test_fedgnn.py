@@ -19,7 +19,6 @@ from fl_lightning.data import ClientGraph
 from fl_lightning.federation import Federation
 from fl_lightning.models import ExpandedGCN
 from fl_lightning.strategies import FedAvg, FedGNN
-from fl_lightning.strategies.mixing.fedgnn import common_neighbours
 
 SIZES = (30, 24, 18, 12, 8)
 MODEL = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3
@@ -51,18 +50,6 @@ def send(strategy: FedGNN, name: str, clients: tuple[int, ...], rows: Any) -> No
 #: Node 0 of client 0 and node 1 of client 1 have the same neighbours; node 1 of client 2 has one of them; node 0 of
 #: client 1 has one in common with node 1 of its own client, and with nobody else.
 IDS = [[[5, 7, 0], [0, 0, 0]], [[7, 9, 0], [5, 7, 0]], [[3, 0, 0], [5, 8, 0]]]
-
-
-def pairs_of(rule: str) -> set[tuple[int, int]]:
-    return set(zip(*(p.tolist() for p in common_neighbours(torch.tensor(IDS), same=rule == "same")), strict=True))
-
-
-def test_who_is_matched() -> None:
-    same, common = pairs_of("same"), pairs_of("common")
-    assert same == {(0, 3), (3, 0)}
-    assert common == {(0, 3), (3, 0), (0, 2), (2, 0), (0, 5), (5, 0), (3, 5), (5, 3)}
-    for pairs in (same, common):
-        assert pairs == {(second, first) for first, second in pairs}
 
 
 def test_twins_receive_each_other() -> None:
