@@ -158,8 +158,7 @@ class FedTAD(FedAvg, NotesFigures):
         client = self.federation.client
         assert client is not None
         num_classes, device, num_nodes = self.federation.num_outputs, self.federation.device, self.num_pseudo_nodes
-        y_M = torch.arange(num_nodes, device=device).div(num_nodes // num_classes, rounding_mode="floor")
-        y_M = y_M.clamp(max=num_classes - 1)
+        y_M = (torch.arange(num_nodes, device=device) // (num_nodes // num_classes)).clamp(max=num_classes - 1)
         weight_CM = (self.weights(upload.clients) / y_M.bincount(minlength=num_classes))[:, y_M]
         teachers = {name: tensor.to(self.dtype) for name, tensor in upload.parameters.items()}
         with torch.no_grad():
