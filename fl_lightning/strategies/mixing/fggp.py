@@ -35,12 +35,12 @@ from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import subkey
 from fl_lightning.models.augmented_gcn import AugmentedGCN, SecondView
 from fl_lightning.models.output import NetOutput
+from fl_lightning.relations.finch import finch
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Signal, Slot, Stage
 from fl_lightning.strategies.mixing.fedavg import FedAvg
-from fl_lightning.strategies.mixing.finch import finch
 
 
 @dataclass(kw_only=True, eq=False)

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
+from fl_lightning.relations.minimum_cut import minimum_cut
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.mixing.base import Mixing, example_weights
-from fl_lightning.strategies.mixing.minimum_cut import minimum_cut
 
 
 @dataclass(kw_only=True, eq=False)

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.federation import Federation
+from fl_lightning.relations.time_warping import time_warping
 from fl_lightning.round.payload import Payload
 from fl_lightning.strategies.mixing.gcfl import GCFL
 
@@ -69,21 +69,3 @@ class GCFLPlus(GCFL):
             series_CL = series_CL / series_CL.std(dim=1, keepdim=True).clamp(min=1e-12)
         distance_CC = time_warping(series_CL)
         return distance_CC.max() - distance_CC
-
-
-def time_warping(series_CL: Tensor) -> Tensor:
-    """Dynamic time warping of all pairs of series, (C, C); no window.
-
-    Example:
-        >>> time_warping(torch.tensor([[1.0, 2, 3], [1, 1, 3]]))[0, 1]
-        tensor(1.)
-    """
-    cost_LLCC = (series_CL.T[:, None, :, None] - series_CL.T[None, :, None, :]).square()
-    length = len(cost_LLCC)
-    total = F.pad(torch.zeros_like(cost_LLCC), (0, 0, 0, 0, 1, 0, 1, 0), value=torch.inf)
-    total[0, 0] = 0
-    for first in range(length):
-        for second in range(length):
-            before = torch.stack([total[first, second + 1], total[first + 1, second], total[first, second]])
-            total[first + 1, second + 1] = cost_LLCC[first, second] + before.amin(dim=0)
-    return total[-1, -1].sqrt()

@@ -22,7 +22,6 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FGGP, FedAvg, FedPer
 from fl_lightning.strategies.mixing.fggp import alignment, prototypes
-from fl_lightning.strategies.mixing.finch import finch
 
 OFF = {"view_weight": 0.0, "alignment_weight": 0.0, "edge_weight": 0.0}
 
@@ -42,20 +41,6 @@ def fit(federation, make_model, make_trainer):
 def on_circle(*degrees: float) -> Tensor:
     angle = torch.tensor(degrees, dtype=torch.float64).deg2rad()
     return torch.stack([angle.cos(), angle.sin()], dim=1)
-
-
-@pytest.mark.parametrize(
-    ("degrees", "clusters"),
-    [
-        ((5.0,), [0]),
-        ((0.0, 90.0), [0, 0]),
-        ((0.0, 10.0, 20.0), [0, 0, 0]),
-        ((0, 2, 40, 43, 90, 92, 130, 133), [0, 0, 0, 0, 1, 1, 1, 1]),
-        ((0, 90, 2, 92), [0, 1, 0, 1]),
-    ],
-)
-def test_clusters(degrees, clusters) -> None:
-    assert finch(on_circle(*degrees)).tolist() == clusters
 
 
 @pytest.fixture

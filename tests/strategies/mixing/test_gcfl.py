@@ -1,20 +1,17 @@
-"""GCFL and GCFL+: the minimum cut and time warping by hand, when a cluster is cut, who is in which."""
+"""GCFL and GCFL+: when a cluster is cut, and who is in which."""
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from both_executors import both_executors
 from grouped_clients import grouped_clients
-from torch import Tensor
 
 from fl_lightning import Callback, Participation, Payload, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.federation import Federation
+from fl_lightning.relations.minimum_cut import minimum_cut
 from fl_lightning.strategies import GCFL, FedAvg, FedPer, GCFLPlus
-from fl_lightning.strategies.mixing.gcfl_plus import time_warping
-from fl_lightning.strategies.mixing.minimum_cut import minimum_cut
 
 OPEN = {"mean_threshold": 1e9, "max_threshold": 0.0, "warmup_rounds": 0}
 both_kinds = pytest.mark.parametrize("kind", [GCFL, GCFLPlus])
@@ -35,23 +32,6 @@ def fit(federation, make_model, make_trainer):
 # ------------------------------------------------------------------ cut and warping
 
 
-def weight_of(weight_CC: Tensor, side_C: Tensor) -> float:
-    return float(weight_CC[side_C][:, ~side_C].sum())
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_cut_is_the_lightest(seed) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    weight_CC = torch.rand(6, 6, generator=draw, dtype=torch.float64)
-    weight_CC = weight_CC + weight_CC.T
-    sides = [torch.tensor([False, *side]) for side in itertools.product([False, True], repeat=5) if any(side)]
-    found = minimum_cut(weight_CC)
-    assert weight_of(weight_CC, found) == pytest.approx(min(weight_of(weight_CC, side) for side in sides))
-    order = torch.randperm(6, generator=draw)
-    relabelled = minimum_cut(weight_CC[order][:, order])
-    assert torch.equal(relabelled, found[order]) or torch.equal(~relabelled, found[order])
-
-
 def test_opposed_updates_are_cut_apart() -> None:
     strategy = server()
     strategy.server["update"][:4, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
@@ -69,14 +49,6 @@ def test_random_updates_are_peeled_off_one_by_one() -> None:
         update_CP = torch.randn(10, 200, generator=draw)
         cosine_CC = torch.corrcoef(update_CP) + 1
         assert int(minimum_cut(cosine_CC).sum()) in (1, 9)
-
-
-def test_time_warping() -> None:
-    series = torch.tensor([[1.0, 2, 3, 4, 5], [1, 1, 3, 5, 5], [2, 2, 2, 2, 2]], dtype=torch.float64)
-    distance = time_warping(series)
-    expected = [[0, 1.41421356, 3.87298335], [1.41421356, 0, 4.58257569], [3.87298335, 4.58257569, 0]]
-    torch.testing.assert_close(distance, torch.tensor(expected, dtype=torch.float64))
-    torch.testing.assert_close(time_warping(series + 3), distance)
 
 
 # ------------------------------------------------------------------ clusters
