@@ -72,9 +72,12 @@ class GCFL(Mixing):
         self.first_length = 0.0
         self.num_rounds = 0
 
-    def members(self, cluster: int) -> list[int]:
-        """The training clients of a cluster."""
-        return [client for client in self.federation.training_clients if self.server["cluster"][client] == cluster]
+    def clusters(self) -> list[list[int]]:
+        """The training clients of each cluster."""
+        found: list[list[int]] = [[] for _ in range(int(self.server["cluster"].max()) + 1)]
+        for client in self.federation.training_clients:
+            found[int(self.server["cluster"][client])].append(client)
+        return found
 
     def observe(self, upload: Payload) -> None:
         """Remember the clients' updates."""
@@ -95,11 +98,10 @@ class GCFL(Mixing):
         if self.num_rounds > self.warmup_rounds:
             self.cut()
         super().aggregate(stage, upload)
-        for cluster in set(self.server["cluster"][list(upload.clients)].tolist()):
-            members = self.members(cluster)
-            first = next(client for client in members if client in upload.clients)
-            for model in self.models.values():
-                model[members] = model[first].clone()
+        for members in self.clusters():
+            present = [client for client in members if client in upload.clients]
+            for model in self.models.values() if present else ():
+                model[members] = model[present[0]].clone()
 
     def lengths(self, members: Sequence[int]) -> tuple[float, float]:
         """‖mean Δ‖ and max ‖Δ‖, in the unit of the thresholds."""
@@ -109,8 +111,7 @@ class GCFL(Mixing):
 
     def cut(self) -> None:
         """Part every cluster whose members pull apart."""
-        for cluster in range(int(self.server["cluster"].max()) + 1):
-            members = self.members(cluster)
+        for members in self.clusters():
             if len(members) <= 2 or not self.server["answered"][members].all():
                 continue
             mean, longest = self.lengths(members)
@@ -139,10 +140,9 @@ class GCFL(Mixing):
         if not upload.clients:
             return
         self.observe(upload)
-        clusters = sorted({int(self.server["cluster"][client]) for client in self.federation.training_clients})
-        mean_KP = torch.stack([self.server["update"][self.members(cluster)].mean(dim=0) for cluster in clusters])
+        mean_KP = torch.stack([self.server["update"][members].mean(dim=0) for members in self.clusters()])
         cosine_CK = cosine_similarity(self.server["update"][list(upload.clients)], mean_KP)
-        self.server["cluster"][list(upload.clients)] = torch.tensor(clusters).to(cosine_CK.device)[cosine_CK.argmax(1)]
+        self.server["cluster"][list(upload.clients)] = cosine_CK.argmax(dim=1)
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
         """Each client's cluster's model; newcomers without a cluster have the mean of all."""
@@ -155,9 +155,9 @@ class GCFL(Mixing):
 
     def metrics(self) -> Mapping[str, float]:
         """The number of clusters, and what is compared with the thresholds, of the largest one."""
-        groups = [self.members(cluster) for cluster in range(int(self.server["cluster"].max()) + 1)]
-        mean, longest = self.lengths(max(groups, key=len))
-        figures = {"server/clusters": len(groups), "server/mean_update": mean, "server/longest_update": longest}
+        clusters = self.clusters()
+        mean, longest = self.lengths(max(clusters, key=len))
+        figures = {"server/clusters": len(clusters), "server/mean_update": mean, "server/longest_update": longest}
         return {**super().metrics(), **figures}
 
     def state_dict(self) -> dict[str, Any]:
