@@ -53,8 +53,7 @@ class APFL(Twins):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        if not 0 <= self.mixture <= 1:
-            raise ValueError(f"strategy.mixture must be in [0, 1], got {self.mixture}")
+        self.require_within(0, 1, "mixture")
         if self.mixture_lr is not None and not (self.mixture_lr > 0 and self.adaptive != "none"):
             raise ValueError(
                 f"strategy.mixture_lr is {self.mixture_lr:g}: it must be positive, and strategy.adaptive round or step"

@@ -62,8 +62,7 @@ class FedAMP(ModelTable):
             raise ValueError(f"strategy.collaboration must be in (0, 1], got {self.collaboration}")
         if self.bandwidth is not None and not self.bandwidth > 0:
             raise ValueError(f"strategy.bandwidth must be positive, or null for the median, got {self.bandwidth}")
-        if not 0 <= self.self_weight <= 1:
-            raise ValueError(f"strategy.self_weight must be in [0, 1], got {self.self_weight}")
+        self.require_within(0, 1, "self_weight")
 
     def weights(self, models: Mapping[str, Tensor], examples_C: Tensor) -> Tensor:
         """ξ, (C, C)."""

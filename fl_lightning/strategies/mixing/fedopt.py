@@ -49,13 +49,10 @@ class FedOpt(FedAvg):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        for name in ("server_lr", "adaptivity"):
-            if not (value := getattr(self, name)) > 0:
-                raise ValueError(f"strategy.{name} must be positive, got {value}")
+        self.require_positive("server_lr", "adaptivity")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"strategy.momentum must be in [0, 1), got {self.momentum}")
-        if not 0 <= self.second_momentum <= 1:
-            raise ValueError(f"strategy.second_momentum must be in [0, 1], got {self.second_momentum}")
+        self.require_within(0, 1, "second_momentum")
 
     def setup(self, federation: Federation) -> None:
         """Start the optimiser with m = 0 and v = τ²."""

@@ -54,8 +54,7 @@ class FedPub(SimilarityMixing):
         super().__post_init__()
         self.require_at_least(0, "mask_sparsity_weight", "proximal_weight")
         self.require_at_least(1, "num_proxy_blocks", "proxy_nodes_per_block")
-        if not 0 <= self.proxy_edge_probability <= 1:
-            raise ValueError(f"strategy.proxy_edge_probability must be in [0, 1], got {self.proxy_edge_probability}")
+        self.require_within(0, 1, "proxy_edge_probability")
 
     def setup(self, federation: Federation) -> None:
         """Draw the proxy graph."""

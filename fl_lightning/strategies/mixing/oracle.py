@@ -33,8 +33,7 @@ class Oracle(Mixing):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        if not 0 <= self.group_share <= 1:
-            raise ValueError(f"strategy.group_share must be in [0, 1], got {self.group_share}")
+        self.require_within(0, 1, "group_share")
 
     def setup(self, federation: Federation) -> None:
         """Take the groups."""

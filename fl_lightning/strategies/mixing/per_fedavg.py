@@ -107,8 +107,7 @@ class PerFedAvg(Mixing):
         super().__post_init__()
         self.require_at_least(0, "inner_lr")
         self.require_at_least(1, "num_adaptation_steps")
-        if not self.hessian_step > 0:
-            raise ValueError(f"strategy.hessian_step must be positive, got {self.hessian_step}")
+        self.require_positive("hessian_step")
 
     def mixing_matrix(self, upload: Payload) -> Tensor:
         """Equal shares, (1, C)."""

@@ -71,8 +71,7 @@ class PFedGraph(ModelTable):
         """Check the settings."""
         super().__post_init__()
         self.require_at_least(0, "alignment_weight")
-        if not self.size_weight > 0:
-            raise ValueError(f"strategy.size_weight must be positive, got {self.size_weight}")
+        self.require_positive("size_weight")
 
     def setup(self, federation: Federation) -> None:
         """Start from the common initial parameters, without directions."""

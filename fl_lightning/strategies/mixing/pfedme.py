@@ -62,8 +62,7 @@ class PFedMe(FedAvg):
         super().__post_init__()
         self.require_at_least(0, "proximal_weight", "relaxation")
         self.require_at_least(1, "num_inner_steps")
-        if not 0 <= self.anchor_share <= 1:
-            raise ValueError(f"strategy.anchor_share must be in [0, 1], got {self.anchor_share}")
+        self.require_within(0, 1, "anchor_share")
 
     def setup(self, federation: Federation) -> None:
         """Start with nobody's w_i."""

@@ -66,8 +66,7 @@ class SCAFFOLD(Mixing):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        if not self.server_lr > 0:
-            raise ValueError(f"strategy.server_lr must be positive, got {self.server_lr}")
+        self.require_positive("server_lr")
 
     def setup(self, federation: Federation) -> None:
         """Start with c_i = 0."""

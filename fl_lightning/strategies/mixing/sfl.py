@@ -52,8 +52,7 @@ class SFL(Mixing):
         """Check the settings."""
         super().__post_init__()
         self.require_at_least(0, "num_hops", "proximal_weight")
-        if not 0 <= self.smoothing <= 1:
-            raise ValueError(f"strategy.smoothing must be in [0, 1], got {self.smoothing}")
+        self.require_within(0, 1, "smoothing")
 
     def setup(self, federation: Federation) -> None:
         """Start every client from the common initial parameters.
