@@ -3,6 +3,8 @@
 Shape legend: R rows, D columns; K directions kept, Q newer ones, B rows of the basis in use.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -55,6 +57,14 @@ class LowRankSum:
     def num_stored_numbers(self) -> int:
         """Basis and coefficients, with the rows not in use yet."""
         return self._basis.numel() + self._coefficient.numel()
+
+    @property
+    def dropped_share(self) -> float:
+        """``dropped`` over the norm of the sum."""
+        if self.dropped == 0:
+            return 0.0
+        norm = math.sqrt(float(self.row_squares().sum()))
+        return self.dropped / norm if norm > 0 else math.inf
 
     def add(self, u_R: Tensor, v_D: Tensor) -> None:
         """Add u v^T."""

@@ -13,7 +13,6 @@ nearly so, and P_i^T P_i has no eigenvalue much above 1. The Gaussian start of :
 Shape legend: as in restriction_maps.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -95,14 +94,7 @@ class ImplicitMaps(RestrictionMaps):
         It is the sum of the Frobenius norms of all that was ever dropped, over the norm of the learned part; 0 where
         nothing was. The exact maps meant are those of the same residuals and models.
         """
-
-        def share(learned: LowRankSum) -> float:
-            if learned.dropped == 0:
-                return 0.0
-            norm = math.sqrt(float(learned.row_squares().sum()))
-            return learned.dropped / norm if norm > 0 else math.inf
-
-        return torch.tensor([share(learned) for learned in self._learned], dtype=torch.float64)
+        return torch.tensor([learned.dropped_share for learned in self._learned], dtype=torch.float64)
 
     def project(self, models: Sequence[Tensor]) -> Tensor:
         """One transform a client and one product with what was learned."""
