@@ -82,10 +82,8 @@ class FedSpray(FedAvg, NotesFigures):
     def setup(self, federation: Federation) -> None:
         """Start the model of features, and proxies that tell the classes apart."""
         self.require_net(federation, "features.*", "a model of features")
+        self.personal = tuple(name for name in federation.parameters if not name.startswith("features."))
         super().setup(federation)
-        self.shared = tuple(name for name in self.shared if name.startswith("features."))
-        self.models = {name: self.models[name] for name in self.shared}
-        self.own = tuple(name for name in federation.parameters if name not in self.shared)
         like_P = self.models["features.bias"][0]
         self.proxies_KP = 0.01 * torch.arange(federation.num_outputs).to(like_P)[:, None].expand(-1, len(like_P))
 
@@ -119,7 +117,7 @@ class FedSpray(FedAvg, NotesFigures):
         """The GNN's turn."""
         return dataclasses.replace(
             self.training(0),
-            trained=self.own,
+            trained=tuple(self.personal),
             objective=self.taught_loss if self.alignment_weight else None,
             signals={"server": self.judge},
             memory={"gnn": logits_of_gnn},
