@@ -46,6 +46,7 @@ from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.base import NotesFigures, server_dtype
+from fl_lightning.strategies.label_propagation import with_labels
 from fl_lightning.strategies.mixing.base import one_model
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
@@ -130,9 +131,8 @@ class FedTAD(FedAvg, NotesFigures):
         x_NF, t_NP = batch.features_of(every_N).to(self.dtype), return_probabilities(batch, self.walk_length)
         unit_NQ = F.normalize(torch.cat([x_NF, t_NP.to(x_NF)], dim=1), dim=1)
         alike_N = (1 + (unit_NQ * batch.sum_neighbours(unit_NQ)).sum(dim=1)) / (batch.degree + 1)
-        classes_K = torch.arange(len(self.reliability_CK[0]), device=every_N.device)
-        member_NK = (batch.y[:, None] == classes_K) & batch.train_mask[:, None]
-        return alike_N @ member_NK.to(alike_N)
+        nobody_NK = alike_N.new_zeros(len(alike_N), self.reliability_CK.shape[1])
+        return alike_N @ with_labels(nobody_NK, batch, batch.train_mask)
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The global model, if the clients are to train."""
