@@ -9,6 +9,7 @@ inverse, and one real FFT. The rows get random signs too: the first column would
 Shape legend: R rows, D columns, N length of the transform.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -97,6 +98,7 @@ class RandomRows:
         return self.transform_back(spread.index_copy(-1, self.row_R[: y.shape[-1]], y))
 
 
+@functools.lru_cache(maxsize=4)
 def row_squares(num_columns: int, length: int) -> Tensor:
     """Squared length of every row of the Hartley matrix of that length, cut to so many columns, float64 (N,)."""
     # that of row k is the sum over n < D of 1 + sin(2 pi (2 k) n / N), over N
