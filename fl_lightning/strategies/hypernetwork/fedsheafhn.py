@@ -31,13 +31,14 @@ from fl_lightning.kernels.moved_mixing import mix_only_moved
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
-from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
 from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
 from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
 from fl_lightning.strategies.hypernetwork.sheaf import SheafDiffusion
 from fl_lightning.strategies.signals import graph_embedding, received_embedding
+from fl_lightning.strategies.trials import ON_OFF, SHARES, Trials
 
 
 @dataclass(kw_only=True, eq=False)
@@ -73,6 +74,8 @@ class FedSheafHN(Hypernetwork):
             how well clients' updates are predicted by the others'.
         mix_only_moved: A client that leaves a number alone counts in the fit with what those that moved it have on
             average.
+        validate_every: Rounds between trials (``strategies/trials.py``) in which the clients' validation loss chooses
+            ``mix_only_moved`` anew, and a factor in [0, 1] on the strengths, ``server/strength_factor``.
         predict: Which model is the result: the one each client has ``trained``, or the ``generated`` one.
         diffusion_lr: Adam's learning rate for the diffusion model.
         diffusion_weight_decay: Adam's weight decay for the diffusion model.
@@ -102,6 +105,7 @@ class FedSheafHN(Hypernetwork):
     ridge: float = 1.0
     strength: float | None = None
     mix_only_moved: bool = False
+    validate_every: int | None = None
     predict: Literal["trained", "generated"] = "trained"
     diffusion_lr: float = 0.001
     diffusion_weight_decay: float = 5e-4
@@ -120,8 +124,11 @@ class FedSheafHN(Hypernetwork):
             raise ValueError(f"strategy.ridge must be positive, got {self.ridge}")
         if self.strength is not None and not 0 <= self.strength <= 1:
             raise ValueError(f"strategy.strength must be in [0, 1], or null for an estimate, got {self.strength}")
-        if self.last_layer == "gradient" and (self.mix_only_moved or self.strength is not None):
-            raise ValueError("strategy.mix_only_moved and strategy.strength are for strategy.last_layer closed_form")
+        self.require_at_least(1, "validate_every")
+        fits = self.mix_only_moved or self.strength is not None or self.validate_every is not None
+        if self.last_layer == "gradient" and fits:
+            names = "strategy.mix_only_moved, strategy.strength and strategy.validate_every"
+            raise ValueError(f"{names} are for strategy.last_layer closed_form")
         if self.embedding == "one_hot" and self.embedding_model != "own":
             raise ValueError(f"strategy.embedding_model is {self.embedding_model}, but one_hot embeds with no model")
         if not 0 <= self.hypernetwork_dropout < 1:
@@ -145,6 +152,8 @@ class FedSheafHN(Hypernetwork):
             )
         width = convs[-1].shape[-1]
         self.embedding_channels = federation.num_clients if self.embedding == "one_hot" else width
+        start = {"strength_factor": 1.0, "mix_only_moved": float(self.mix_only_moved)}
+        self.trials = Trials({"strength_factor": SHARES, "mix_only_moved": ON_OFF}, start, self.validate_every)
         self.wearer_C = torch.arange(federation.num_clients, device=federation.device)
         if self.permute_embeddings:
             training = torch.tensor(federation.training_clients)
@@ -214,8 +223,25 @@ class FedSheafHN(Hypernetwork):
             return {}
         return {"embedding": graph_embedding if self.embedding_model == "own" else received_embedding}
 
+    def stages(self, round_idx: int) -> Sequence[Stage]:
+        """The exchange of the models, then trials of how they are generated."""
+        return [*super().stages(round_idx), *self.trials.stages(round_idx)]
+
+    def stage(self, address: StageAddress) -> Stage:
+        """The stage at an address, a trial among them."""
+        return self.trials.stage(address) or super().stage(address)
+
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:
-        """The common start to embed with, nothing for the initial training, generated backbones after it."""
+        """The common start to embed with, nothing for the initial training, generated backbones after it.
+
+        In a trial, beside the client's own, what would be generated for it.
+        """
+        if (choice := self.trials.of(stage)) is not None:
+            with self.trials.supposing(choice):
+                self._fill_in()
+                tried = self.generate_for_evaluation(clients).parameters
+            self._fill_in()
+            return Payload(clients=tuple(clients), signals=tried)
         if stage.name == "embed":
             start = self.federation.parameters
             parameters = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in start.items()}
@@ -230,7 +256,11 @@ class FedSheafHN(Hypernetwork):
         return self.generate_for_evaluation(clients) if self.clean_weights else noisy
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Server step, then the new embeddings."""
+        """Server step, then the new embeddings; after trials, the choice."""
+        if self.trials.of(stage) is not None:
+            if self.trials.take_in(stage, upload):
+                self._fill_in()
+            return
         if stage.name == "initial" and self.start_from_clients and upload.clients:
             start_P = flatten({n: upload.parameters[n] for n in self.shapes}).mean(dim=0)
             if self.last_layer == "closed_form":
@@ -283,14 +313,10 @@ class FedSheafHN(Hypernetwork):
             super().learn(upload, generated_CP, rows, update_CP)
             return
         assert upload.num_examples is not None
-        trained_CP = generated_CP[rows] + update_CP
-        if self.mix_only_moved:
-            equal_1C = (upload.num_examples.double().clamp(min=1e-6) / upload.num_examples.sum().clamp(min=1))[None]
-            moved_mean_1P = mix_only_moved(equal_1C, trained_CP, generated_CP[rows])
-            trained_CP = torch.where(update_CP != 0, trained_CP, moved_mean_1P)
         place = {client: row for row, client in enumerate(self.federation.training_clients)}
         answered = [place[client] for client in upload.clients]
-        self.fitted_layer.take_in(answered, trained_CP, upload.num_examples)
+        self._last = answered, generated_CP[rows], update_CP, upload.num_examples
+        self._fill_in()
         if len(answered) < 3:  # a client, its kin and somebody else
             return
         weight_C = self.fitted_layer.weight_C[answered] / self.fitted_layer.weight_C[answered].sum()
@@ -309,6 +335,18 @@ class FedSheafHN(Hypernetwork):
             self.optimizer.step()
             self.num_steps += 1
 
+    def _fill_in(self) -> None:
+        """Take in what the last clients trained, as it was chosen last."""
+        answered, generated_CP, update_CP, examples_C = self._last
+        trained_CP = generated_CP + update_CP
+        if self.trials.choice["mix_only_moved"]:
+            equal_1C = (examples_C.double().clamp(min=1e-6) / examples_C.sum().clamp(min=1))[None]
+            moved_mean_1P = mix_only_moved(equal_1C, trained_CP, generated_CP)
+            trained_CP = torch.where(update_CP != 0, trained_CP, moved_mean_1P)
+        self.fitted_layer.take_in(answered, trained_CP, examples_C)
+        self.fitted_layer.strength_factor = self.trials.choice["strength_factor"]
+        self._generated_for_evaluation = None
+
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """None: the models as the clients trained them; or the generated ones."""
         return self.generate_for_evaluation(clients) if self.predict == "generated" else None
@@ -323,7 +361,7 @@ class FedSheafHN(Hypernetwork):
         """Of the generator's last forward, and of what it was given."""
         x_CD, _ = self._collaboration_graph(self.federation.training_clients)
         spread = (x_CD - x_CD.mean(dim=0)).square().sum() / x_CD.square().sum().clamp(min=torch.finfo(x_CD.dtype).tiny)
-        found = {**super().inspection(), "server/generator_input_spread": float(spread.sqrt())}
+        found = {**super().inspection(), **self.trials.metrics(), "server/generator_input_spread": float(spread.sqrt())}
         if self.attention == "qkv":
             found["server/generator_attention_entropy"] = float(self.hypernetwork.attention_entropy)
         if self.last_layer == "closed_form":
@@ -356,7 +394,8 @@ class FedSheafHN(Hypernetwork):
 
     def state_dict(self) -> dict[str, Any]:
         """Generator, optimiser and the clients' embeddings."""
-        return super().state_dict() | {"embeddings": self.embeddings_CD, "known": self.known_C}
+        choice = self.trials.state_dict()
+        return super().state_dict() | {"embeddings": self.embeddings_CD, "known": self.known_C, "choice": choice}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore generator, optimiser and the clients' embeddings."""
@@ -364,3 +403,6 @@ class FedSheafHN(Hypernetwork):
         self._generated_for_evaluation = None
         self.embeddings_CD = state["embeddings"].to(self.federation.device)
         self.known_C = state["known"].to(self.federation.device)
+        self.trials.load_state_dict(state.get("choice", self.trials.choice))  # older checkpoints have none
+        if self.last_layer == "closed_form":
+            self.fitted_layer.strength_factor = self.trials.choice["strength_factor"]

@@ -41,6 +41,7 @@ class ClosedFormLayer(nn.Module):
         models_CP: Of every training client the last trained model.
         weight_C: Its weight in the mean m, 0 for a client that has not answered yet.
         strength_T: s of each tensor.
+        strength_factor: What all of them are multiplied by.
     """
 
     models_CP: Tensor
@@ -50,7 +51,7 @@ class ClosedFormLayer(nn.Module):
     def __init__(self, sizes: Sequence[int], num_clients: int, *, ridge: float, strength: float | None) -> None:
         super().__init__()
         self.sizes = list(sizes)
-        self.fixed_strength = strength
+        self.fixed_strength, self.strength_factor = strength, 1.0
         self.log_ridge = nn.Parameter(torch.tensor(ridge).log())
         self.register_buffer("models_CP", torch.zeros(num_clients, sum(sizes)))
         self.register_buffer("weight_C", torch.zeros(num_clients))
@@ -76,7 +77,8 @@ class ClosedFormLayer(nn.Module):
         is_known_M[: len(is_known_C)] = is_known_C
         smoother_MC = self.smoother(feature_MH, is_known_M, self.shares())[list(rows)]
         models_CP = self.models_CP if whole else self.models_CP[is_known_C]
-        strength_P = self.strength_T.repeat_interleave(torch.tensor(self.sizes, device=models_CP.device))
+        strength_T = self.strength_factor * self.strength_T
+        strength_P = strength_T.repeat_interleave(torch.tensor(self.sizes, device=models_CP.device))
         return torch.lerp(self._mean(is_known_C).expand(len(rows), -1), smoother_MC @ models_CP, strength_P)
 
     def shares(self) -> Tensor:

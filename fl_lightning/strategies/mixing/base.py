@@ -74,6 +74,10 @@ class Mixing(Strategy):
         """
         return mixed
 
+    def mixes_only_moved(self) -> bool:
+        """Whether each number is mixed over the clients that moved it, at present."""
+        return self.mix_only_moved
+
     def signals(self) -> Mapping[str, Signal]:
         """What the clients send beside their parameters."""
         return {}
@@ -110,7 +114,7 @@ class Mixing(Strategy):
         rows = [payload.clients.index(client) for client in newcomers]
         for name, tensor in payload.parameters.items():
             models_TP = self.models[name][list(self.federation.training_clients)].flatten(1)
-            mixing_NT = mixing if isinstance(mixing, Tensor) else first_match(mixing, name)
+            mixing_NT = first_match(mixing, name)
             tensor[rows] = (mixing_NT.to(tensor) @ models_TP).view(len(rows), *tensor.shape[1:])
         return payload
 
@@ -138,14 +142,7 @@ class Mixing(Strategy):
             self._aggregate_robustly(self.aggregation, mixing, upload, rows)
             return
         for name, tensor in upload.parameters.items():
-            own = mixing if isinstance(mixing, Tensor) else first_match(mixing, name)
-            sent_CP = tensor.reshape(len(tensor), -1)
-            if self.mix_only_moved:
-                received_CP = self.models[name][rows].flatten(1)
-                mixed_RP = mix_only_moved(own, sent_CP, received_CP)
-            else:
-                mixed_RP = own.to(sent_CP) @ sent_CP
-            mixed = mixed_RP.view(len(own), *tensor.shape[1:])
+            mixed = mix(first_match(mixing, name), tensor, self.models[name][rows] if self.mixes_only_moved() else None)
             if self.personalised:
                 self.models[name][rows] = self.update(name, self.models[name][rows], mixed)
             else:
@@ -193,6 +190,22 @@ class Mixing(Strategy):
         self.breadth = state.get("breadth")  # older checkpoints have none
 
 
+def mix(mixing_RC: Tensor, sent: Tensor, received: Tensor | None) -> Tensor:
+    """W θ of one parameter, (R, *shape); of each number over those that moved it, if what they received is given.
+
+    Args:
+        mixing_RC: W.
+        sent: (C, *shape).
+        received: (C, *shape), or (1, *shape) if it was the same for all.
+    """
+    sent_CP = sent.reshape(len(sent), -1)
+    if received is None:
+        mixed_RP = mixing_RC.to(sent_CP) @ sent_CP
+    else:
+        mixed_RP = mix_only_moved(mixing_RC, sent_CP, received.flatten(1))
+    return mixed_RP.view(len(mixing_RC), *sent.shape[1:])
+
+
 def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
     """What the mean of a client's own parameters and those in its inbox predicts."""
     mean = {name: (own + context.inbox[name]) / 2 if name in context.inbox else own for name, own in parameters.items()}
@@ -208,13 +221,13 @@ def one_model(model: Mapping[str, Tensor], clients: Sequence[int]) -> Payload:
     return Payload(clients=tuple(clients), parameters=parameters)
 
 
-def first_match(mixing: Mapping[str, Tensor], name: str) -> Tensor:
-    """The W of a parameter.
+def first_match(mixing: Tensor | Mapping[str, Tensor], name: str) -> Tensor:
+    """The W of a parameter: the only one, or that of the first pattern that matches.
 
     Raises:
         ValueError: No pattern matches it.
     """
-    return mixing[matching(mixing, name)]
+    return mixing if isinstance(mixing, Tensor) else mixing[matching(mixing, name)]
 
 
 def matching(mixing: Mapping[str, Tensor], name: str) -> str:

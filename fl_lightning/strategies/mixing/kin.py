@@ -66,9 +66,10 @@ class Kin(SimilarityMixing):
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Remember the embeddings, later mix."""
-        self.admit(stage, upload)
-        if stage.name != "embed" and upload.clients:
-            Mixing.aggregate(self, stage, upload)
+        if stage.name == "embed":
+            self.admit(stage, upload)
+        else:
+            super().aggregate(stage, upload)
 
     def admit(self, stage: Stage, upload: Payload) -> None:
         """Remember the embeddings."""

@@ -16,9 +16,10 @@ from fl_lightning.federation import Federation
 from fl_lightning.relations.kinship import strength
 from fl_lightning.relations.similarity import cosine_similarity, softmax_mixing
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
 from fl_lightning.strategies.base import server_dtype
-from fl_lightning.strategies.mixing.base import Mixing, shares
+from fl_lightning.strategies.mixing.base import Mixing, first_match, mean_breadth, mix, shares
+from fl_lightning.strategies.trials import ON_OFF, SHARES, Choice, Trials
 
 #: Mixing counts as uniform where a client's model is mixed from this share of all clients or more (see mixing_breadth).
 UNIFORM_BREADTH = 0.99
@@ -44,6 +45,7 @@ class SimilarityMixing(Mixing):
     num_epochs: int = 1
     similarity_temperature: float = 10.0
     common_share: float | None = 0.0
+    validate_every: int | None = None
 
     personalised = True
     #: Name of the signal that is the signature.
@@ -59,6 +61,13 @@ class SimilarityMixing(Mixing):
             raise ValueError(
                 "strategy.common_share is null, which estimates a share for each parameter tensor, and "
                 "strategy.aggregation ranks whole clients: set common_share, or leave aggregation out"
+            )
+        self.require_at_least(1, "validate_every")
+        if self.validate_every is not None and (self.common_share is None or self.aggregation is not None):
+            other = "strategy.common_share is null" if self.common_share is None else "strategy.aggregation is set"
+            raise ValueError(
+                f"strategy.validate_every chooses how much is mixed of whom, but {other}: give common_share a number "
+                "to start from, leave aggregation out, or leave validate_every out"
             )
 
     @abstractmethod
@@ -77,7 +86,31 @@ class SimilarityMixing(Mixing):
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
         self.examples_C = torch.ones(federation.num_clients, dtype=torch.float64, device=federation.device)
         self.num_uniform_rounds = 0
-        self.common_shares = {} if self.common_share is None else dict.fromkeys(self.shared, self.common_share)
+        start = {"common_share": self.common_share or 0.0, "mix_only_moved": float(self.mix_only_moved)}
+        grids = {"common_share": SHARES} if self.personalised else {}
+        self.trials = Trials({**grids, "mix_only_moved": ON_OFF}, start, self.validate_every)
+        self.common_shares: dict[str, float] = {}  # of the parameter tensors, where they are estimated
+
+    def stages(self, round_idx: int) -> Sequence[Stage]:
+        """The exchange of the models, then trials of how they are mixed."""
+        return [*super().stages(round_idx), *self.trials.stages(round_idx)]
+
+    def stage(self, address: StageAddress) -> Stage:
+        """The stage at an address, a trial among them."""
+        return self.trials.stage(address) or super().stage(address)
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """Each client's mixed model; in a trial beside its own, as it would be mixed."""
+        choice = self.trials.of(stage)
+        if choice is None:
+            return super().configure(stage, clients)
+        answered = self._trained[0].clients
+        rows = [answered.index(client) if self.personalised else 0 for client in clients]
+        return Payload(clients=tuple(clients), signals={name: m[rows] for name, m in self._mixed_by(choice).items()})
+
+    def mixes_only_moved(self) -> bool:
+        """As it is set, or as validation chose last."""
+        return bool(self.trials.choice["mix_only_moved"])
 
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
         """How alike clients are, by their signatures: cosines, (C, K)."""
@@ -93,7 +126,9 @@ class SimilarityMixing(Mixing):
 
     def mixing_of(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
         """What share each client has of the others' models, (C, K), on the mean over the parameter tensors."""
-        common_share = sum(self.common_shares.values()) / len(self.common_shares) if self.common_shares else 1.0
+        common_share = self.trials.choice["common_share"]
+        if self.common_share is None:
+            common_share = sum(self.common_shares.values()) / len(self.common_shares) if self.common_shares else 1.0
         return with_common_share(self.kin_weights(similarity_CK, examples_K), examples_K, common_share)
 
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
@@ -101,7 +136,7 @@ class SimilarityMixing(Mixing):
         examples_C = self.examples_C[list(upload.clients)]
         kin_CC = self.kin_weights(self._similarity_of(upload), examples_C)
         if self.common_share is not None:
-            return with_common_share(kin_CC, examples_C, self.common_share)
+            return with_common_share(kin_CC, examples_C, self.trials.choice["common_share"])
         self.common_shares = {name: self._estimated_share(name, upload, kin_CC) for name in upload.parameters}
         return {name: with_common_share(kin_CC, examples_C, share) for name, share in self.common_shares.items()}
 
@@ -120,10 +155,33 @@ class SimilarityMixing(Mixing):
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Remember the signatures, then mix."""
-        if upload.clients:
+        if self.trials.of(stage) is not None:
+            if self.trials.take_in(stage, upload):
+                rows = list(self._trained[0].clients) if self.personalised else [0]
+                for name, mixed in self._mixed_by(self.trials.choice).items():
+                    self.models[name][rows] = mixed
+        elif upload.clients:
             self.admit(stage, upload)
-            super().aggregate(stage, upload)
+            self.take_in(stage, upload)
             self._warn_of_uniform_mixing(upload)
+
+    def take_in(self, stage: Stage, upload: Payload) -> None:
+        """Mix what the clients trained, and keep it for trials of other ways to mix it."""
+        if self.trials.every is not None and upload.parameters:
+            rows = list(upload.clients) if self.personalised else [0]
+            self._trained = upload, {name: self.models[name][rows] for name in upload.parameters}
+        super().aggregate(stage, upload)
+
+    def _mixed_by(self, choice: Choice) -> dict[str, Tensor]:
+        """The models of the last round's clients, mixed by a choice, (C, *shape) by name; or the one for all."""
+        upload, received = self._trained
+        with self.trials.supposing(choice):
+            mixing, moved = self.mixing_matrix(upload), self.mixes_only_moved()
+            self.breadth = mean_breadth(mixing, list(upload.parameters)) if self.personalised else None
+        return {
+            name: mix(first_match(mixing, name), tensor, received[name] if moved else None)
+            for name, tensor in upload.parameters.items()
+        }
 
     def admit(self, stage: Stage, upload: Payload) -> None:
         """Remember the signatures."""
@@ -185,14 +243,14 @@ class SimilarityMixing(Mixing):
         similarity_CC = self._known_similarity()
         count = len(similarity_CC)
         if count < 2:
-            return super().metrics()
+            return {**super().metrics(), **self.trials.metrics()}
         others = similarity_CC[~torch.eye(count, dtype=torch.bool, device=similarity_CC.device)]
         figures = {"min": others.min(), "mean": others.mean(), "max": others.max()}
-        estimated = self.common_shares if self.common_share is None else {}
         return {
             **super().metrics(),
+            **self.trials.metrics(),
             **{f"server/similarity_{name}": float(value) for name, value in figures.items()},
-            **{f"server/common_share/{name}": share for name, share in estimated.items()},
+            **{f"server/common_share/{name}": share for name, share in self.common_shares.items()},
         }
 
     def matrices(self) -> Mapping[str, Tensor]:
@@ -210,7 +268,9 @@ class SimilarityMixing(Mixing):
         return found
 
     def _warn_of_uniform_mixing(self, upload: Payload) -> None:
-        """Tell the user once if the signatures still do not differ after some rounds."""
+        """Tell the user once if the signatures still do not differ after some rounds, unless it was found best so."""
+        if self.common_share in (None, 1.0) or self.trials.every is not None:
+            return
         if not self.personalised or self.similarity_temperature == 0 or len(upload.clients) < 2:
             return
         uniform = self.breadth is not None and self.breadth > UNIFORM_BREADTH
@@ -231,6 +291,7 @@ class SimilarityMixing(Mixing):
             "known": self.known_C,
             "examples": self.examples_C,
             "common_shares": dict(self.common_shares),
+            "choice": self.trials.state_dict(),
             "num_uniform_rounds": self.num_uniform_rounds,
         }
 
@@ -241,6 +302,7 @@ class SimilarityMixing(Mixing):
         self.known_C = state["known"].to(self.federation.device)
         self.examples_C = state["examples"].to(self.federation.device)
         self.common_shares = dict(state["common_shares"])
+        self.trials.load_state_dict(state.get("choice", self.trials.choice))  # older checkpoints have none
         self.num_uniform_rounds = state["num_uniform_rounds"]
 
 

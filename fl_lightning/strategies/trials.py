@@ -1,0 +1,141 @@
+"""Settings that have no best value, chosen while training on the clients' validation examples.
+
+How much of a client's model should come from all clients, say, is little in the first rounds and more as updates become
+noise; and it differs between data. A strategy gives each such setting a grid. In some rounds, after training, the
+clients are also sent the models of the present choice and of each neighbour on the grid, one step of one setting away,
+in an exchange of their own; they answer with the metric that also chooses the run's round (``ClientModule.monitor``),
+and the best is the choice from then on. Test examples play no part in it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.goal import less_is_better
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Stage, StageAddress
+
+#: Grid of a share, and of a setting that is on or off.
+SHARES, ON_OFF = (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 1.0)
+
+Choice = Mapping[str, float]
+
+
+def validation_score(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+    """Numerator and denominator of its validation metric with the model that it was sent, (2,)."""
+    sent = {name: context.inbox.get(name, own) for name, own in parameters.items()}
+    total, count = client.score_table(sent, batch, context)[client.monitor].unbind(-1)
+    return torch.stack([-total if less_is_better(client.monitor) else total, count], dim=-1)
+
+
+class Trials:
+    """The present choice, and the exchanges that try its neighbours.
+
+    Args:
+        grids: The values of each setting, in order.
+        start: The first choice, which is on the grids; a setting without a grid stays as it is.
+        every: Rounds between trials; None for none at all.
+
+    Raises:
+        ValueError: The first choice is not on its grid.
+    """
+
+    def __init__(self, grids: Mapping[str, Sequence[float]], start: Choice, every: int | None) -> None:
+        self.grids, self.choice, self.every = grids, dict(start), every
+        for name, value in start.items():
+            if every is not None and value not in grids.get(name, (value,)):
+                allowed = ", ".join(map(str, grids[name]))
+                raise ValueError(f"strategy.{name} is {value}, but where validation chooses it it starts at {allowed}")
+        self._scores: dict[str, tuple[tuple[int, ...], Tensor]] = {}
+
+    def candidates(self) -> dict[str, Choice]:
+        """The choice and its neighbours, by the names of their stages."""
+        found: dict[str, Choice] = {_name_of(self.choice): dict(self.choice)}
+        for setting, grid in self.grids.items():
+            place = grid.index(self.choice[setting])
+            for value in grid[max(place - 1, 0) : place + 2]:
+                neighbour = {**self.choice, setting: value}
+                found[_name_of(neighbour)] = neighbour
+        return found
+
+    def are_due(self, round_idx: int) -> bool:
+        """Whether this round ends with trials; the first one never does."""
+        return self.every is not None and round_idx > 0 and (round_idx + 1) % self.every == 0
+
+    def stages(self, round_idx: int) -> list[Stage]:
+        """One exchange for each candidate, in a round that ends with trials."""
+        return [_trial(name) for name in self.candidates()] if self.are_due(round_idx) else []
+
+    def stage(self, address: StageAddress) -> Stage | None:
+        """The trial at an address, or None: of any candidate, for a client does not know the present choice."""
+        return _trial(address.name) if self.every is not None and address.name.startswith("try ") else None
+
+    def of(self, stage: Stage) -> Choice | None:
+        """What a stage tries; None if it is no trial."""
+        return self.candidates().get(stage.name) if self.every is not None else None
+
+    def take_in(self, stage: Stage, upload: Payload) -> bool:
+        """Note the scores of one trial; after the last one choose, and say so.
+
+        Raises:
+            ValueError: No client has validation examples.
+        """
+        candidates = self.candidates()
+        first, *_, last = candidates
+        if stage.name == first:
+            self._scores = {}  # of trials that did not come to an end
+        self._scores[stage.name] = upload.clients, upload.signals["validation_score"]
+        if stage.name != last:
+            return False
+        scores, self._scores = self._scores, {}
+        mean = {name: _mean_score(*scores[name], upload.clients) for name in candidates}
+        self.choice = dict(candidates[max(mean, key=mean.__getitem__)])  # the present one if level: it comes first
+        return True
+
+    @contextmanager
+    def supposing(self, choice: Choice) -> Iterator[None]:
+        """As if this were the choice."""
+        present, self.choice = self.choice, dict(choice)
+        try:
+            yield
+        finally:
+            self.choice = present
+
+    def metrics(self) -> dict[str, float]:
+        """The choice, if there is one to make."""
+        return {} if self.every is None else {f"server/{name}": value for name, value in self.choice.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The choice."""
+        return dict(self.choice)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the choice."""
+        self.choice = dict(state)
+
+
+def _trial(name: str) -> Stage:
+    """The exchange of a candidate."""
+    return Stage(name=name, signals={"validation_score": validation_score})
+
+
+def _name_of(choice: Choice) -> str:
+    return "try " + " ".join(f"{name}={value:g}" for name, value in choice.items())
+
+
+def _mean_score(clients: tuple[int, ...], score_C2: Tensor, asked: Sequence[int]) -> float:
+    """Mean over the validation examples of the clients that answered every trial."""
+    rows = [clients.index(client) for client in asked]
+    total, count = score_C2[rows].double().sum(dim=0).tolist()
+    if not count:
+        raise ValueError(
+            "strategy.validate_every chooses on the clients' validation examples, but no client has any: let "
+            "data.splitter leave some, or set strategy.validate_every to null"
+        )
+    return float(total / count)

@@ -1,0 +1,214 @@
+"""Settings that are chosen while training, on the clients' validation examples."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from both_executors import both_executors
+
+from fl_lightning import Callback
+from fl_lightning.models import ProjectionGCN
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Stage, StageAddress
+from fl_lightning.strategies import FedAux, FedSheafHN, Kin
+from fl_lightning.strategies.mixing import NormClipping
+from fl_lightning.strategies.mixing.fedaux import FedAuxClient
+from fl_lightning.strategies.trials import ON_OFF, SHARES, Trials
+
+kin = functools.partial(Kin, common_share=0.5, similarity_temperature=5.0)
+sheafhn = functools.partial(
+    FedSheafHN,
+    init_epochs=0,
+    num_neighbors=2,
+    embedding_model="initial",
+    normalize_embeddings=True,
+    hidden_channels=8,
+    last_layer="closed_form",
+    strength=0.8,
+    predict="generated",
+)
+both_families = pytest.mark.parametrize("strategy", [kin, sheafhn], ids=["Kin", "FedSheafHN"])
+
+
+class WatchTrials(Callback):
+    """Keeps what was tried, how it scored and what was chosen."""
+
+    def __init__(self) -> None:
+        self.rounds, self.models = [], []
+
+    def on_round_start(self, trainer) -> None:
+        self.rounds.append([])
+
+    def on_send(self, trainer, stage, payload) -> None:
+        if stage.name.startswith("try "):
+            self.models.append({name: tensor.clone() for name, tensor in payload.signals.items()})
+
+    def on_upload(self, trainer, stage, payload):
+        if stage.name.startswith("try "):
+            self.rounds[-1].append((stage.name, payload.signals["validation_score"].sum(dim=0)))
+        return payload
+
+
+def choose(trials: Trials, scores: dict[str, float], clients=(0, 1)) -> bool:
+    """Answer all trials; what is not named scores 0."""
+    done = False
+    for stage in trials.stages(trials.every * 2 - 1):
+        score_C2 = torch.tensor([[scores.get(stage.name, 0.0), 1.0]]).expand(len(clients), -1)
+        done = trials.take_in(stage, Payload(clients=clients, signals={"validation_score": score_C2}))
+    return done
+
+
+def test_the_neighbours_are_one_step_of_one_setting_away() -> None:
+    trials = Trials({"share": SHARES, "moved": ON_OFF}, {"share": 0.25, "moved": 0.0}, 3)
+
+    assert [round_idx for round_idx in range(9) if trials.are_due(round_idx)] == [2, 5, 8]
+    assert list(trials.candidates()) == [
+        "try share=0.25 moved=0",
+        "try share=0 moved=0",
+        "try share=0.5 moved=0",
+        "try share=0.25 moved=1",
+    ]
+    assert not trials.stages(0) + trials.stages(3)
+    assert not Trials({"share": SHARES}, {"share": 0.3}, None).stages(1)
+
+
+def test_the_best_neighbour_is_the_choice_and_the_present_one_if_level() -> None:
+    trials = Trials({"share": SHARES, "moved": ON_OFF}, {"share": 0.25, "moved": 0.0}, 2)
+
+    assert choose(trials, {})
+    assert trials.choice == {"share": 0.25, "moved": 0.0}
+    assert choose(trials, {"try share=0.5 moved=0": 0.5, "try share=0.25 moved=1": 0.25})
+    assert trials.choice == {"share": 0.5, "moved": 0.0}
+    restored = Trials({"share": SHARES, "moved": ON_OFF}, {"share": 0.25, "moved": 0.0}, 2)
+    restored.load_state_dict(trials.state_dict())
+    assert restored.candidates() == trials.candidates()
+
+
+def test_only_clients_that_answered_every_trial_count() -> None:
+    trials = Trials({"share": (0.0, 1.0)}, {"share": 0.0}, 1)
+    scores = {"try share=0": [[0.0, 1.0], [9.0, 1.0]], "try share=1": [[1.0, 1.0]]}
+    for name, score in scores.items():
+        clients = tuple(range(len(score)))
+        trials.take_in(Stage(name=name), Payload(clients=clients, signals={"validation_score": torch.tensor(score)}))
+
+    assert trials.choice == {"share": 1.0}
+
+
+def test_a_client_finds_a_trial_whatever_its_own_choice() -> None:
+    strategy = kin(validate_every=2)
+    strategy.trials = Trials({"share": SHARES}, {"share": 0.0}, 2)
+    address = StageAddress(phase="round", round_idx=1, name="try share=1")
+
+    assert list(strategy.stage(address).signals) == ["validation_score"]
+    strategy.trials = Trials({"share": SHARES}, {"share": 0.0}, None)
+    strategy.shared = ()
+    with pytest.raises(ValueError, match="no stage"):
+        strategy.stage(address)
+
+
+@both_families
+@both_executors
+def test_the_validation_examples_choose(strategy, executor, federation, make_model, make_trainer) -> None:
+    watch = WatchTrials()
+    trainer = make_trainer(executor=executor(), num_rounds=6, callbacks=watch)
+    trainer.fit(make_model(), federation, built := strategy(validate_every=2))
+
+    assert [bool(tried) for tried in watch.rounds] == [False, True] * 3
+    best, _ = max(watch.rounds[-1], key=lambda tried: float(tried[1][0] / tried[1][1]))
+    assert built.trials.choice in [dict(built.trials.candidates()[best])]
+    num_val = sum(int(client.val_mask_N.sum()) for client in federation.clients)
+    assert all(int(score[1]) == num_val for _, score in watch.rounds[-1])
+    first, *others = watch.models[-len(watch.rounds[-1]) :]
+    assert any(not torch.equal(first[name], tensor) for other in others for name, tensor in other.items())
+    assert {f"server/{name}" for name in built.trials.choice} <= trainer.run.history[-1].keys()
+
+
+@both_families
+def test_the_result_is_the_model_of_the_choice(strategy, federation, make_model, make_trainer) -> None:
+    watch = WatchTrials()
+    trainer = make_trainer(num_rounds=2, callbacks=watch)
+    trainer.fit(make_model(), federation, strategy(validate_every=2))
+
+    best = max(score[0] / score[1] for _, score in watch.rounds[-1])
+    scores = trainer.run.scores[""].signals["val/acc"].sum(dim=0)
+    assert float(scores[0] / scores[1]) == pytest.approx(float(best))
+
+
+@both_families
+def test_without_trials_nothing_changes(strategy, federation, make_model, make_trainer, assert_same) -> None:
+    """A run in which no trial is due is the run without trials, bit for bit."""
+    plain = make_trainer(num_rounds=3).fit(make_model(), federation, strategy())
+    found = make_trainer(num_rounds=3).fit(make_model(), federation, built := strategy(validate_every=5))
+
+    assert_same({name: value for name, value in found.items() if name[7:] not in built.trials.choice}, plain)
+
+
+@both_families
+def test_test_labels_choose_nothing(strategy, graphs, given_clients, make_model, make_trainer) -> None:
+    chosen = []
+    for shift in (0, 1):
+        clients = [
+            dataclasses.replace(graph, y_N=torch.where(graph.test_mask_N, (graph.y_N + shift) % 3, graph.y_N))
+            for graph in graphs
+        ]
+        watch = WatchTrials()
+        make_trainer(num_rounds=4, callbacks=watch).fit(
+            make_model(), given_clients(clients), built := strategy(validate_every=2)
+        )
+        chosen.append((built.trials.choice, str(watch.rounds)))
+
+    assert chosen[0] == chosen[1]
+
+
+@both_families
+def test_a_resumed_run_goes_on_with_the_choice(
+    strategy, federation, make_model, make_trainer, tmp_path, assert_same
+) -> None:
+    class SaveAfterThree(Callback):
+        def on_checkpoint_point(self, trainer) -> None:
+            if trainer.run.round_idx == 3:
+                trainer.save_checkpoint(tmp_path / "three.ckpt")
+
+    trainer = make_trainer(num_rounds=6, callbacks=SaveAfterThree())
+    whole = trainer.fit(make_model(), federation, strategy(validate_every=2))
+    resumed = make_trainer(num_rounds=6)
+    found = resumed.fit(make_model(), federation, strategy(validate_every=2), ckpt_path=str(tmp_path / "three.ckpt"))
+
+    assert_same(found, whole)
+    for name in ("strategy", "clients"):
+        assert_same(resumed.state_dict()[name], trainer.state_dict()[name])
+
+
+def test_clients_without_validation_examples_are_told(graphs, given_clients, make_model, make_trainer) -> None:
+    clients = [dataclasses.replace(graph, val_mask_N=torch.zeros_like(graph.val_mask_N)) for graph in graphs]
+    with pytest.raises(ValueError, match=r"no client has any: .* strategy\.validate_every to null"):
+        make_trainer(num_rounds=2).fit(make_model(), given_clients(clients), kin(validate_every=2))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (lambda: kin(validate_every=0), "validate_every must be at least 1"),
+        (lambda: Kin(validate_every=2, common_share=None), "common_share is null: give common_share a number"),
+        (lambda: kin(validate_every=2, aggregation=NormClipping()), r"strategy\.aggregation is set"),
+        (lambda: FedSheafHN(validate_every=2), r"validate_every are for strategy\.last_layer closed_form"),
+    ],
+)
+def test_senseless_settings_are_refused(strategy, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        strategy()
+
+
+def test_a_start_off_the_grid_is_refused(federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"common_share is 0\.3, .* it starts at 0\.0, 0\.25"):
+        make_trainer().fit(make_model(), federation, Kin(common_share=0.3, validate_every=2))
+
+
+def test_one_common_model_tries_what_has_moved(federation, make_model, make_trainer) -> None:
+    strategy = FedAux(personalised=False, validate_every=2)
+    make_trainer(num_rounds=2).fit(
+        FedAuxClient(net=functools.partial(ProjectionGCN, hidden_channels=4)), federation, strategy
+    )
+
+    assert list(strategy.trials.grids) == ["mix_only_moved"]
