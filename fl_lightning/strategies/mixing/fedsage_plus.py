@@ -2,7 +2,8 @@
 
 Zhang, Yang, Li, Sun, Yiu: "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS 2021. Before round 0
 every client hides a share of its validation nodes and trains a generator (``models/neighbour_generator.py``) to say how
-many neighbours the other nodes lost, n, and with which features, x. With T the training nodes and S slots,
+many neighbours the other nodes lost, n, and with which features, x. With T the training nodes (``generator_nodes``: all
+that stay, as neither n nor x is a label; CE is of training nodes then, too) and S slots,
 
     L_A = a mean_T smoothL1(ñ, n) + b L_feat + c CE(classifier on the mended graph),
     L_feat = 1/(|T| S) Σ_{v in T} Σ_{p <= [ñ_v]} min_k ‖x̃_{v,p} - x_{v,k}‖² / F,   [ñ] whole (``model.rounding``);
@@ -15,7 +16,7 @@ generated features the gradient of L_ij, from which whoever sees a single one, a
 features of j (client i sees their sum; ``noise_std`` blurs them); the classifier; three figures on the generator.
 
 Departures: x̃ is exchanged, not the generator, whose gradient follows from that in x̃ by the chain rule: the same
-mathematics with fewer numbers. Of each client ``num_shown`` training nodes are in an exchange, drawn anew (the paper
+mathematics with fewer numbers. Of each client ``num_shown`` nodes of T are in an exchange, drawn anew (the paper
 trains on batches as large), with as many slots as any of them uses. The nearest neighbour counts (released code takes
 the last that is nearer by a factor F), new nodes are linked both ways, labels of training nodes alone are used, and
 clients weigh by training examples.
@@ -25,6 +26,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,8 +39,10 @@ from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Slot, Stage
 from fl_lightning.strategies.base import NotesFigures
+from fl_lightning.strategies.mixing import neighbour_exchange as exchange
 from fl_lightning.strategies.mixing import neighbour_mending as client_side
 from fl_lightning.strategies.mixing.fedsage import FedSage
+from fl_lightning.strategies.mixing.mending_client import MendingClient
 
 
 @dataclass(kw_only=True, eq=False)
@@ -48,23 +52,26 @@ class FedSagePlus(FedSage, NotesFigures):
     Args:
         personal: Shell-style patterns of parameters that never leave their client: the generator's.
         hidden_fraction: Share of the validation nodes that is hidden, in [0, 1]; 0 mends nothing.
+        generator_nodes: T, whose lost neighbours teach the generator: the ``training`` nodes, as in released code, or
+            ``all``, which with few labels are many more.
         pretrain_epochs: Epochs on L_A.
         refine_epochs: Epochs with the other clients' neighbours, an exchange each.
         loss_weights: a, b and c, not negative. As L_feat is a mean over all features, c decides with the published
             weights what is generated; a greater b, or c = 0, keeps that near real features.
-        num_shown: Training nodes of a client whose generated neighbours the others see in an exchange.
+        num_shown: Nodes of a client in T whose generated neighbours the others see in an exchange.
         noise_std: Standard deviation of normal noise on the gradients that are sent.
     """
 
     personal: Sequence[str] = ("generator.*",)
     hidden_fraction: float = 0.5
+    generator_nodes: Literal["training", "all"] = "training"
     pretrain_epochs: int = 20
     refine_epochs: int = 20
     loss_weights: tuple[float, float, float] = (1.0, 1.0, 1.0)
     num_shown: int = 32
     noise_std: float = 0.0
 
-    client_class = client_side.MendingClient
+    client_class = MendingClient
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -85,10 +92,11 @@ class FedSagePlus(FedSage, NotesFigures):
         self.exchanged = Payload(clients=())
 
     def memory(self) -> Mapping[str, Slot]:
-        """Which nodes are hidden, and which hidden neighbours each node has lost."""
+        """Which nodes are hidden, which hidden neighbours each node has lost, and which nodes teach the generator."""
         return {
             "impaired/hidden": Slot(initial=torch.tensor(False), per_example=True),
             "impaired/lost": Slot(initial=torch.full((self.num_slots,), -1), per_example=True),
+            "impaired/taught": Slot(initial=torch.tensor(False), per_example=True),
         }
 
     def initial_stages(self) -> Sequence[Stage]:
@@ -110,7 +118,7 @@ class FedSagePlus(FedSage, NotesFigures):
 
     def alone(self) -> list[Stage]:
         """What a client does by itself before it trains the classifier."""
-        assert isinstance(self.federation.client, client_side.MendingClient)
+        assert isinstance(self.federation.client, MendingClient)
         return [
             Stage(name="impair", memory={"impaired": self.impair}),
             Stage(
@@ -136,7 +144,8 @@ class FedSagePlus(FedSage, NotesFigures):
 
     def impair(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Hide nodes."""
-        return client_side.hide(batch, context.inbox["key"], self.hidden_fraction, self.num_slots)
+        key = context.inbox["key"]
+        return client_side.hide(batch, key, self.hidden_fraction, self.num_slots, self.generator_nodes)
 
     def pretrain(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """L_A."""
@@ -150,21 +159,19 @@ class FedSagePlus(FedSage, NotesFigures):
         assert isinstance(batch, GraphBatch)
         key = context.inbox["next_key"]
         made = client_side.generate(client, parameters, batch, context, key, drops=True)
-        return client_side.shown(made, batch, context, key, self.num_shown)
+        return exchange.shown(made, batch, context, key, self.num_shown)
 
     def compare(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The gradients of b L_ij / C for all i."""
         weight = self.loss_weights[1] / len(context.inbox["keys"])
-        return client_side.foreign_gradient(
-            batch, context, slots=self.num_slots, weight=weight, noise_std=self.noise_std
-        )
+        return exchange.foreign_gradient(batch, context, slots=self.num_slots, weight=weight, noise_std=self.noise_std)
 
     def refine(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """L_A / C, and what has the gradient of b Σ_j L_ij / C."""
         assert isinstance(batch, GraphBatch)
         key = context.inbox["key"]
         made = client_side.generate(client, parameters, batch, context, key, drops=True)
-        place_M, is_one_M = client_side.shown_nodes(batch, context, key, self.num_shown)
+        place_M, is_one_M = exchange.shown_nodes(batch, context, key, self.num_shown)
         gradient = context.inbox["gradient"]
         foreign = gradient * is_one_M[:, None, None] * made.features[place_M, : gradient.shape[1]]
         loss = client_side.local_loss(client, made, batch, context, self.loss_weights)

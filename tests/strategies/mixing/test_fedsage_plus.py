@@ -5,7 +5,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.nn.functional as F
 from both_executors import both_executors
+from torch.optim import Adam
 
 from fl_lightning import Callback, ClientModule, StackedExecutor
 from fl_lightning.batches import ClientGraph, GraphBatch
@@ -16,7 +18,9 @@ from fl_lightning.models import GraphSAGE
 from fl_lightning.models.neighbour_generator import Generated, NeighbourGenerator
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedSage, FedSagePlus
+from fl_lightning.strategies.mixing import neighbour_exchange as exchange
 from fl_lightning.strategies.mixing import neighbour_mending as mending
+from fl_lightning.strategies.mixing.mending_client import MendingClient
 
 FEW = {"pretrain_epochs": 3, "refine_epochs": 2}
 SMALL = {"encoder_channels": (8, 8), "generator_channels": (8, 8)}
@@ -26,9 +30,9 @@ SMALL = {"encoder_channels": (8, 8), "generator_channels": (8, 8)}
 def model():
     """A client with a small classifier and a small generator."""
 
-    def build(kind=mending.MendingClient, **settings):
+    def build(kind=MendingClient, **settings):
         net = functools.partial(GraphSAGE, hidden_channels=8, dropout=0.5)
-        return kind(net, **({**SMALL, **settings} if kind is mending.MendingClient else {}))
+        return kind(net, **({**SMALL, **settings} if kind is MendingClient else {}))
 
     return build
 
@@ -37,7 +41,7 @@ def model():
 def fit(federation, make_trainer, model):
     """Run on the graphs."""
 
-    def run(strategy, executor=StackedExecutor, data=None, kind=mending.MendingClient, **settings):
+    def run(strategy, executor=StackedExecutor, data=None, kind=MendingClient, **settings):
         trainer = make_trainer(executor=executor(), seed=1, **settings)
         trainer.fit(model(kind), data or federation, strategy)
         return trainer
@@ -97,11 +101,11 @@ def test_both_exchanges_give_the_generator_the_same_gradient(graphs) -> None:
         features = (latent @ weight).tanh().unflatten(1, (5, 6))
         return Generated(latent[:, 0], features, used, latent[:, :3])
 
-    shown = mending.shown(made(), batch, context, key, 40)
+    shown = exchange.shown(made(), batch, context, key, 40)
     inbox = {name: tensor.detach()[None] for name, tensor in shown.items()}
     inbox |= {"keys": key[None], "key": torch.tensor(9), "other": torch.tensor([True])}
-    gradient = mending.foreign_gradient(other, Context(inbox=inbox), slots=5, weight=0.5, noise_std=0.0)[0]
-    place, is_one = mending.shown_nodes(batch, context, key, 40)
+    gradient = exchange.foreign_gradient(other, Context(inbox=inbox), slots=5, weight=0.5, noise_std=0.0)[0]
+    place, is_one = exchange.shown_nodes(batch, context, key, 40)
     foreign = (gradient * is_one[:, None, None] * made().features[place]).sum()
     (chained,) = torch.autograd.grad(foreign, [weight])
 
@@ -121,9 +125,9 @@ def test_one_client_has_nothing_to_compare_with(graphs) -> None:
     batch = one(graphs[0])
     context, key = knows(batch), torch.tensor(5)
     made = Generated(torch.ones(30), torch.ones(30, 5, 6).double(), torch.ones(30, 5).bool(), torch.ones(30, 3))
-    inbox = {name: tensor[None] for name, tensor in mending.shown(made, batch, context, key, 8).items()}
+    inbox = {name: tensor[None] for name, tensor in exchange.shown(made, batch, context, key, 8).items()}
     inbox |= {"keys": key[None], "key": key, "other": torch.tensor([False])}
-    gradient = mending.foreign_gradient(batch, Context(inbox=inbox), slots=5, weight=1.0, noise_std=0.5)
+    gradient = exchange.foreign_gradient(batch, Context(inbox=inbox), slots=5, weight=1.0, noise_std=0.5)
     assert (gradient == 0).all()
 
 
@@ -220,6 +224,64 @@ def cut_clients() -> list[ClientGraph]:
     return clients
 
 
+def coded_clients(seed: int, *, num_clients: int = 3, num_nodes: int = 150, num_codes: int = 24) -> list[ClientGraph]:
+    """Nodes whose features are a code that stands for a class, and neighbours whose features are the class itself.
+
+    Half of the codes occur among the training nodes, all of which have their two neighbours. Nodes of the other codes
+    are tested, of those that have lost both. The neighbours validate, which is to say that they can be hidden.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    clients = []
+    for client in range(num_clients):
+        code_N = torch.randint(num_codes, (num_nodes,), generator=draw)
+        whole_N = torch.rand(num_nodes, generator=draw) < 0.8
+        owner_M = whole_N.nonzero().flatten().repeat_interleave(2)
+        new_M, total = num_nodes + torch.arange(len(owner_M)), num_nodes + len(owner_M)
+        y_N = torch.cat([code_N, code_N[owner_M]]) % 4
+        shown_M12 = 0.8 * torch.eye(4)[y_N[new_M]].repeat(1, 3) + 0.1 * torch.randn(len(new_M), 12, generator=draw)
+        x_NF = torch.block_diag(1.5 * torch.eye(num_codes)[code_N], shown_M12)
+        place_N = torch.arange(total)
+        known_N = F.pad(code_N < num_codes // 2, (0, len(new_M)))
+        whole_N = F.pad(whole_N, (0, len(new_M)))
+        edge_2E = torch.stack([torch.cat([owner_M, new_M]), torch.cat([new_M, owner_M])])
+        clients.append(
+            ClientGraph(
+                name=f"client-{client}",
+                x_NF=x_NF,
+                edge_index_2E=edge_2E[:, (edge_2E[0] * total + edge_2E[1]).argsort()],
+                y_N=y_N,
+                train_mask_N=known_N & whole_N & (place_N < num_nodes // 2),
+                val_mask_N=place_N >= num_nodes,
+                test_mask_N=~known_N & ~whole_N & (place_N < num_nodes),
+                node_idx_N=place_N + 1000 * client,
+            )
+        )
+    return clients
+
+
+def test_generated_neighbours_beat_averaging_where_neighbours_are_cut(given_clients, make_trainer) -> None:
+    """Without them the classifier knows nothing of the codes that are tested; nor does a generator that labels teach.
+
+    Of the last round: what validates has its neighbours.
+    """
+    data = given_clients(coded_clients(seed=0), num_classes=4)
+    net, optimizer = functools.partial(GraphSAGE, hidden_channels=16, dropout=0.5), functools.partial(Adam, lr=0.01)
+    wide = {"encoder_channels": (32, 32), "generator_channels": (32, 32), "num_slots": 2}
+    generating = MendingClient(net, optimizer, **wide, generator_dropout=0.0, generator_lr=0.01)
+    settings = {"hidden_fraction": 0.75, "pretrain_epochs": 100, "refine_epochs": 1, "loss_weights": (1.0, 50.0, 1.0)}
+    found = []
+    for strategy, model in (
+        (FedSagePlus(**settings, generator_nodes="all", num_epochs=3), generating),
+        (FedSagePlus(**settings, num_epochs=3), generating),
+        (FedSage(num_epochs=3), ClientModule(net, optimizer)),
+    ):
+        trainer = make_trainer(seed=1, num_rounds=25)
+        trainer.fit(model, data, strategy)
+        found.append(trainer.run.history[-1]["test/acc"])
+    assert found[0] > 0.7
+    assert max(found[1:]) < 0.5
+
+
 def test_the_generator_learns_what_is_hidden(given_clients, fit) -> None:
     """How many neighbours a node has lost is told better than without training."""
     data = given_clients(cut_clients(), num_classes=2)
@@ -251,11 +313,11 @@ def test_slots_that_nobody_uses_are_not_exchanged(graphs) -> None:
     features = torch.rand(len(batch.y), 5, 6, dtype=torch.float64)
     used = torch.arange(5).expand(len(batch.y), 5) < 2
     made = Generated(torch.ones(len(batch.y)), features, used, torch.ones(len(batch.y), 3))
-    inbox = {name: tensor[None] for name, tensor in mending.shown(made, batch, context, key, 40).items()}
+    inbox = {name: tensor[None] for name, tensor in exchange.shown(made, batch, context, key, 40).items()}
     inbox |= {"keys": key[None], "key": torch.tensor(9), "other": torch.tensor([True])}
-    whole = mending.foreign_gradient(other, Context(inbox=inbox), slots=5, weight=0.5, noise_std=0.0)
+    whole = exchange.foreign_gradient(other, Context(inbox=inbox), slots=5, weight=0.5, noise_std=0.0)
     fewer = {**inbox, "features": inbox["features"][:, :, :2]}
-    gradient = mending.foreign_gradient(other, Context(inbox=fewer), slots=5, weight=0.5, noise_std=0.0)
+    gradient = exchange.foreign_gradient(other, Context(inbox=fewer), slots=5, weight=0.5, noise_std=0.0)
     assert gradient.any()
     assert torch.equal(gradient, whole[:, :, :2])
     assert not whole[:, :, 2:].any()
@@ -286,6 +348,7 @@ def test_bytes(fit) -> None:
     [
         ({"hidden_fraction": 1.5}, r"strategy\.hidden_fraction must be in \[0, 1\], got 1\.5"),
         ({"loss_weights": (1.0, -1.0, 1.0)}, r"strategy\.loss_weights must be three numbers from 0 on"),
+        ({"generator_nodes": "hidden"}, r"strategy\.generator_nodes must be 'training' or 'all', got 'hidden'"),
         ({"num_shown": 0}, r"strategy\.num_shown must be at least 1, got 0"),
         ({"noise_std": -1.0}, r"strategy\.noise_std must not be negative, got -1"),
     ],
@@ -294,7 +357,7 @@ def test_settings(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         FedSagePlus(**settings)
     with pytest.raises(ValueError, match=r"model\.rounding must be 'nearest' or 'down', got 'up'"):
-        mending.MendingClient(rounding="up")  # type: ignore[arg-type]
+        MendingClient(rounding="up")  # type: ignore[arg-type]
 
 
 def test_its_clients_have_generators(fit) -> None:

@@ -1,4 +1,15 @@
-"""FGSSL: the two terms by hand, their gradients, random views, and what it reduces to."""
+"""FGSSL: the two terms by hand, their gradients, random views, and what it reduces to.
+
+There is no test in which it beats FedAvg, for want of data on which it does beyond what chance may. On generated graphs
+of four clients, gain in accuracy of the best round by validation, with the default weights:
+
+- Two of four classes a client, 20 epochs, no dropout: 0.07 for two seeds, 0.00 for the next four; 10 epochs: -0.05 (4).
+- The same with dropout or few labels: -0.14 to 0.03 (2 seeds each).
+- Three of four classes, 30 epochs: 0.01 (8 seeds, standard error 0.01). All classes, few labels: 0.01 and less.
+- A shortcut in each client's training nodes that the others have not: 0.00 to 0.03, means of 3 seeds in 7 settings,
+  each with gains of either sign.
+- The structural term alone: within 0.02 at weight 1 (7 settings), -0.24 to 0.08 at weight 10 (9).
+"""
 
 import dataclasses
 import functools

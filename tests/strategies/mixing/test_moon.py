@@ -1,4 +1,18 @@
-"""MOON: the contrast and its gradient, first rounds, what a client remembers."""
+"""MOON: the contrast and its gradient, first rounds, what a client remembers.
+
+There is no test in which it beats FedAvg, for want of data on which it does. Gains of the best round by validation:
+
+- Tables of ``learning.quadrants`` with one or two of four classes a client, 20 to 80 examples, 5 to 20 epochs, SGD or
+  Adam, widths 4 to 32, temperatures 0.2 to 1: below in 7 of 7 settings drawn at random (3 seeds), by 0.005 to 0.43,
+  most for μ 5 and 10.
+- Each client's training examples have a shortcut of its own, absent from what is tested, so that the global model's
+  representation is the better one (3 seeds, 10 or 30 epochs, rates 0.1 to 0.5): μ 1 is at most 0.01 above, and at rate
+  0.1 with 10 epochs 0.07 below; 5 and 10 are at most 0.006 above, 20 at most 0.015, 50 at least 0.04 below.
+- Graphs with one to four classes a client, some with a shortcut: within 0.03 (8 settings of 2 or 4 seeds).
+
+Much of it is that the contrast slows training: z starts at the global representation, where only the push away from the
+last local one has a gradient.
+"""
 
 import pytest
 import torch

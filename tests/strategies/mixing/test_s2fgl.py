@@ -22,7 +22,7 @@ from fl_lightning.federation import Federation
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import S2FGL, FedAvg
-from fl_lightning.strategies.mixing.s2fgl import importance, spectrum
+from fl_lightning.strategies.mixing.node_spectra import importance, spectrum
 
 MODEL = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3
 OFF = {"semantic_weight": 0.0, "frequency_weight": 0.0}
@@ -223,7 +223,7 @@ def test_clients_of_other_structures_keep_to_the_global_model(seed, given_client
 def test_it_beats_averaging_where_clients_miss_classes(given_clients, fit) -> None:
     gain = 0.0
     for seed in range(4):
-        data = given_clients(clients_of_other_structures(seed, share=(0.10, 0.01)), num_classes=4)
+        data = given_clients(clients_of_other_structures(seed, shares=((0.10, 0.01),) * 2), num_classes=4)
         settings = {"data": data, "num_rounds": 6, "dropout": 0.0, "optimizer": functools.partial(Adam, lr=0.02)}
         own, plain = (
             fit(strategy, **settings).run.selection.result["test/acc"]
@@ -233,12 +233,37 @@ def test_it_beats_averaging_where_clients_miss_classes(given_clients, fit) -> No
     assert gain / 4 > 0.01
 
 
-def clients_of_other_structures(
-    seed: int, *, num_nodes: int = 100, share: tuple[float, float] = (0.02, 0.04)
-) -> list[ClientGraph]:
-    """Clients that train on two of four classes; neighbours are alike in every second one.
+def test_it_beats_averaging_where_clients_of_one_class_differ_in_structure(given_clients, fit) -> None:
+    """Every second client's nodes have a quarter of the others' neighbours.
 
-    In the others the nodes of one class, and those of two, are linked with the probabilities ``share``.
+    With other seeds, starts and shares of labels the gain is 0.045, with a standard error of 0.016 (40 comparisons).
+    The frequency term at weight 1 takes 0.13 away (10). Where neighbours are less alike in every second client (links
+    of 0.12 and 0.005, of 0.08 and 0.03) the gain of clients with two classes is 0.01 (49).
+    """
+    gain = 0.0
+    shape = {"num_nodes": 120, "classes": 1, "noise": 1.0, "shares": ((0.20, 0.008), (0.05, 0.002))}
+    for seed in range(8):
+        data = given_clients(clients_of_other_structures(seed, **shape), num_classes=4)
+        settings = {"data": data, "num_rounds": 10, "dropout": 0.0, "seed": seed}
+        own, plain = (
+            fit(strategy, optimizer=functools.partial(Adam, lr=0.02), **settings).run.selection.result["test/acc"]
+            for strategy in (S2FGL(num_epochs=10, semantic_weight=20.0, frequency_weight=0.0), FedAvg(num_epochs=10))
+        )
+        gain += own - plain
+    assert gain / 8 > 0.03
+
+
+def clients_of_other_structures(
+    seed: int,
+    *,
+    num_nodes: int = 100,
+    classes: int = 2,
+    noise: float = 1.5,
+    shares: tuple[tuple[float, float], tuple[float, float]] = ((0.10, 0.01), (0.02, 0.04)),
+) -> list[ClientGraph]:
+    """Clients that train on some of four classes, every second one with neighbours of another kind.
+
+    Nodes of one class, and those of two, are linked with the probabilities ``shares``, of either kind of client.
     """
     draw = torch.Generator().manual_seed(seed)
     centre_KF = torch.randn(4, 16, generator=draw)
@@ -246,16 +271,16 @@ def clients_of_other_structures(
     for client in range(4):
         y_N = torch.randint(4, (num_nodes,), generator=draw)
         alike_NN = y_N[:, None] == y_N
-        share_NN = torch.where(alike_NN, 0.10, 0.01) if client % 2 == 0 else torch.where(alike_NN, *share)
-        linked_NN = (torch.rand(num_nodes, num_nodes, generator=draw) < share_NN).triu(1)
+        linked_NN = torch.rand(num_nodes, num_nodes, generator=draw) < torch.where(alike_NN, *shares[client % 2])
+        linked_NN = linked_NN.triu(1)
         role_N = torch.randperm(num_nodes, generator=draw) % 5
         clients.append(
             ClientGraph(
                 name=f"client-{client}",
-                x_NF=centre_KF[y_N] + 1.5 * torch.randn(num_nodes, 16, generator=draw),
+                x_NF=centre_KF[y_N] + noise * torch.randn(num_nodes, 16, generator=draw),
                 edge_index_2E=(linked_NN | linked_NN.T).nonzero().T,
                 y_N=y_N,
-                train_mask_N=(role_N < 2) & ((y_N - client) % 4 < 2),
+                train_mask_N=(role_N < 2) & ((y_N - client) % 4 < classes),
                 val_mask_N=role_N == 2,
                 test_mask_N=role_N > 2,
                 node_idx_N=torch.arange(num_nodes),
