@@ -8,6 +8,7 @@ from strategies.test_contract import STRATEGIES, tiny
 from fl_lightning import Callback, SequentialExecutor
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, federate
+from fl_lightning.strategies import FedSheafHN, Kin
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),
@@ -51,6 +52,26 @@ def test_loopback_is_the_run_in_process(kind, three, make_model, make_trainer, a
     assert_same(server_of(remote), server_of(local))
     assert_same_clients(local, sites)
     assert [len(site.states) for site in sites] == [1, 1, 1]  # no state is left that nobody needs
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda: Kin(common_share=0.5, validate_every=1),
+        lambda: FedSheafHN(init_epochs=0, num_neighbors=2, last_layer="closed_form", strength=0.8, validate_every=1),
+    ],
+    ids=["Kin", "FedSheafHN"],
+)
+def test_trials_at_sites_choose_the_same(strategy, three, make_model, make_trainer, assert_same, tmp_path) -> None:
+    local = make_trainer(num_rounds=3, executor=SequentialExecutor())
+    expected = local.fit(make_model(), three, strategy())
+    sites = make_sites(three.clients, tmp_path / "sites", lambda: (make_model(), strategy()))
+    remote, built = make_trainer(num_rounds=3), strategy()
+
+    result = remote.fit(make_model(), federate(remote, LoopbackChannel(sites), built), built)
+
+    assert_same(result, expected)
+    assert_same(server_of(remote), server_of(local))
 
 
 @pytest.mark.filterwarnings("ignore:.*it is left out")

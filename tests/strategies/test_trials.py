@@ -7,7 +7,7 @@ import pytest
 import torch
 from both_executors import both_executors
 
-from fl_lightning import Callback
+from fl_lightning import Callback, Participation
 from fl_lightning.models import ProjectionGCN
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage, StageAddress
@@ -170,9 +170,10 @@ def test_a_resumed_run_goes_on_with_the_choice(
             if trainer.run.round_idx == 3:
                 trainer.save_checkpoint(tmp_path / "three.ckpt")
 
-    trainer = make_trainer(num_rounds=6, callbacks=SaveAfterThree())
+    busy = Participation(num_clients=3, dropout_probability=0.2, straggler_probability=0.5, held_out_fraction=0.2)
+    trainer = make_trainer(num_rounds=6, callbacks=SaveAfterThree(), participation=busy, seed=1)
     whole = trainer.fit(make_model(), federation, strategy(validate_every=2))
-    resumed = make_trainer(num_rounds=6)
+    resumed = make_trainer(num_rounds=6, participation=busy, seed=1)
     found = resumed.fit(make_model(), federation, strategy(validate_every=2), ckpt_path=str(tmp_path / "three.ckpt"))
 
     assert_same(found, whole)
