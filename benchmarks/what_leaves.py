@@ -5,6 +5,7 @@ python benchmarks/what_leaves.py
 
 import functools
 import inspect
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,8 +15,10 @@ from torch.optim import SGD
 
 from fl_lightning import FederatedDataModule, strategies
 from fl_lightning.data import GivenPartitioner, PlantedCommunities
+from fl_lightning.models import GCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote.secure import check_stage, weighting_of
+from fl_lightning.round.client import ClientModule
 from fl_lightning.round.disclosure import COUNTS, SCORES, what_leaves
 from fl_lightning.run.assembly import build_nets, describe_federation
 from fl_lightning.strategies import Strategy
@@ -36,7 +39,9 @@ every stage the {COUNTS} leave too, and at every evaluation {SCORES}. Features, 
 predictions never do. (`round/disclosure.py`; `communication.csv` of a run has it for every stage of every round.)
 
 A decentralised strategy's messages to neighbours go through the server, which computes for all clients. *Sums only*:
-under secure aggregation the server learns nothing but the weighted sum of what leaves.
+under secure aggregation the server learns nothing but the weighted sum of what leaves. Where `validate_every` is set
+(`Kin`, `FedAux`, `FedPub`, `FedSheafHN`, `SheafRidge`), numerator and denominator of the validation metric leave for
+each model that is tried.
 
 | strategy | stage | what leaves the client | sums only |
 |---|---|---|---|
@@ -51,7 +56,11 @@ def find_strategies() -> list[type[Strategy]]:
 
 def set_up(kind: type[Strategy], data: FederatedDataModule) -> Strategy:
     """A strategy as it is when a run begins."""
-    net = {} if kind.default_net is None else {"net": kind.default_net}
+    plain = (
+        functools.partial(GCN, hidden_channels=8) if kind.client_class is ClientModule else None
+    )  # its maps are small
+    default = kind.default_net or plain
+    net = {} if default is None else {"net": default}
     optimizer = functools.partial(SGD, lr=0.01, momentum=0.9)  # which all of them take
     model = kind.client_class(**net, optimizer=optimizer)
     strategy, fabric = kind(**SETTINGS.get(kind.__name__, {})), Fabric(accelerator="cpu", devices=1)
@@ -72,7 +81,7 @@ def rows(strategy: Strategy) -> list[tuple[str, str, str]]:
             sums = "yes"
         except ValueError:
             sums = ""
-        found[stage.name, "; ".join(what_leaves(stage, names)) or "nothing", sums] = None
+        found[re.sub(r"-\d+$", "-*", stage.name), "; ".join(what_leaves(stage, names)) or "nothing", sums] = None
     longest = {name: max((text for other, text, _ in found if other == name), key=len) for name, _, _ in found}
     return [row for row in found if row[1] == longest[row[0]]]
 
