@@ -317,6 +317,8 @@ class FedSheafHN(Hypernetwork):
         answered = [place[client] for client in upload.clients]
         self._last = answered, generated_CP[rows], update_CP, upload.num_examples
         self._fill_in()
+        if self.trials.every is None:
+            del self._last  # as large as all models, twice
         if len(answered) < 3:  # a client, its kin and somebody else
             return
         weight_C = self.fitted_layer.weight_C[answered] / self.fitted_layer.weight_C[answered].sum()
