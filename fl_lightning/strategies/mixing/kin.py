@@ -8,9 +8,11 @@ clients, their cosines S give
 
     W = (1 - s) softmax_j(τ S_ij + log n_j) + s w,
 
-with n_j the training examples and w their shares. 1 - s may be set, or be estimated for each parameter tensor in every
-round: how far the clients' updates are predicted by those of their kin, left one out (``relations/kinship.py``). Among
-unrelated clients that is nothing, and Kin is FedAvg (or FedPer, with the head in ``personal``).
+with n_j the training examples and w their shares. s may be set; be chosen while training, together with whether each
+number is mixed over those alone that moved it, by the clients' validation examples (``strategies/trials.py``); or be
+estimated for each parameter tensor in every round: 1 - s is how far the clients' updates are predicted by those of their
+kin, left one out (``relations/kinship.py``), which believes kin too much who have training examples in common. Among
+unrelated clients an estimate of s is 1, and Kin is FedAvg (or FedPer, with the head in ``personal``).
 
 Shape legend: C, K clients, D width of the embedding.
 """
