@@ -14,3 +14,4 @@ for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
             globals()[_name] = _class
             if not inspect.isabstract(_class) and _name not in __all__:
                 __all__ += [_name]
+del _module, _name, _class

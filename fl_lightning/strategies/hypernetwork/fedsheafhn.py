@@ -74,7 +74,7 @@ class FedSheafHN(Hypernetwork):
             how well clients' updates are predicted by the others'.
         mix_only_moved: A client that leaves a number alone counts in the fit with what those that moved it have on
             average.
-        validate_every: Rounds between trials (``strategies/trials.py``) in which the clients' validation examples choose
+        validate_every: Rounds between trials (``strategies/trials.py``), which choose, by the clients' validation
             ``mix_only_moved`` anew, and a factor in [0, 1] on the strengths, ``server/strength_factor``.
         predict: Which model is the result: the one each client has ``trained``, or the ``generated`` one.
         diffusion_lr: Adam's learning rate for the diffusion model.

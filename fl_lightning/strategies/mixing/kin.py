@@ -10,8 +10,8 @@ clients, their cosines S give
 
 with n_j the training examples and w their shares. s may be set; be chosen while training, together with whether each
 number is mixed over those alone that moved it, by the clients' validation examples (``strategies/trials.py``); or be
-estimated for each parameter tensor in every round: 1 - s is how far the clients' updates are predicted by those of their
-kin, left one out (``relations/kinship.py``), which believes kin too much who have training examples in common. Among
+estimated for each parameter tensor in every round: 1 - s is how far the clients' updates are predicted by their
+kin's, left one out (``relations/kinship.py``), which believes kin too much who have training examples in common. Among
 unrelated clients an estimate of s is 1, and Kin is FedAvg (or FedPer, with the head in ``personal``).
 
 Shape legend: C, K clients, D width of the embedding.

@@ -40,7 +40,7 @@ class SimilarityMixing(Mixing):
         common_share: s in [0, 1] of W = (1 - s) softmax(τ S) + s w, with w the shares of the training examples: what
             all clients have in common, however unlike they are. None to estimate it for each parameter tensor in every
             round from how well the clients' updates are predicted by those of their like (``relations/kinship.py``).
-        validate_every: Rounds between trials (``strategies/trials.py``) in which the clients' validation examples choose
+        validate_every: Rounds between trials (``strategies/trials.py``), which choose, by the clients' validation
             ``common_share`` and ``mix_only_moved`` anew, for all clients; what is set is what it starts from.
     """
 
