@@ -237,6 +237,8 @@ class FedSheafHN(Hypernetwork):
         In a trial, beside the client's own, what would be generated for it.
         """
         if (choice := self.trials.of(stage)) is not None:
+            if choice == self.trials.choice:
+                return Payload(clients=tuple(clients), signals=self.generate_for_evaluation(clients).parameters)
             with self.trials.supposing(choice):
                 self._fill_in()
                 tried = self.generate_for_evaluation(clients).parameters
@@ -258,7 +260,8 @@ class FedSheafHN(Hypernetwork):
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Server step, then the new embeddings; after trials, the choice."""
         if self.trials.of(stage) is not None:
-            if self.trials.take_in(stage, upload):
+            before = self.trials.choice
+            if self.trials.take_in(stage, upload) and self.trials.choice != before:
                 self._fill_in()
             return
         if stage.name == "initial" and self.start_from_clients and upload.clients:

@@ -106,6 +106,8 @@ class SimilarityMixing(Mixing):
         choice = self.trials.of(stage)
         if choice is None:
             return super().configure(stage, clients)
+        if choice == self.trials.choice:
+            return Payload(clients=tuple(clients), signals=self.mixed_models(clients).parameters)
         answered = self._trained[0].clients
         rows = [answered.index(client) if self.personalised else 0 for client in clients]
         return Payload(clients=tuple(clients), signals={name: m[rows] for name, m in self._mixed_by(choice).items()})
@@ -158,10 +160,9 @@ class SimilarityMixing(Mixing):
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Remember the signatures, then mix."""
         if self.trials.of(stage) is not None:
-            if self.trials.take_in(stage, upload):
-                rows = list(self._trained[0].clients) if self.personalised else [0]
-                for name, mixed in self._mixed_by(self.trials.choice).items():
-                    self.models[name][rows] = mixed
+            before = self.trials.choice
+            if self.trials.take_in(stage, upload) and self.trials.choice != before:
+                self._adopt()
         elif upload.clients:
             self.admit(stage, upload)
             self.take_in(stage, upload)
@@ -179,11 +180,19 @@ class SimilarityMixing(Mixing):
         upload, received = self._trained
         with self.trials.supposing(choice):
             mixing, moved = self.mixing_matrix(upload), self.mixes_only_moved()
-            self.breadth = mean_breadth(mixing, list(upload.parameters)) if self.personalised else None
         return {
             name: mix(first_match(mixing, name), tensor, received[name] if moved else None)
             for name, tensor in upload.parameters.items()
         }
+
+    def _adopt(self) -> None:
+        """Mix the last round's models as has just been chosen."""
+        upload, _ = self._trained
+        rows = list(upload.clients) if self.personalised else [0]
+        for name, mixed in self._mixed_by(self.trials.choice).items():
+            self.models[name][rows] = mixed
+        if self.personalised:
+            self.breadth = mean_breadth(self.mixing_matrix(upload), list(upload.parameters))
 
     def admit(self, stage: Stage, upload: Payload) -> None:
         """Remember the signatures."""
