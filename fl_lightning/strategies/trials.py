@@ -41,13 +41,19 @@ class Trials:
         grids: The values of each setting, in order.
         start: The first choice, which is on the grids; a setting without a grid stays as it is.
         every: Rounds between trials; None for none at all.
+        personal: Patterns of parameters of which it is one more setting, ``personal``, whether they stay with their
+            clients; at first they do.
 
     Raises:
         ValueError: The first choice is not on its grid.
     """
 
-    def __init__(self, grids: Mapping[str, Sequence[float]], start: Choice, every: int | None) -> None:
-        self.grids, self.choice, self.every = grids, dict(start), every
+    def __init__(
+        self, grids: Mapping[str, Sequence[float]], start: Choice, every: int | None, personal: Sequence[str] = ()
+    ) -> None:
+        self.grids, self.choice, self.every = dict(grids), dict(start), every
+        if personal:
+            self.grids["personal"], self.choice["personal"] = ON_OFF, 1.0
         for name, value in start.items():
             if every is not None and value not in grids.get(name, (value,)):
                 allowed = ", ".join(map(str, grids[name]))
@@ -117,7 +123,21 @@ class Trials:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the choice."""
-        self.choice = dict(state)
+        self.choice = {**self.choice, **state}
+
+
+def require_trials(validate_personal: Sequence[str], validate_every: int | None) -> None:
+    """Refuse to choose what is personal in no trial.
+
+    Raises:
+        ValueError: There are patterns, but no trials.
+    """
+    if validate_personal and validate_every is None:
+        names = ", ".join(validate_personal)
+        raise ValueError(
+            f"strategy.validate_personal is {names}, but there are no trials that choose: set strategy.validate_every, "
+            "or name the parameters in strategy.personal, so that they stay at home"
+        )
 
 
 def _trial(name: str) -> Stage:

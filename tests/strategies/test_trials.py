@@ -28,7 +28,13 @@ sheafhn = functools.partial(
     strength=0.8,
     predict="generated",
 )
+kin_head = functools.partial(kin, validate_personal=["head.*"])
+sheafhn_head = functools.partial(sheafhn, personal=[], validate_personal=["head.*"])
 both_families = pytest.mark.parametrize("strategy", [kin, sheafhn], ids=["Kin", "FedSheafHN"])
+both_heads = pytest.mark.parametrize("strategy", [kin_head, sheafhn_head], ids=["Kin's head", "FedSheafHN's head"])
+all_choices = pytest.mark.parametrize(
+    "strategy", [kin, sheafhn, kin_head, sheafhn_head], ids=["Kin", "FedSheafHN", "Kin's head", "FedSheafHN's head"]
+)
 
 
 class WatchTrials(Callback):
@@ -124,7 +130,37 @@ def test_the_validation_examples_choose(strategy, executor, federation, make_mod
     assert {f"server/{name}" for name in built.trials.choice} <= trainer.run.history[-1].keys()
 
 
-@both_families
+@both_heads
+@both_executors
+def test_whose_the_head_is_is_chosen_too(strategy, executor, federation, make_model, make_trainer) -> None:
+    watch = WatchTrials()
+    trainer = make_trainer(executor=executor(), num_rounds=2, callbacks=watch)
+    trainer.fit(make_model(), federation, built := strategy(validate_every=2, mix_only_moved=True))
+
+    trained = trainer.run.executor.state().parameters
+    heads = [name for name in trained if name.startswith("head.")]
+    tried = dict(zip([name for name, _ in watch.rounds[-1]], watch.models, strict=True))
+    assert {name[-1] for name in tried} == {"0", "1"}
+    for name, model in tried.items():
+        own = [torch.allclose(model[parameter], trained[parameter], atol=1e-6) for parameter in trained]
+        assert own == [name.endswith("personal=1") and parameter in heads for parameter in trained]
+    assert trainer.run.history[-1]["server/personal"] == built.trials.choice["personal"]
+
+
+@both_heads
+def test_who_has_not_trained_is_given_a_head(strategy, federation, make_model, make_trainer) -> None:
+    held_out = Participation(held_out_fraction=0.2)
+    trainer = make_trainer(num_rounds=3, participation=held_out)
+    trainer.fit(make_model(), federation, built := strategy(validate_every=5))
+
+    (newcomer,) = set(range(5)) - set(built.federation.training_clients)
+    models = built.model_for(range(5)).parameters["head.weight"]
+    assert built.trials.choice["personal"] == 1.0
+    assert not torch.equal(models[newcomer], built.federation.parameters["head.weight"])
+    assert all(not torch.equal(models[newcomer], other) for client, other in enumerate(models) if client != newcomer)
+
+
+@all_choices
 def test_the_result_is_the_model_of_the_choice(strategy, federation, make_model, make_trainer) -> None:
     watch = WatchTrials()
     trainer = make_trainer(num_rounds=2, callbacks=watch)
@@ -144,7 +180,7 @@ def test_without_trials_nothing_changes(strategy, federation, make_model, make_t
     assert_same({name: value for name, value in found.items() if name[7:] not in built.trials.choice}, plain)
 
 
-@both_families
+@all_choices
 def test_test_labels_choose_nothing(strategy, graphs, given_clients, make_model, make_trainer) -> None:
     chosen = []
     for shift in (0, 1):
@@ -161,7 +197,7 @@ def test_test_labels_choose_nothing(strategy, graphs, given_clients, make_model,
     assert chosen[0] == chosen[1]
 
 
-@both_families
+@all_choices
 def test_a_resumed_run_goes_on_with_the_choice(
     strategy, federation, make_model, make_trainer, tmp_path, assert_same
 ) -> None:
@@ -193,6 +229,12 @@ def test_clients_without_validation_examples_are_told(graphs, given_clients, mak
         (lambda: kin(validate_every=0), "validate_every must be at least 1"),
         (lambda: Kin(validate_every=2, common_share=None), "common_share is null: give common_share a number"),
         (lambda: kin(validate_every=2, aggregation=NormClipping()), r"strategy\.aggregation is set"),
+        (lambda: kin(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),
+        (lambda: sheafhn(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),
+        (
+            lambda: FedAux(personalised=False, validate_every=2, validate_personal=["head.*"]),
+            r"needs strategy\.personalised",
+        ),
         (lambda: FedSheafHN(validate_every=2), r"validate_every are for strategy\.last_layer closed_form"),
     ],
 )
@@ -204,6 +246,12 @@ def test_senseless_settings_are_refused(strategy, message) -> None:
 def test_a_start_off_the_grid_is_refused(federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match=r"common_share is 0\.3, .* it starts at 0\.0, 0\.25"):
         make_trainer().fit(make_model(), federation, Kin(common_share=0.3, validate_every=2))
+
+
+@both_heads
+def test_a_pattern_that_matches_nothing_is_refused(strategy, federation, make_model, make_trainer) -> None:
+    with pytest.raises(ValueError, match=r"pattern 'tail\.\*' matches none"):
+        make_trainer().fit(make_model(), federation, strategy(validate_every=2, validate_personal=["tail.*"]))
 
 
 def test_one_common_model_tries_what_has_moved(federation, make_model, make_trainer) -> None:

@@ -32,13 +32,14 @@ from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
+from fl_lightning.strategies.base import select_names
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
 from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
 from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
 from fl_lightning.strategies.hypernetwork.sheaf import SheafDiffusion
 from fl_lightning.strategies.signals import graph_embedding, received_embedding
-from fl_lightning.strategies.trials import ON_OFF, SHARES, Trials
+from fl_lightning.strategies.trials import ON_OFF, SHARES, Trials, require_trials
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,6 +77,8 @@ class FedSheafHN(Hypernetwork):
             average.
         validate_every: Rounds between trials (``strategies/trials.py``), which choose, by the clients' validation
             ``mix_only_moved`` anew, and a factor in [0, 1] on the strengths, ``server/strength_factor``.
+        validate_personal: Shell-style patterns of generated parameters of which they choose, too, whether each client
+            is given its own back instead, as at first: ``server/personal``.
         predict: Which model is the result: the one each client has ``trained``, or the ``generated`` one.
         diffusion_lr: Adam's learning rate for the diffusion model.
         diffusion_weight_decay: Adam's weight decay for the diffusion model.
@@ -106,6 +109,7 @@ class FedSheafHN(Hypernetwork):
     strength: float | None = None
     mix_only_moved: bool = False
     validate_every: int | None = None
+    validate_personal: Sequence[str] = ()
     predict: Literal["trained", "generated"] = "trained"
     diffusion_lr: float = 0.001
     diffusion_weight_decay: float = 5e-4
@@ -129,6 +133,7 @@ class FedSheafHN(Hypernetwork):
         if self.last_layer == "gradient" and fits:
             names = "strategy.mix_only_moved, strategy.strength and strategy.validate_every"
             raise ValueError(f"{names} are for strategy.last_layer closed_form")
+        require_trials(self.validate_personal, self.validate_every)
         if self.embedding == "one_hot" and self.embedding_model != "own":
             raise ValueError(f"strategy.embedding_model is {self.embedding_model}, but one_hot embeds with no model")
         if not 0 <= self.hypernetwork_dropout < 1:
@@ -153,7 +158,8 @@ class FedSheafHN(Hypernetwork):
         width = convs[-1].shape[-1]
         self.embedding_channels = federation.num_clients if self.embedding == "one_hot" else width
         start = {"strength_factor": 1.0, "mix_only_moved": float(self.mix_only_moved)}
-        self.trials = Trials({"strength_factor": SHARES, "mix_only_moved": ON_OFF}, start, self.validate_every)
+        grids = {"strength_factor": SHARES, "mix_only_moved": ON_OFF}
+        self.trials = Trials(grids, start, self.validate_every, self.validate_personal)
         self.wearer_C = torch.arange(federation.num_clients, device=federation.device)
         if self.permute_embeddings:
             training = torch.tensor(federation.training_clients)
@@ -161,6 +167,7 @@ class FedSheafHN(Hypernetwork):
             order = training[torch.randperm(len(training), generator=draw)]
             self.wearer_C[order] = order.roll(1).to(federation.device)  # one cycle: nobody keeps its own
         super().setup(federation)
+        select_names(list(self.shapes), self.validate_personal)  # or it says which pattern matches nothing
         shape = (federation.num_clients, self.embedding_channels)
         self.embeddings_CD = torch.zeros(shape, device=federation.device, dtype=self.dtype)
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
@@ -344,13 +351,20 @@ class FedSheafHN(Hypernetwork):
         """Take in what the last clients trained, as it was chosen last."""
         answered, generated_CP, update_CP, examples_C = self._last
         trained_CP = generated_CP + update_CP
+        self.fitted_layer.own_P = self._own_parameters()
         if self.trials.choice["mix_only_moved"]:
             equal_1C = (examples_C.double().clamp(min=1e-6) / examples_C.sum().clamp(min=1))[None]
             moved_mean_1P = mix_only_moved(equal_1C, trained_CP, generated_CP)
-            trained_CP = torch.where(update_CP != 0, trained_CP, moved_mean_1P)
+            trained_CP = torch.where((update_CP != 0) | self.fitted_layer.own_P, trained_CP, moved_mean_1P)
         self.fitted_layer.take_in(answered, trained_CP, examples_C)
         self.fitted_layer.strength_factor = self.trials.choice["strength_factor"]
         self._generated_for_evaluation = None
+
+    def _own_parameters(self) -> Tensor:
+        """Of which numbers clients get back their own, (P,)."""
+        names = select_names(list(self.shapes), self.validate_personal) if self.trials.choice.get("personal") else ()
+        own = [torch.full((shape.numel(),), name in names) for name, shape in self.shapes.items()]
+        return torch.cat(own).to(self.federation.device)
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """None: the models as the clients trained them; or the generated ones."""
@@ -411,3 +425,4 @@ class FedSheafHN(Hypernetwork):
         self.trials.load_state_dict(state.get("choice", self.trials.choice))  # older checkpoints have none
         if self.last_layer == "closed_form":
             self.fitted_layer.strength_factor = self.trials.choice["strength_factor"]
+            self.fitted_layer.own_P = self._own_parameters()

@@ -42,6 +42,7 @@ class ClosedFormLayer(nn.Module):
         weight_C: Its weight in the mean m, 0 for a client that has not answered yet.
         strength_T: s of each tensor.
         strength_factor: What all of them are multiplied by.
+        own_P: Numbers that a client gets back as it trained them, once it has.
     """
 
     models_CP: Tensor
@@ -55,6 +56,7 @@ class ClosedFormLayer(nn.Module):
         self.log_ridge = nn.Parameter(torch.tensor(ridge).log())
         self.register_buffer("models_CP", torch.zeros(num_clients, sum(sizes)))
         self.register_buffer("weight_C", torch.zeros(num_clients))
+        self.own_P = torch.zeros(sum(sizes), dtype=torch.bool)
         self.register_buffer("strength_T", torch.full((len(sizes),), 0.0 if strength is None else strength))
 
     def start_from(self, parameters_P: Tensor) -> None:
@@ -79,7 +81,12 @@ class ClosedFormLayer(nn.Module):
         models_CP = self.models_CP if whole else self.models_CP[is_known_C]
         strength_T = self.strength_factor * self.strength_T
         strength_P = strength_T.repeat_interleave(torch.tensor(self.sizes, device=models_CP.device))
-        return torch.lerp(self._mean(is_known_C).expand(len(rows), -1), smoother_MC @ models_CP, strength_P)
+        generated_MP = torch.lerp(self._mean(is_known_C).expand(len(rows), -1), smoother_MC @ models_CP, strength_P)
+        if self.own_P.any():
+            trained = [place for place, row in enumerate(rows) if is_known_M[row]]
+            own_MP = self.models_CP[[rows[place] for place in trained]]
+            generated_MP[trained] = torch.where(self.own_P.to(own_MP.device), own_MP, generated_MP[trained])
+        return generated_MP
 
     def shares(self) -> Tensor:
         """W of the clients that have answered, (C,)."""

@@ -19,6 +19,7 @@ Shape legend: C, K clients, D width of the embedding.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,8 +27,8 @@ from torch.nn.functional import normalize
 
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Signal, Stage
-from fl_lightning.strategies.mixing.base import Mixing, shares
+from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.strategies.mixing.base import shares
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
 from fl_lightning.strategies.signals import graph_embedding
 
@@ -42,6 +43,7 @@ class Kin(SimilarityMixing):
 
     num_epochs: int = 3
     common_share: float | None = None
+    predict: Literal["trained", "mixed"] = "mixed"
 
     needs_graphs = True
     signature = "embedding"
@@ -94,11 +96,3 @@ class Kin(SimilarityMixing):
         similarity_CC = self.similarity(self.signatures_CD[rows], self.signatures_CD[rows])
         known_C = self.known_C[rows]
         return torch.where(known_C[:, None] & known_C, similarity_CC, 0.0)
-
-    def model_for(self, clients: Sequence[int]) -> Payload | None:
-        """The mixed models."""
-        return self.mixed_models(clients)
-
-    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The mixed models are the result; ``trained/...`` is before mixing."""
-        return Mixing.evaluations(self, clients)

@@ -7,7 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from fl_lightning.relations.kinship import strength
 from fl_lightning.relations.similarity import cosine_similarity, softmax_mixing
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
-from fl_lightning.strategies.base import server_dtype
+from fl_lightning.strategies.base import select_names, server_dtype
 from fl_lightning.strategies.mixing.base import Mixing, first_match, mean_breadth, mix, shares
-from fl_lightning.strategies.trials import ON_OFF, SHARES, Choice, Trials
+from fl_lightning.strategies.trials import ON_OFF, SHARES, Choice, Trials, require_trials
 
 #: Mixing counts as uniform where a client's model is mixed from this share of all clients or more (see mixing_breadth).
 UNIFORM_BREADTH = 0.99
@@ -31,7 +31,6 @@ UNIFORM_ROUNDS = 10
 class SimilarityMixing(Mixing):
     """Base of strategies with W = weights(similarity(signature_i, signature_j)), row by row; softmax(τ cos) by default.
 
-    The locally trained model, which the client would use, is the result; the mixed one is logged as ``mixed/...``.
     A client held out of training begins with the average model; once its signature is known, the others' models are
     mixed for it likewise.
 
@@ -42,12 +41,18 @@ class SimilarityMixing(Mixing):
             round from how well the clients' updates are predicted by those of their like (``relations/kinship.py``).
         validate_every: Rounds between trials (``strategies/trials.py``), which choose, by the clients' validation
             ``common_share`` and ``mix_only_moved`` anew, for all clients; what is set is what it starts from.
+        validate_personal: Shell-style patterns of mixed parameters of which they choose, too, whether each client keeps
+            its own instead, as at first: ``server/personal``.
+        predict: Which model is the result: the one each client has ``trained``, as in the papers, or the ``mixed`` one;
+            the other is logged beside it.
     """
 
     num_epochs: int = 1
     similarity_temperature: float = 10.0
     common_share: float | None = 0.0
     validate_every: int | None = None
+    validate_personal: Sequence[str] = ()
+    predict: Literal["trained", "mixed"] = "trained"
 
     personalised = True
     #: Name of the signal that is the signature.
@@ -71,6 +76,11 @@ class SimilarityMixing(Mixing):
                 f"strategy.validate_every chooses how much is mixed of whom, but {other}: give common_share a number "
                 "to start from, leave aggregation out, or leave validate_every out"
             )
+        require_trials(self.validate_personal, self.validate_every)
+        if self.validate_personal and not self.personalised:
+            raise ValueError(
+                "strategy.validate_personal needs strategy.personalised: one model for all is nobody's own"
+            )
 
     @abstractmethod
     def signature_signal(self) -> Signal:
@@ -90,7 +100,8 @@ class SimilarityMixing(Mixing):
         self.num_uniform_rounds = 0
         start = {"common_share": self.common_share or 0.0, "mix_only_moved": float(self.mix_only_moved)}
         grids = {"common_share": SHARES} if self.personalised else {}
-        self.trials = Trials({**grids, "mix_only_moved": ON_OFF}, start, self.validate_every)
+        self.trials = Trials({**grids, "mix_only_moved": ON_OFF}, start, self.validate_every, self.validate_personal)
+        select_names(self.shared, self.validate_personal)  # or it says which pattern matches nothing
         self.common_shares: dict[str, float] = {}  # of the parameter tensors, where they are estimated
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
@@ -140,7 +151,11 @@ class SimilarityMixing(Mixing):
         examples_C = self.examples_C[list(upload.clients)]
         kin_CC = self.kin_weights(self._similarity_of(upload), examples_C)
         if self.common_share is not None:
-            return with_common_share(kin_CC, examples_C, self.trials.choice["common_share"])
+            mixing_CC = with_common_share(kin_CC, examples_C, self.trials.choice["common_share"])
+            if not self.trials.choice.get("personal"):
+                return mixing_CC
+            own_CC = torch.eye(len(examples_C), dtype=mixing_CC.dtype, device=mixing_CC.device)
+            return {**dict.fromkeys(self.validate_personal, own_CC), "*": mixing_CC}
         self.common_shares = {name: self._estimated_share(name, upload, kin_CC) for name in upload.parameters}
         return {name: with_common_share(kin_CC, examples_C, share) for name, share in self.common_shares.items()}
 
@@ -228,11 +243,13 @@ class SimilarityMixing(Mixing):
         return mixing_NT
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
-        """None: the models as the clients trained them."""
-        return None
+        """None: the models as the clients trained them; or the mixed ones."""
+        return super().model_for(clients) if self.predict == "mixed" else None
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The clients' own models are the result; ``mixed/...`` is after mixing."""
+        """The trained or the mixed models are the result; the others are logged beside them."""
+        if self.predict == "mixed":
+            return super().evaluations(clients)
         return {
             "": Evaluation(payload=self.model_for(clients)),
             "mixed/": Evaluation(payload=self.mixed_models(clients)),

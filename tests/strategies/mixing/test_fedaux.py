@@ -208,6 +208,19 @@ def test_the_signature_is_a_copy_of_the_projection(federation, make_model, make_
     assert all(figures <= set(row) for row in trainer.run.history)
 
 
+@both_executors
+def test_the_trained_or_the_mixed_models_are_the_result(executor, pulls, make_trainer) -> None:
+    rows = []
+    for predict in ("trained", "mixed"):
+        trainer = make_trainer(num_rounds=2, executor=executor(), precision="64-true", monitor="val/loss")
+        trainer.fit(model(), pulls, strategy(predict=predict))
+        rows.append(trainer.run.history[-1])
+    by_trained, by_mixed = rows
+
+    assert by_trained["val/loss"] == by_mixed["trained/val/loss"] != by_mixed["val/loss"]
+    assert by_trained["mixed/val/loss"] == by_mixed["val/loss"]
+
+
 def test_a_net_without_projection_is_refused(federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match="ProjectionGCN"):
         make_trainer().fit(FedAuxClient(GCN), federation, FedAux())
