@@ -76,7 +76,9 @@ class FedSheafHN(Hypernetwork):
         mix_only_moved: A client that leaves a number alone counts in the fit with what those that moved it have on
             average.
         validate_every: Rounds between trials (``strategies/trials.py``), which choose, by the clients' validation
-            ``mix_only_moved`` anew, and a factor in [0, 1] on the strengths, ``server/strength_factor``.
+            ``mix_only_moved`` anew, and how far from the mean a client's model is generated,
+            ``server/strength_factor``: up to 1 a factor on the strengths, from 1 to 2 the share of the model that the
+            client itself has trained.
         validate_personal: Shell-style patterns of generated parameters of which they choose, too, whether each client
             is given its own back instead, as at first: ``server/personal``.
         predict: Which model is the result: the one each client has ``trained``, or the ``generated`` one.
@@ -158,7 +160,7 @@ class FedSheafHN(Hypernetwork):
         width = convs[-1].shape[-1]
         self.embedding_channels = federation.num_clients if self.embedding == "one_hot" else width
         start = {"strength_factor": 1.0, "mix_only_moved": float(self.mix_only_moved)}
-        grids = {"strength_factor": SHARES, "mix_only_moved": ON_OFF}
+        grids = {"strength_factor": (*SHARES, *(1 + share for share in SHARES[1:])), "mix_only_moved": ON_OFF}
         self.trials = Trials(grids, start, self.validate_every, self.validate_personal)
         self.wearer_C = torch.arange(federation.num_clients, device=federation.device)
         if self.permute_embeddings:
@@ -351,20 +353,21 @@ class FedSheafHN(Hypernetwork):
         """Take in what the last clients trained, as it was chosen last."""
         answered, generated_CP, update_CP, examples_C = self._last
         trained_CP = generated_CP + update_CP
-        self.fitted_layer.own_P = self._own_parameters()
+        self._adopt_choice()
         if self.trials.choice["mix_only_moved"]:
             equal_1C = (examples_C.double().clamp(min=1e-6) / examples_C.sum().clamp(min=1))[None]
             moved_mean_1P = mix_only_moved(equal_1C, trained_CP, generated_CP)
-            trained_CP = torch.where((update_CP != 0) | self.fitted_layer.own_P, trained_CP, moved_mean_1P)
+            trained_CP = torch.where((update_CP != 0) | (self.fitted_layer.own_P == 1), trained_CP, moved_mean_1P)
         self.fitted_layer.take_in(answered, trained_CP, examples_C)
-        self.fitted_layer.strength_factor = self.trials.choice["strength_factor"]
         self._generated_for_evaluation = None
 
-    def _own_parameters(self) -> Tensor:
-        """Of which numbers clients get back their own, (P,)."""
+    def _adopt_choice(self) -> None:
+        """How far from the mean the last layer goes, and what of each client's model is its own, as chosen last."""
+        factor = self.trials.choice["strength_factor"]
         names = select_names(list(self.shapes), self.validate_personal) if self.trials.choice.get("personal") else ()
-        own = [torch.full((shape.numel(),), name in names) for name, shape in self.shapes.items()]
-        return torch.cat(own).to(self.federation.device)
+        own = [torch.full((p.numel(),), 1.0 if n in names else max(factor - 1, 0.0)) for n, p in self.shapes.items()]
+        self.fitted_layer.strength_factor = min(factor, 1.0)
+        self.fitted_layer.own_P = torch.cat(own).to(self.federation.device)
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """None: the models as the clients trained them; or the generated ones."""
@@ -424,5 +427,4 @@ class FedSheafHN(Hypernetwork):
         self.known_C = state["known"].to(self.federation.device)
         self.trials.load_state_dict(state.get("choice", self.trials.choice))  # older checkpoints have none
         if self.last_layer == "closed_form":
-            self.fitted_layer.strength_factor = self.trials.choice["strength_factor"]
-            self.fitted_layer.own_P = self._own_parameters()
+            self._adopt_choice()

@@ -42,7 +42,7 @@ class ClosedFormLayer(nn.Module):
         weight_C: Its weight in the mean m, 0 for a client that has not answered yet.
         strength_T: s of each tensor.
         strength_factor: What all of them are multiplied by.
-        own_P: Numbers that a client gets back as it trained them, once it has.
+        own_P: How much of each number is what the client itself has trained, once it has.
     """
 
     models_CP: Tensor
@@ -56,7 +56,7 @@ class ClosedFormLayer(nn.Module):
         self.log_ridge = nn.Parameter(torch.tensor(ridge).log())
         self.register_buffer("models_CP", torch.zeros(num_clients, sum(sizes)))
         self.register_buffer("weight_C", torch.zeros(num_clients))
-        self.own_P = torch.zeros(sum(sizes), dtype=torch.bool)
+        self.own_P = torch.zeros(sum(sizes))
         self.register_buffer("strength_T", torch.full((len(sizes),), 0.0 if strength is None else strength))
 
     def start_from(self, parameters_P: Tensor) -> None:
@@ -85,7 +85,7 @@ class ClosedFormLayer(nn.Module):
         if self.own_P.any():
             trained = [place for place, row in enumerate(rows) if is_known_M[row]]
             own_MP = self.models_CP[[rows[place] for place in trained]]
-            generated_MP[trained] = torch.where(self.own_P.to(own_MP.device), own_MP, generated_MP[trained])
+            generated_MP[trained] = torch.lerp(generated_MP[trained], own_MP, self.own_P.to(own_MP))
         return generated_MP
 
     def shares(self) -> Tensor:
