@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import yaml
 
 import fl_lightning
+from fl_lightning.settings_text import settings_from
 
 #: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
 #: The first line of a module's docstring is what ``--help`` says of its verb.
@@ -124,7 +125,7 @@ def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 def settings_in(config: str) -> dict[str, Any]:
     """The settings of a configuration file; what cannot be one is the user's mistake."""
     try:
-        settings = yaml.safe_load(Path(config).read_text())
+        settings = settings_from(Path(config).read_text())
     except UnicodeDecodeError:
         fail(f"--config {config} is no text: give a YAML file of settings")
     except OSError as error:

@@ -13,6 +13,8 @@ from typing import Any, Literal, NoReturn
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fl_lightning.settings_text import settings_from
+
 #: Overrides: the value of each setting by its dotted name, in the order in which they are given to ``fl-train fit``.
 Settings = dict[str, Any]
 #: An axis of a grid: values of the setting that it is named for, or settings by a label.
@@ -338,7 +340,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         WrongStudy: It cannot be read, or holds no settings.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = settings_from(path.read_text())
     except OSError as error:
         raise WrongStudy(f"{path} cannot be read ({error.strerror}): give the YAML file of a study") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -127,6 +127,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--config=empty"], "--config empty holds no settings"),
         (["--config=folder"], "--config folder cannot be read (Is a directory)"),
         (["--config=unbalanced"], "--config unbalanced is no YAML"),
+        (
+            ["--config=twice"],
+            "--config twice is no YAML: num_rounds stands twice, in lines 2 and 4: take one of them out",
+        ),
         ([f"--config={'x' * 300}"], "cannot be read (File name too long)"),
     ],
     ids=lambda value: value[0].split("=")[0] if isinstance(value, list) else "",
@@ -137,6 +141,7 @@ def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFix
     Path("binary").write_bytes(bytes(range(128, 256)))
     Path("empty").touch()
     Path("unbalanced").write_text("trainer: [1, {")
+    Path("twice").write_text("trainer:\n  num_rounds: 2\n  run_name: a\n  num_rounds: 3\n")
     Path("no_seed.yaml").write_text("seed_everything: null")
     Path("a_seed_that_is_true.yaml").write_text("seed_everything: true")
     Path("misspelt.yaml").write_text("trainer: {num_round: 3}")

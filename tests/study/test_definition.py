@@ -72,7 +72,15 @@ def test_mistakes(parts: dict[str, Any], expected: str, make_study: Callable[...
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("[1]", "holds no settings"), ("a: [", "is no YAML"), ("", "holds no")])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[1]", "holds no settings"),
+        ("a: [", "is no YAML"),
+        ("", "holds no"),
+        ("title: a\ntitle: b", "title stands twice, in lines 1 and 2"),
+    ],
+)
 def test_files_that_are_no_study(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(text)
     with pytest.raises(WrongStudy, match=expected):
