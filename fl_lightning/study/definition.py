@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fl_lightning.settings_text import settings_from
 
+#: Figure of every round: bytes of all payloads so far.
+TOTAL_BYTES = "comm/bytes_total"
 #: Overrides: the value of each setting by its dotted name, in the order in which they are given to ``fl-train fit``.
 Settings = dict[str, Any]
 #: An axis of a grid: values of the setting that it is named for, or settings by a label.
@@ -112,6 +114,18 @@ class Picture(_Part):
     log: bool = False
 
 
+class Traffic(_Part):
+    """The report's table of what went over the wire.
+
+    Attributes:
+        target: The method whose best validation, or nearly, the others are to reach; none if empty.
+        by_examples: Bounds of bins of clients by their training examples, whose test figures stand beside.
+    """
+
+    target: str = ""
+    by_examples: list[float] = []
+
+
 class Wandb(_Part):
     """Where a study sends its cells to.
 
@@ -146,6 +160,7 @@ class _File(_Part):
     history: list[str] = []
     keep: list[str] = []
     pictures: dict[str, Picture] = {}
+    traffic: Traffic | None = None
     results: str | None = None
     wandb: Wandb | None = None
 
@@ -159,7 +174,7 @@ class Study:
             patterns of configuration files: each strategy of theirs that no method has becomes one, but those that
             ``configs_except`` names), ``baselines`` (the simple methods that others are compared with), ``history``
             (figures of every round that are kept), ``keep`` (patterns of files in the runs' folders that are kept),
-            ``pictures``, ``results`` (folder; ``results/<name>`` if None) and ``wandb``.
+            ``pictures``, ``traffic``, ``results`` (folder; ``results/<name>`` if None) and ``wandb``.
 
     Raises:
         WrongStudy: It cannot be read, or something in it does not fit; the setting, the value and the remedy in a line.
@@ -178,6 +193,7 @@ class Study:
         self.history = tuple(content.history)
         self.keep = tuple(content.keep)
         self.pictures = content.pictures
+        self.traffic = content.traffic
         self.wandb = content.wandb
         self.results = path.parent / (content.results or f"results/{path.stem}")
         self.methods = {**content.methods, **self._found(content)}
@@ -267,6 +283,11 @@ class Study:
                 self._refuse(f"pictures.{name}", picture.figure, f"its curves need {', '.join(lacking)} in history")
             if picture.kind == "lines" and all(case.x is None for case in self.cases.values()):
                 self._refuse(f"pictures.{name}", "lines", "no case has an x")
+        if self.traffic is not None:
+            if self.traffic.target:
+                self._known("traffic.target", self.traffic.target, self.methods)
+            if TOTAL_BYTES not in self.history:
+                self._refuse("history", list(self.history), f"traffic needs {TOTAL_BYTES} in it")
         for seed in (*self.seeds, *self.tuning.seeds):
             if not 0 <= seed < 2**32:
                 self._refuse("seeds", seed, "give numbers in [0, 4294967295]")

@@ -10,6 +10,7 @@ from fl_lightning.study import statistics
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.table import leaderboard, markdown, scale_of
+from fl_lightning.study.traffic import traffic
 
 _SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼", statistics.SAME: "", statistics.UNTESTED: ""}
 
@@ -20,6 +21,8 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     comparisons = statistics.against_baselines(table, study.baselines)
     parts = [f"# {study.title}", _preamble(progress)]
     parts += ["## Test figures", _leaderboard(progress, table, comparisons)]
+    if study.traffic is not None:
+        parts += ["## What went over the wire", traffic(progress)]
     if any(case.paper for case in study.cases.values()):
         parts += ["## Beside the papers", _papers(progress, table)]
     for metric, found in comparisons.groupby("metric", sort=False):
