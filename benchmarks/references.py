@@ -2,7 +2,7 @@
 
     FL_DATA_ROOT=... .venv/bin/python benchmarks/references.py
 
-On the clients, splits and seeds of ``benchmarks/accuracy.py panacea``: the last reading repeated; the ridge regression
+On the clients, splits and seeds of ``studies/panacea.yaml``: the last reading repeated; the ridge regression
 of the targets on the inputs with one set of coefficients for all, fitted to the training clients; and with one for each
 client, fitted to that client (new ones as well). The penalty is chosen on validation. Writes
 benchmarks/results/references.json and .md.
