@@ -8,6 +8,7 @@ import argparse
 import ast
 import difflib
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -85,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(importlib.import_module("fl_lightning.cli").main(words))
     except KeyboardInterrupt:
         fail("interrupted", code=128 + signal.SIGINT)
+    except BrokenPipeError:  # who reads, as `head` does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at the end
+        return 128 + signal.SIGPIPE
 
 
 def _parser() -> argparse.ArgumentParser:

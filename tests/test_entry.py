@@ -10,6 +10,8 @@ import pytest
 from fl_lightning import FederatedTrainer, __version__, command_line
 from fl_lightning.command_line import TRAINER_VERBS, main
 
+QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+
 
 def answered(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What a mistake is told, in one line."""
@@ -42,6 +44,17 @@ def test_an_interruption_of_the_start_is_one_line(capsys, monkeypatch: pytest.Mo
         main(["fit"])
     assert stop.value.code == 130
     assert capsys.readouterr().err == "fl-train: error: interrupted\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(f"seeds: [0]\ncases: {{a: {{}}}}\nmethods: {{b: {{config: {QUICKSTART}}}}}\n")
+    command = [sys.executable, "-m", "fl_lightning.command_line", "study", "status", "study.yaml"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as status:
+        assert status.stdout is not None
+        assert status.stderr is not None
+        status.stdout.close()
+        assert status.stderr.read() == ""
+        assert status.wait(timeout=120) in (1, 141)  # as rich ends, or by the signal's number
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,8 @@ def main(arguments: Sequence[str]) -> int:
                 if given not in known:
                     fail(f"--{name} {given!r} is not in {study.path}: there are {', '.join(known)}")
         return int(options.verb(study, options))
+    except BrokenPipeError:
+        raise
     except (WrongStudy, OSError) as error:
         fail(str(error))
 
