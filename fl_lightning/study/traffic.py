@@ -84,9 +84,11 @@ def _to_target(runs: Sequence[tuple[Record, Rounds]], target: Mapping[int, float
         return {}
     there = []
     for record, rounds in runs:
+        if record["seed"] not in target:
+            continue
         sign = -1.0 if less_is_better(record["monitor"]) else 1.0
         values = sign * np.array(rounds[record["monitor"]], dtype=float)
-        places = np.flatnonzero(values >= sign * target.get(record["seed"], np.inf))
+        places = np.flatnonzero(values >= sign * target[record["seed"]])
         if len(places):
             there.append(rounds[TOTAL_BYTES][places[0]] / 1e6 if TOTAL_BYTES in rounds else 0.0)
     median = shown(statistics.median(there)) if there else ""

@@ -15,6 +15,8 @@ alive, all within eqs. 3 to 15 and each a setting that is off by default: embedd
 hidden layers that do not die (``activation``, ``layer_norm``); weights sent without dropout (``clean_weights``); the
 last layer in closed form (``last_layer``, ``last_layer.py``), which is refitted whenever the embeddings change, with
 S, the attention and the MLP trained by the gradient of how well clients' updates are predicted from the others'.
+Beyond the paper, validation may choose while training (``validate_every``, ``strategies/trials.py``) how far from the
+mean models are generated, and whether heads are (``validate_personal``).
 ``permute_embeddings`` and ``embedding: one_hot`` are controls: a generator is alive if they do worse.
 """
 
