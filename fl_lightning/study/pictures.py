@@ -42,7 +42,10 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
     if picture.figure not in table:
         return None
     study = progress.study
-    panels = list(dict.fromkeys(case.panel for case in study.cases.values() if case.x is not None))
+    run = set(table[table[picture.figure].notna()]["case"])
+    panels = list(dict.fromkeys(case.panel for name, case in study.cases.items() if case.x is not None and name in run))
+    if not panels:
+        return None
     figure, all_axes = _panels(len(panels), share_y=True)
     unit = ""
     for axes, panel in zip(all_axes, panels, strict=True):

@@ -19,7 +19,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     """Write ``report.md`` and its pictures into the folder of the results."""
     study, folder = progress.study, progress.store.folder
     comparisons = statistics.against_baselines(table, study.baselines)
-    parts = [f"# {study.title}", _preamble(progress)]
+    parts = [f"# {study.title}", _preamble(progress, table)]
     parts += ["## Test figures", _leaderboard(progress, table, comparisons)]
     if study.traffic is not None:
         parts += ["## What went over the wire", traffic(progress)]
@@ -44,7 +44,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
         "Validation": "val",
     }.items():
         if figure in table:
-            parts += [f"## {title}", markdown(leaderboard(progress, table, figure), "method")]
+            parts += [f"## {title}", markdown(_run(leaderboard(progress, table, figure)), "method")]
     validation = statistics.case_means(table, "val")
     if validation.shape[0] > 1 and validation.shape[1] > 1:
         ranks = statistics.average_ranks(validation)
@@ -60,12 +60,16 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     return path
 
 
-def _preamble(progress: Progress) -> str:
+def _preamble(progress: Progress, table: pd.DataFrame) -> str:
     study, tuning = progress.study, (progress.study.other or progress.study).tuning
     lines = [
         f"Mean ± standard deviation over seeds {', '.join(map(str, study.seeds))}; accuracy in per cent, errors in "
         "thousandths. Round and settings are chosen on validation. What is empty was not run.",
     ]
+    shown = leaderboard(progress, table)
+    lacking = [name for axis in (1, 0) for name, there in (shown != "").any(axis=axis).items() if not there]
+    if lacking:
+        lines.append(f"Of these nothing was run yet: {'; '.join(map(str, lacking))}.")
     if tuning.budget:
         seeds = ", ".join(map(str, tuning.seeds))
         lines.append(f"Every method tried {tuning.budget} settings on the seeds {seeds}, which are not reported.")
@@ -87,7 +91,13 @@ def _leaderboard(progress: Progress, table: pd.DataFrame, comparisons: pd.DataFr
         "▲ above, ▼ below the simple baseline that validation ranks first (paired t-test over seeds, Holm over the "
         f"methods of a case, {statistics.LEVEL:g}); without a sign: not distinguishable from it, or too few runs."
     )
-    return f"{markdown(shown, 'method')}\n\n{note if best else ''}".rstrip()
+    return f"{markdown(_run(shown), 'method')}\n\n{note if best else ''}".rstrip()
+
+
+def _run(shown: pd.DataFrame) -> pd.DataFrame:
+    """Without the methods and cases of which nothing was run; the preamble names them."""
+    there = shown != ""
+    return shown.loc[there.any(axis=1), there.any(axis=0)]
 
 
 def _papers(progress: Progress, table: pd.DataFrame) -> str:
