@@ -29,7 +29,8 @@ class RedrawnMaps(RestrictionMaps):
     Args:
         sizes: Numbers in each client's model.
         adjacency_CC: Who is joined to whom.
-        num_compared: Compare the first so many numbers of each model; None for all, which is for equal sizes.
+        num_compared: Compare the first so many numbers of each model, of which γ is a share then; None for all, which
+            is for equal sizes.
             ``SheafFMTL`` puts the numbers first that all nets have; of nets that differ in width alone, these are as
             many as the narrowest has.
 
@@ -51,7 +52,13 @@ class RedrawnMaps(RestrictionMaps):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(
-            sizes, adjacency_CC, projection_fraction=projection_fraction, seed=seed, dtype=dtype, device=device
+            sizes,
+            adjacency_CC,
+            projection_fraction=projection_fraction,
+            most_compared=num_compared,
+            seed=seed,
+            dtype=dtype,
+            device=device,
         )
         if num_compared is None and len(set(self.sizes)) > 1:
             raise ValueError(

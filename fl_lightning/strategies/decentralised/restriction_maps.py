@@ -49,6 +49,7 @@ class RestrictionMaps(ABC):
         sizes: Numbers in each client's model.
         adjacency_CC: Who is joined to whom: boolean, symmetric, without self loops.
         projection_fraction: In (0, 1]; at least one row is kept of every map.
+        most_compared: Count only so many numbers of a model, if there are more.
         seed: Of the starting maps. What is drawn hangs on the client's or the pair's index alone.
         dtype: float32 or float64, of the maps and of the models they meet.
         device: Of the maps.
@@ -77,6 +78,7 @@ class RestrictionMaps(ABC):
         adjacency_CC: Tensor,
         *,
         projection_fraction: float = 0.01,
+        most_compared: int | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -96,7 +98,7 @@ class RestrictionMaps(ABC):
         self.device = torch.device(device)
         self.edge_index_2E = adjacency_CC.nonzero().T
         source_E, target_E = self.edge_index_2E
-        size_C = torch.tensor(self.sizes)
+        size_C = torch.tensor(self.sizes if most_compared is None else [min(d, most_compared) for d in self.sizes])
         smaller_E = torch.minimum(size_C[source_E], size_C[target_E]).double()
         # 0.29 * 100 is a rounding below 29
         rows_E = (projection_fraction * smaller_E + 1e-9).floor().long().clamp_min(1)
