@@ -19,8 +19,9 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     """Write ``report.md`` and its pictures into the folder of the results."""
     study, folder = progress.study, progress.store.folder
     comparisons = statistics.against_baselines(table, study.baselines)
-    parts = [f"# {study.title}", _preamble(progress, table)]
-    parts += ["## Test figures", _leaderboard(progress, table, comparisons)]
+    shown = leaderboard(progress, table)
+    parts = [f"# {study.title}", _preamble(progress, shown)]
+    parts += ["## Test figures", _leaderboard(progress, shown, table, comparisons)]
     if study.traffic is not None:
         parts += ["## What went over the wire", traffic(progress)]
     if any(case.paper for case in study.cases.values()):
@@ -60,13 +61,12 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     return path
 
 
-def _preamble(progress: Progress, table: pd.DataFrame) -> str:
+def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
     study, tuning = progress.study, (progress.study.other or progress.study).tuning
     lines = [
         f"Mean ± standard deviation over seeds {', '.join(map(str, study.seeds))}; accuracy in per cent, errors in "
         "thousandths. Round and settings are chosen on validation. What is empty was not run.",
     ]
-    shown = leaderboard(progress, table)
     lacking = [name for axis in (1, 0) for name, there in (shown != "").any(axis=axis).items() if not there]
     if lacking:
         lines.append(f"Of these nothing was run yet: {'; '.join(map(str, lacking))}.")
@@ -80,8 +80,8 @@ def _preamble(progress: Progress, table: pd.DataFrame) -> str:
     return " ".join(lines)
 
 
-def _leaderboard(progress: Progress, table: pd.DataFrame, comparisons: pd.DataFrame) -> str:
-    shown = leaderboard(progress, table)
+def _leaderboard(progress: Progress, shown: pd.DataFrame, table: pd.DataFrame, comparisons: pd.DataFrame) -> str:
+    shown = shown.copy()
     for row in comparisons.itertuples():
         shown.loc[row.method, row.case] += _SIGNS[row.verdict]
     best = statistics.best_baselines(table, progress.study.baselines)

@@ -21,9 +21,9 @@ _ERROR_SLACK, _ACCURACY_SLACK = 0.02, 0.01
 
 def traffic(progress: Progress) -> str:
     """The tables of all cases that have cells, empty where there are none."""
-    parts = []
+    parts, history, sizes = [], progress.store.history(), _Sizes()
     for case in progress.study.cases:
-        table = _table(progress, case)
+        table = _table(progress, case, history, sizes)
         if len(table):
             parts.append(f"**{case}**\n\n{markdown(table, 'method')}")
     return "\n\n".join([*parts, _note(progress.study)] if parts else [])
@@ -42,8 +42,8 @@ def _note(study: Study) -> str:
     return " ".join(lines)
 
 
-def _table(progress: Progress, case: str) -> pd.DataFrame:
-    study, history, sizes = progress.study, progress.store.history(), _Sizes()
+def _table(progress: Progress, case: str, history: Mapping[str, Rounds], sizes: "_Sizes") -> pd.DataFrame:
+    study = progress.study
     found: dict[str, list[tuple[Record, Rounds]]] = {}
     for method in study.methods:
         cells = progress.report(method, case) if case in study.cases_of(method) else []

@@ -171,7 +171,7 @@ class FedSheafHN(Hypernetwork):
             order = training[torch.randperm(len(training), generator=draw)]
             self.wearer_C[order] = order.roll(1).to(federation.device)  # one cycle: nobody keeps its own
         super().setup(federation)
-        select_names(list(self.shapes), self.validate_personal)  # or it says which pattern matches nothing
+        self.tried_names = select_names(list(self.shapes), self.validate_personal)
         shape = (federation.num_clients, self.embedding_channels)
         self.embeddings_CD = torch.zeros(shape, device=federation.device, dtype=self.dtype)
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
@@ -366,10 +366,11 @@ class FedSheafHN(Hypernetwork):
     def _adopt_choice(self) -> None:
         """How far from the mean the last layer goes, and what of each client's model is its own, as chosen last."""
         factor = self.trials.choice["strength_factor"]
-        names = select_names(list(self.shapes), self.validate_personal) if self.trials.choice.get("personal") else ()
-        own = [torch.full((p.numel(),), 1.0 if n in names else max(factor - 1, 0.0)) for n, p in self.shapes.items()]
+        names = self.tried_names if self.trials.choice.get("personal") else ()
+        own_T = torch.tensor([1.0 if name in names else max(factor - 1, 0.0) for name in self.shapes])
         self.fitted_layer.strength_factor = min(factor, 1.0)
-        self.fitted_layer.own_P = torch.cat(own).to(self.federation.device)
+        own_P = own_T.repeat_interleave(torch.tensor(self.fitted_layer.sizes))
+        self.fitted_layer.own_P = own_P.to(self.federation.device)
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """None: the models as the clients trained them; or the generated ones."""
