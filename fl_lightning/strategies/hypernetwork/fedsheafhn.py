@@ -329,10 +329,7 @@ class FedSheafHN(Hypernetwork):
         assert upload.num_examples is not None
         place = {client: row for row, client in enumerate(self.federation.training_clients)}
         answered = [place[client] for client in upload.clients]
-        self._last = answered, generated_CP[rows], update_CP, upload.num_examples
-        self._fill_in()
-        if self.trials.every is None:
-            del self._last  # as large as all models, twice
+        self._take_in(answered, generated_CP[rows], update_CP, upload.num_examples)
         if len(answered) < 3:  # a client, its kin and somebody else
             return
         weight_C = self.fitted_layer.weight_C[answered] / self.fitted_layer.weight_C[answered].sum()
@@ -351,16 +348,25 @@ class FedSheafHN(Hypernetwork):
             self.optimizer.step()
             self.num_steps += 1
 
-    def _fill_in(self) -> None:
-        """Take in what the last clients trained, as it was chosen last."""
-        answered, generated_CP, update_CP, examples_C = self._last
+    def _take_in(self, answered: list[int], generated_CP: Tensor, update_CP: Tensor, examples_C: Tensor) -> None:
+        """Take in what the clients trained; if settings are tried, keep it for the trials."""
         trained_CP = generated_CP + update_CP
-        self._adopt_choice()
-        if self.trials.choice["mix_only_moved"]:
+        moved_mean_1P = None
+        if self.trials.every is not None or self.trials.choice["mix_only_moved"]:
             equal_1C = (examples_C.double().clamp(min=1e-6) / examples_C.sum().clamp(min=1))[None]
             moved_mean_1P = mix_only_moved(equal_1C, trained_CP, generated_CP)
-            trained_CP = torch.where((update_CP != 0) | (self.fitted_layer.own_P == 1), trained_CP, moved_mean_1P)
-        self.fitted_layer.take_in(answered, trained_CP, examples_C)
+        self._last = answered, trained_CP, update_CP != 0, moved_mean_1P, examples_C
+        self._fill_in()
+        if self.trials.every is None:
+            del self._last  # as large as all models
+
+    def _fill_in(self) -> None:
+        """Fill the last layer with what the last clients trained, as it was chosen last."""
+        answered, models_CP, moved_CP, moved_mean_1P, examples_C = self._last
+        self._adopt_choice()
+        if self.trials.choice["mix_only_moved"]:
+            models_CP = torch.where(moved_CP | (self.fitted_layer.own_P == 1), models_CP, moved_mean_1P)
+        self.fitted_layer.take_in(answered, models_CP, examples_C)
         self._generated_for_evaluation = None
 
     def _adopt_choice(self) -> None:
