@@ -126,17 +126,16 @@ class Trials:
         self.choice = {**self.choice, **state}
 
 
-def require_trials(validate_personal: Sequence[str], validate_every: int | None) -> None:
-    """Refuse to choose what is personal in no trial.
+def require_trials(setting: str, tried: Sequence[object], validate_every: int | None) -> None:
+    """Refuse a setting of what trials choose where there are none.
 
     Raises:
-        ValueError: There are patterns, but no trials.
+        ValueError: Something is to be tried, but there are no trials.
     """
-    if validate_personal and validate_every is None:
-        names = ", ".join(validate_personal)
+    if tried and validate_every is None:
         raise ValueError(
-            f"strategy.validate_personal is {names}, but there are no trials that choose: set strategy.validate_every, "
-            "or name the parameters in strategy.personal, so that they stay at home"
+            f"strategy.{setting} is {', '.join(map(str, tried))}, but there are no trials that choose: set "
+            f"strategy.validate_every, or fix it by strategy.{setting.removeprefix('validate_')}"
         )
 
 

@@ -80,3 +80,21 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
         r"(?:configs|benchmarks|studies|examples)/[\w/]+\.(?:yaml|py|json|md|ipynb)", page.read_text()
     ):
         assert (ROOT / name).is_file(), name
+
+
+def test_the_readme_shows_the_figures_of_its_study() -> None:
+    report = tables((ROOT / "studies" / "results" / "leaderboard_a" / "report.md").read_text())[0]
+    shown = next(table for table in tables((ROOT / "README.md").read_text()) if "case" in table[0])
+    for row in shown:
+        for method in row.keys() - {"case", "paper"}:
+            of_study = next(line[row["case"]] for line in report if line["method"] == method)
+            assert row[method] == re.sub(r" [▲▼]| \(best simple\)", "", of_study), (method, row["case"])
+
+
+def tables(text: str) -> list[list[dict[str, str]]]:
+    """The tables of a Markdown text, in order: rows by the names of their columns."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE):
+        names, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+        found.append([dict(zip(names, row, strict=True)) for row in rows])
+    return found

@@ -29,11 +29,14 @@ sheafhn = functools.partial(
     predict="generated",
 )
 kin_head = functools.partial(kin, validate_personal=["head.*"])
+kin_temperature = functools.partial(kin, validate_similarity_temperature=[1.0, 5.0, 50.0])
 sheafhn_head = functools.partial(sheafhn, personal=[], validate_personal=["head.*"])
 both_families = pytest.mark.parametrize("strategy", [kin, sheafhn], ids=["Kin", "FedSheafHN"])
 both_heads = pytest.mark.parametrize("strategy", [kin_head, sheafhn_head], ids=["Kin's head", "FedSheafHN's head"])
 all_choices = pytest.mark.parametrize(
-    "strategy", [kin, sheafhn, kin_head, sheafhn_head], ids=["Kin", "FedSheafHN", "Kin's head", "FedSheafHN's head"]
+    "strategy",
+    [kin, sheafhn, kin_head, sheafhn_head, kin_temperature],
+    ids=["Kin", "FedSheafHN", "Kin's head", "FedSheafHN's head", "Kin's temperature"],
 )
 
 
@@ -235,6 +238,13 @@ def test_clients_without_validation_examples_are_told(graphs, given_clients, mak
             lambda: FedAux(personalised=False, validate_every=2, validate_personal=["head.*"]),
             r"needs strategy\.personalised",
         ),
+        (lambda: kin(validate_similarity_temperature=[5.0]), r"or fix it by strategy\.similarity_temperature"),
+        (
+            lambda: FedAux(personalised=False, validate_every=2, validate_similarity_temperature=[5.0]),
+            r"validate_similarity_temperature needs strategy\.personalised",
+        ),
+        (lambda: kin_temperature(validate_every=2, validate_similarity_temperature=[5.0, 1.0]), "must rise .* got .5"),
+        (lambda: kin_temperature(validate_every=2, validate_similarity_temperature=[-1.0, 5.0]), "must rise .* got .-1"),
         (lambda: FedSheafHN(validate_every=2), r"validate_every are for strategy\.last_layer closed_form"),
     ],
 )
@@ -246,6 +256,20 @@ def test_senseless_settings_are_refused(strategy, message) -> None:
 def test_a_start_off_the_grid_is_refused(federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match=r"common_share is 0\.3, .* it starts at 0\.0, 0\.25"):
         make_trainer().fit(make_model(), federation, Kin(common_share=0.3, validate_every=2))
+    with pytest.raises(ValueError, match=r"similarity_temperature is 4\.0, .* it starts at 1\.0, 5\.0, 50\.0"):
+        make_trainer().fit(make_model(), federation, kin_temperature(similarity_temperature=4.0, validate_every=2))
+
+
+def test_temperatures_are_tried(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=2, callbacks=(watch := WatchTrials()))
+    trainer.fit(make_model(), federation, built := kin_temperature(validate_every=2))
+
+    tried = {name.rpartition("similarity_temperature=")[2] for name, _ in watch.rounds[-1]}
+    assert tried == {"1", "5", "50"}
+    with built.trials.supposing({**built.trials.choice, "similarity_temperature": 0.0}):
+        assert built.weights(torch.eye(4)).unique().tolist() == [0.25]
+    with built.trials.supposing({**built.trials.choice, "similarity_temperature": 1e4}):
+        assert torch.equal(built.weights(torch.eye(4)), torch.eye(4))
 
 
 @both_heads

@@ -137,7 +137,7 @@ class FedSheafHN(Hypernetwork):
         if self.last_layer == "gradient" and fits:
             names = "strategy.mix_only_moved, strategy.strength and strategy.validate_every"
             raise ValueError(f"{names} are for strategy.last_layer closed_form")
-        require_trials(self.validate_personal, self.validate_every)
+        require_trials("validate_personal", self.validate_personal, self.validate_every)
         if self.embedding == "one_hot" and self.embedding_model != "own":
             raise ValueError(f"strategy.embedding_model is {self.embedding_model}, but one_hot embeds with no model")
         if not 0 <= self.hypernetwork_dropout < 1:

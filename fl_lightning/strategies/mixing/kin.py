@@ -88,7 +88,7 @@ class Kin(SimilarityMixing):
     def kin_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
         """softmax_j(τ S_ij + log n_j), (C, K)."""
         share_K = shares(examples_K).to(similarity_CK)
-        return (self.similarity_temperature * similarity_CK + share_K.clamp(min=1e-12).log()).softmax(dim=1)
+        return (self.temperature() * similarity_CK + share_K.clamp(min=1e-12).log()).softmax(dim=1)
 
     def _similarity_of(self, upload: Payload) -> Tensor:
         """Of the embeddings; a client whose embedding never arrived is like nobody."""

@@ -43,6 +43,9 @@ class SimilarityMixing(Mixing):
             ``common_share`` and ``mix_only_moved`` anew, for all clients; what is set is what it starts from.
         validate_personal: Shell-style patterns of mixed parameters of which they choose, too, whether each client keeps
             its own instead, as at first: ``server/personal``.
+        validate_similarity_temperature: Values of ``similarity_temperature`` in order, among them the one that is set, of which
+            they choose, too; a very large one makes each client's like itself alone. The more clients there are, the
+            larger a temperature leaves a client the same share of its own model.
         predict: Which model is the result: the one each client has ``trained``, as in the papers, or the ``mixed`` one;
             the other is logged beside it.
     """
@@ -52,6 +55,7 @@ class SimilarityMixing(Mixing):
     common_share: float | None = 0.0
     validate_every: int | None = None
     validate_personal: Sequence[str] = ()
+    validate_similarity_temperature: Sequence[float] = ()
     predict: Literal["trained", "mixed"] = "trained"
 
     personalised = True
@@ -76,11 +80,16 @@ class SimilarityMixing(Mixing):
                 f"strategy.validate_every chooses how much is mixed of whom, but {other}: give common_share a number "
                 "to start from, leave aggregation out, or leave validate_every out"
             )
-        require_trials(self.validate_personal, self.validate_every)
-        if self.validate_personal and not self.personalised:
-            raise ValueError(
-                "strategy.validate_personal needs strategy.personalised: one model for all is nobody's own"
-            )
+        require_trials("validate_personal", self.validate_personal, self.validate_every)
+        require_trials("validate_similarity_temperature", self.validate_similarity_temperature, self.validate_every)
+        for setting in ("validate_personal", "validate_similarity_temperature"):
+            if getattr(self, setting) and not self.personalised:
+                raise ValueError(
+                    f"strategy.{setting} needs strategy.personalised: with one model for all there is nothing to choose"
+                )
+        values = list(self.validate_similarity_temperature)
+        if values != sorted({max(value, 0.0) for value in values}):
+            raise ValueError(f"strategy.validate_similarity_temperature must rise from 0 or above, got {values}")
 
     @abstractmethod
     def signature_signal(self) -> Signal:
@@ -99,7 +108,10 @@ class SimilarityMixing(Mixing):
         self.examples_C = torch.ones(federation.num_clients, dtype=torch.float64, device=federation.device)
         self.num_uniform_rounds = 0
         start = {"common_share": self.common_share or 0.0, "mix_only_moved": float(self.mix_only_moved)}
-        grids = {"common_share": SHARES} if self.personalised else {}
+        grids: dict[str, Sequence[float]] = {"common_share": SHARES} if self.personalised else {}
+        if self.validate_similarity_temperature:
+            grids["similarity_temperature"] = self.validate_similarity_temperature
+            start["similarity_temperature"] = self.similarity_temperature
         self.trials = Trials({**grids, "mix_only_moved": ON_OFF}, start, self.validate_every, self.validate_personal)
         select_names(self.shared, self.validate_personal)  # or it says which pattern matches nothing
         self.common_shares: dict[str, float] = {}  # of the parameter tensors, where they are estimated
@@ -127,13 +139,17 @@ class SimilarityMixing(Mixing):
         """As it is set, or as validation chose last."""
         return bool(self.trials.choice["mix_only_moved"])
 
+    def temperature(self) -> float:
+        """τ as it is set, or as validation chose last."""
+        return self.trials.choice.get("similarity_temperature", self.similarity_temperature)
+
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
         """How alike clients are, by their signatures: cosines, (C, K)."""
         return cosine_similarity(signature_CD, other_KD)
 
     def weights(self, similarity_CK: Tensor) -> Tensor:
         """What share each client has of the models of those like it, (C, K): softmax(τ S); rows sum to one."""
-        return softmax_mixing(similarity_CK, self.similarity_temperature)
+        return softmax_mixing(similarity_CK, self.temperature())
 
     def kin_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
         """The same where training examples may count, too, (C, K)."""
