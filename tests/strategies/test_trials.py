@@ -244,7 +244,10 @@ def test_clients_without_validation_examples_are_told(graphs, given_clients, mak
             r"validate_similarity_temperature needs strategy\.personalised",
         ),
         (lambda: kin_temperature(validate_every=2, validate_similarity_temperature=[5.0, 1.0]), "must rise .* got .5"),
-        (lambda: kin_temperature(validate_every=2, validate_similarity_temperature=[-1.0, 5.0]), "must rise .* got .-1"),
+        (
+            lambda: kin_temperature(validate_every=2, validate_similarity_temperature=[-1.0, 5.0]),
+            "must rise .* got .-1",
+        ),
         (lambda: FedSheafHN(validate_every=2), r"validate_every are for strategy\.last_layer closed_form"),
     ],
 )

@@ -365,6 +365,7 @@ class FedSheafHN(Hypernetwork):
         answered, models_CP, moved_CP, moved_mean_1P, examples_C = self._last
         self._adopt_choice()
         if self.trials.choice["mix_only_moved"]:
+            assert moved_mean_1P is not None
             models_CP = torch.where(moved_CP | (self.fitted_layer.own_P == 1), models_CP, moved_mean_1P)
         self.fitted_layer.take_in(answered, models_CP, examples_C)
         self._generated_for_evaluation = None

@@ -43,9 +43,9 @@ class SimilarityMixing(Mixing):
             ``common_share`` and ``mix_only_moved`` anew, for all clients; what is set is what it starts from.
         validate_personal: Shell-style patterns of mixed parameters of which they choose, too, whether each client keeps
             its own instead, as at first: ``server/personal``.
-        validate_similarity_temperature: Values of ``similarity_temperature`` in order, among them the one that is set, of which
-            they choose, too; a very large one makes each client's like itself alone. The more clients there are, the
-            larger a temperature leaves a client the same share of its own model.
+        validate_similarity_temperature: Values of ``similarity_temperature`` of which they choose, too, in order, among
+            them the one that is set. The more clients there are, the larger a temperature leaves a client the same
+            share of its own model; with a very large one it is like itself alone.
         predict: Which model is the result: the one each client has ``trained``, as in the papers, or the ``mixed`` one;
             the other is logged beside it.
     """
