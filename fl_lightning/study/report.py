@@ -45,7 +45,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
         "Validation": "val",
     }.items():
         if figure in table:
-            parts += [f"## {title}", markdown(_run(leaderboard(progress, table, figure)), "method")]
+            parts += [f"## {title}", _markdown(leaderboard(progress, table, figure))]
     validation = statistics.case_means(table, "val")
     if validation.shape[0] > 1 and validation.shape[1] > 1:
         ranks = statistics.average_ranks(validation)
@@ -91,13 +91,13 @@ def _leaderboard(progress: Progress, shown: pd.DataFrame, table: pd.DataFrame, c
         "▲ above, ▼ below the simple baseline that validation ranks first (paired t-test over seeds, Holm over the "
         f"methods of a case, {statistics.LEVEL:g}); without a sign: not distinguishable from it, or too few runs."
     )
-    return f"{markdown(_run(shown), 'method')}\n\n{note if best else ''}".rstrip()
+    return f"{_markdown(shown)}\n\n{note if best else ''}".rstrip()
 
 
-def _run(shown: pd.DataFrame) -> pd.DataFrame:
+def _markdown(shown: pd.DataFrame) -> str:
     """Without the methods and cases of which nothing was run; the preamble names them."""
     there = shown != ""
-    return shown.loc[there.any(axis=1), there.any(axis=0)]
+    return markdown(shown.loc[there.any(axis=1), there.any(axis=0)], "method")
 
 
 def _papers(progress: Progress, table: pd.DataFrame) -> str:
@@ -139,8 +139,7 @@ def _kinds(progress: Progress, table: pd.DataFrame) -> str:
     parts = []
     for figure in (name for name in table.columns if name.endswith("_test") and table[name].notna().any()):
         shown = leaderboard(progress, table[table[figure].notna()], figure)
-        shown = shown[(shown != "").any(axis=1)]
-        parts.append(f"{figure.removesuffix('_test')}\n\n{markdown(shown, 'method')}")
+        parts.append(f"{figure.removesuffix('_test')}\n\n{_markdown(shown)}")
     return "\n\n".join(parts)
 
 
@@ -153,4 +152,4 @@ def _choices(progress: Progress) -> str:
             chosen = progress.choice(method, name)
             if chosen is not None and chosen.point[0]:
                 shown.loc[method, study.cases[name].tuned_on or name] = chosen.point[0]
-    return markdown(shown, "method")
+    return _markdown(shown)

@@ -114,10 +114,14 @@ def cell_text(found: pd.DataFrame, figure: str, study: Study) -> str:
     values = found[figure].dropna()
     if not len(values):
         return "failed"
-    scale = scale_of(str(found["metric"].dropna().iloc[0]))
-    spread = f" ± {scale * values.std():.1f}" if len(values) > 1 else ""
     number = "" if len(values) == len(study.seeds) else f" ({len(values)} of {len(study.seeds)})"
-    return f"{scale * values.mean():.1f}{spread}{number}"
+    return mean_and_spread(values, scale_of(str(found["metric"].dropna().iloc[0]))) + number
+
+
+def mean_and_spread(values: pd.Series, scale: float) -> str:
+    """Mean ± standard deviation, as shown; of a single value the value."""
+    spread = f" ± {scale * values.std():.1f}" if len(values) > 1 else ""
+    return f"{scale * values.mean():.1f}{spread}"
 
 
 def markdown(table: pd.DataFrame, first: str) -> str:

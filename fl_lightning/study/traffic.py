@@ -11,7 +11,7 @@ from fl_lightning.round.goal import less_is_better
 from fl_lightning.study.definition import TOTAL_BYTES, Study
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.store import Record
-from fl_lightning.study.table import markdown, scale_of
+from fl_lightning.study.table import markdown, mean_and_spread, scale_of
 
 Rounds = Mapping[str, Sequence[float]]
 
@@ -62,11 +62,10 @@ def _table(progress: Progress, case: str, history: Mapping[str, Rounds], sizes: 
 def _sent(runs: Sequence[tuple[Record, Rounds]]) -> dict[str, str]:
     """Test figures, over clients and weighted by their examples, and what they cost."""
     scale, metric = scale_of(runs[0][0]["monitor"]), runs[0][0]["monitor"].rpartition("/")[2]
-    test = [scale * record["result"][f"test/{metric}"] for record, _ in runs]
+    test = pd.Series([record["result"][f"test/{metric}"] for record, _ in runs])
     weighted = [scale * record["result"][f"test/{metric}_weighted"] for record, _ in runs]
     chosen = [rounds["round"].index(record["result"]["best_round"]) for record, rounds in runs]
-    spread = f" ± {statistics.stdev(test):.1f}" if len(test) > 1 else ""
-    cells = {"test": f"{statistics.mean(test):.1f}{spread}", "by examples": f"{statistics.mean(weighted):.1f}"}
+    cells = {"test": mean_and_spread(test, scale), "by examples": f"{statistics.mean(weighted):.1f}"}
     for column, name in {"MB, all": TOTAL_BYTES, "MB, busiest": "comm/bytes_busiest"}.items():
         sent = [rounds[name][place] for (_, rounds), place in zip(runs, chosen, strict=True) if name in rounds]
         cells[column] = shown(statistics.mean(sent) / 1e6) if len(sent) == len(runs) else ""

@@ -82,9 +82,7 @@ class ClosedFormLayer(nn.Module):
         strength_T = self.strength_factor * self.strength_T
         strength_P = strength_T.repeat_interleave(torch.tensor(self.sizes, device=models_CP.device))
         generated_MP = torch.lerp(self._mean(is_known_C).expand(len(rows), -1), smoother_MC @ models_CP, strength_P)
-        if self.own_P.any() and whole and list(rows) == list(range(len(models_CP))):
-            generated_MP.lerp_(models_CP, self.own_P.to(models_CP))
-        elif self.own_P.any():
+        if self.own_P.any():
             trained = [place for place, row in enumerate(rows) if is_known_M[row]]
             own_MP = self.models_CP[[rows[place] for place in trained]]
             generated_MP[trained] = torch.lerp(generated_MP[trained], own_MP, self.own_P.to(own_MP))
