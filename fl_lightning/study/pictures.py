@@ -43,11 +43,13 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
         return None
     study = progress.study
     run = set(table[table[picture.figure].notna()]["case"])
-    panels = list(dict.fromkeys(case.panel for name, case in study.cases.items() if case.x is not None and name in run))
+    placed = {name: case for name, case in study.cases.items() if case.x is not None and name in run}
+    panels = list(dict.fromkeys(case.panel for case in placed.values()))
     if not panels:
         return None
-    figure, all_axes = _panels(len(panels), share_y=True)
-    unit = ""
+    one_unit = table[table["case"].isin(list(placed))]["metric"].dropna().nunique() == 1
+    figure, all_axes = _panels(len(panels), share_y=one_unit)
+    label, y_labels = picture.y_label or picture.figure, []
     for axes, panel in zip(all_axes, panels, strict=True):
         cases = {name: case.x for name, case in study.cases.items() if case.panel == panel and case.x is not None}
         for place, method in enumerate(study.methods):
@@ -65,7 +67,8 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
             )
             lines.lines[0].set(marker=_MARKERS[place % len(_MARKERS)], markersize=4)
         _dress(axes, panel, picture, ticks=sorted(set(cases.values())))
-    return _finish(figure, all_axes, f"{picture.y_label or picture.figure}{unit}")
+        y_labels.append(f"{label}{unit}")
+    return _finish(figure, all_axes, y_labels[:1] if one_unit else y_labels)
 
 
 def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
@@ -94,7 +97,7 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
             else:
                 axes.plot(picture.x_scale * x, scale * y, color=_colour(place), linewidth=1.3, label=method)
         _dress(axes, case, picture)
-    return _finish(figure, all_axes, f"{picture.y_label or picture.figure}{unit}") if any_drawn else None
+    return _finish(figure, all_axes, [f"{picture.y_label or picture.figure}{unit}"]) if any_drawn else None
 
 
 def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
@@ -139,13 +142,13 @@ def _dress(axes: Axes, title: str, picture: Picture, ticks: list[float] | None =
     axes.grid(axis="y", alpha=0.3)
 
 
-def _finish(figure: Figure, all_axes: list[Axes], y_label: str) -> Figure:
+def _finish(figure: Figure, all_axes: list[Axes], y_labels: list[str]) -> Figure:
     entries: dict[str, Artist] = {}
     for axes in all_axes:
         handles, labels = axes.get_legend_handles_labels()
         entries |= {str(label): handle for label, handle in zip(labels, handles, strict=True)}
-    if all_axes:
-        all_axes[0].set_ylabel(y_label)
+    for axes, y_label in zip(all_axes, y_labels, strict=False):
+        axes.set_ylabel(y_label)
     figure.legend(list(entries.values()), list(entries), loc="outside right upper", frameon=False, fontsize="small")
     return figure
 
