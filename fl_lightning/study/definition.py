@@ -4,6 +4,7 @@ import difflib
 import itertools
 import os
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cached_property
@@ -63,6 +64,8 @@ class Case(_Part):
         paper: Published figures by method, in the unit that is shown.
         panel: The panel of pictures that it is in.
         x: Its place in them.
+        each: Instead of ``x``: the case once for each of these places. ``{x}`` stands for it in the case's name and its
+            settings, in the name also with a format of Python's, ``{x:.0%}``.
     """
 
     config: list[str] | str = []
@@ -72,6 +75,7 @@ class Case(_Part):
     paper: dict[str, float | str] = {}
     panel: str = ""
     x: float | None = None
+    each: list[int | float] = []
 
 
 class Tuning(_Part):
@@ -188,7 +192,7 @@ class Study:
         self.processes = content.processes
         self.seeds = tuple(content.seeds)
         self.settings = content.settings
-        self.cases = content.cases
+        self.cases = dict(self._each(content.cases))
         self.tuning = content.tuning
         self.history = tuple(content.history)
         self.keep = tuple(content.keep)
@@ -239,6 +243,28 @@ class Study:
         return Study(self.path.parent / self.tuning.study) if self.tuning.study else None
 
     # ------------------------------------------------------------------ checks
+
+    def _each(self, cases: Mapping[str, Case]) -> Iterator[tuple[str, Case]]:
+        """The cases, those with ``each`` once for each place."""
+        for name, case in cases.items():
+            if not case.each:
+                if "{x" in name:
+                    self._refuse("cases", name, "give the places that {x} stands for in each")
+                yield name, case
+                continue
+            if case.x is not None:
+                self._refuse(f"cases.{name}.x", case.x, "its places are in each: leave it out")
+            try:
+                names = [_at(place, name) for place in case.each]
+            except ValueError as error:
+                self._refuse("cases", name, f"{error}; formats are Python's, as in {{x:.0%}}")
+            if len(set(names)) < len(names):
+                self._refuse(
+                    f"cases.{name}.each", case.each, "two of them have one name: put {x} into it, give each once"
+                )
+            for place, at in zip(case.each, names, strict=True):
+                filled = {part: _at(place, getattr(case, part)) for part in ("settings", "final")}
+                yield at, case.model_copy(update={**filled, "x": float(place), "each": []})
 
     def _found(self, content: _File) -> dict[str, Method]:
         """A method for each strategy of the configurations that match and that is not among the methods yet."""
@@ -341,6 +367,19 @@ class Study:
 
     def _refuse(self, where: str, value: object, remedy: str) -> NoReturn:
         raise WrongStudy(f"{self.path}: {where} is {value}: {remedy}")
+
+
+def _at(place: int | float, part: Any) -> Any:
+    """A part of a case with ``{x}`` filled in."""
+    if isinstance(part, dict):
+        return {name: _at(place, value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_at(place, value) for value in part]
+    if part == "{x}":
+        return place
+    if isinstance(part, str):
+        return re.sub(r"{x(?::([^{}]*))?}", lambda found: format(place, found[1] or ""), part)
+    return part
 
 
 # ---------------------------------------------------------------- files

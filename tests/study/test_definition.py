@@ -49,6 +49,10 @@ from fl_lightning.study.definition import Study, WrongStudy
             "methods.A.tune.x is [1]: a list of values is for a setting (its dotted name)",
         ),
         ({"cases": {"a": {"tuned_on": "b"}}}, "cases.a.tuned_on is b: there are a"),
+        ({"cases": {"{x} of all": {}}}, "cases is {x} of all: give the places that {x} stands for in each"),
+        ({"cases": {"all": {"each": [1, 2]}}}, "cases.all.each is [1, 2]: two of them have one name: put {x} into it"),
+        ({"cases": {"{x}": {"each": [1], "x": 2}}}, "cases.{x}.x is 2.0: its places are in each: leave it out"),
+        ({"cases": {"{x:d}": {"each": [0.5]}}}, "Unknown format code 'd' for object of type 'float'; formats are"),
         ({"baselines": ["Lokal"]}, "baselines is Lokal: did you mean Local?"),
         ({"configs": ["none/*.yaml"]}, "configs is 'none/*.yaml': nothing matches"),
         ({"tuning": {"seeds": [7]}}, "tuning is incomplete: give grid, budget and seeds, or none of them"),
@@ -119,6 +123,28 @@ def test_configurations_by_pattern(make_study: Callable[..., Study], tmp_path: P
     study = make_study(methods=methods, configs=["*_toy.yaml"], configs_except=["Ditto"], baselines=[])
     assert list(study.methods) == ["average", "FedProx"]
     assert study.configs_of("FedProx", "plain") == (tmp_path / "fedprox_toy.yaml",)
+
+
+def test_a_case_for_each_of_some_places(make_study: Callable[..., Study]) -> None:
+    case = {
+        "settings": {
+            "strategy.num_epochs": "{x}",
+            "trainer.callbacks": [{"of": "{x} of all"}],
+            "a.b": 3,
+        },
+        "final": {"model.optimizer.lr": "{x}"},
+        "each": [1, 0.25],
+        "panel": "share",
+    }
+    study = make_study(cases={"plain": {}, "a share of {x:.0%}": case})
+    assert list(study.cases) == ["plain", "a share of 100%", "a share of 25%"]
+    for place, name in zip([1, 0.25], list(study.cases)[1:], strict=True):
+        found = study.cases[name]
+        callbacks = [{"of": f"{place} of all"}]
+        assert found.settings == {"strategy.num_epochs": place, "trainer.callbacks": callbacks, "a.b": 3}
+        assert type(found.settings["strategy.num_epochs"]) is type(place)  # 1 and 1.0 are other cells
+        assert found.final == {"model.optimizer.lr": place}
+        assert (found.x, found.panel) == (place, "share")
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
