@@ -42,6 +42,10 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     for title, figure in {
         "Spread over clients (standard deviation)": "test_std",
         "Worst client": "test_worst",
+        "Attack success on benign clients": "test_asr",
+        "Attack success on malicious clients": "malicious_test_asr",
+        "Attack success on benign clients after simple tuning": "tuned_test_asr",
+        "Attack success on malicious clients after simple tuning": "tuned_malicious_test_asr",
         "Validation": "val",
     }.items():
         if figure in table:

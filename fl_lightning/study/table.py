@@ -82,7 +82,7 @@ def _row(record: Record) -> dict[str, Any]:
         if last in (metric, f"{metric}_std", f"{metric}_worst", f"{metric}_weighted"):
             column = f"{kind.replace('/', '_')}_test" if kind else "test"
             row.setdefault(column + last.removeprefix(metric), value)
-        elif name in ("test/asr", "tuned/test/asr", "benign/val/acc"):
+        elif name.endswith("test/asr") or name == "benign/val/acc":
             row[name.replace("/", "_")] = value
     return row
 
