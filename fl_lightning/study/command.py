@@ -2,11 +2,12 @@
 
 import argparse
 import importlib.util
+import re
 import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -37,7 +38,7 @@ _DESCRIPTION = """Methods × cases × seeds, tuned alike, in parallel; what is d
 
 
 #: Messages of warnings that ``status`` shows, the most frequent ones.
-_MOST_WARNINGS = 10
+_MOST_WARNINGS = 5
 
 
 class _Parser(argparse.ArgumentParser):
@@ -194,21 +195,30 @@ def _status(study: Study, options: argparse.Namespace) -> int:
     for record in present:
         if record["error"]:
             _say(f"failed: {record['method']} on {record['case']}, seed {record['seed']}: {record['error']}")
-    told = Counter(message for record in present for message in record.get("warnings", ()))
-    for message, number in told.most_common(_MOST_WARNINGS):
-        _say(f"{count_of(number)} warned: {message}")
+    _tell_warnings(message for record in present for message in record.get("warnings", ()))
     return 0
+
+
+def _tell_warnings(messages: Iterable[str]) -> None:
+    """Each kind once, whatever clients and numbers it names, in the words of its first."""
+    told: dict[str, list[str]] = {}
+    for message in messages:
+        told.setdefault(re.sub(r"\d[\w.,-]*", "", message), []).append(message)
+    for same in sorted(told.values(), key=len, reverse=True)[:_MOST_WARNINGS]:
+        _say(f"{count_of(len(same))} warned: {same[0]}")
 
 
 def _tell_changed_sources(progress: Progress) -> None:
     known, now = progress.store.known_sources(), sources()
-    numbers = Counter(record["sources"] for record in progress.records.values())
-    for digest, number in numbers.items():
-        then = known.get(digest, {})
-        changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
-        if changed:
-            shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-            _say(f"{count_of(number)} computed before these files changed: {shown}")
+    older, changed = 0, set[str]()
+    for record in progress.records.values():
+        then = known.get(record["sources"], {})
+        differ = {name for name in {*then, *now} if then.get(name) != now.get(name)}
+        older, changed = older + bool(differ), changed | differ
+    if older:
+        some = ", ".join(sorted(changed)[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        check = f"fl-train study check {progress.study.path}"
+        _say(f"{count_of(older)} computed before these files changed: {some}; {check} compares one of each method")
 
 
 def _check(study: Study, options: argparse.Namespace) -> int:

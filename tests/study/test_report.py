@@ -1,5 +1,6 @@
 """Tables and pictures of a study, from records whose figures are known."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def known(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
     found["result"] |= {"val/acc": test - 0.02, "test/acc": test, "test/acc_std": 0.1, "test/acc_worst": 0.5}
     found["clients"]["test"] = [test - 0.1, test + 0.1]
     found["malicious"] = [1] if rounds == 3 else []
+    found["warnings"] = [f"client-{seed} in round {rounds}: its update is {1.5e-7 * (seed + 1):.3g} long"]
     return found
 
 
@@ -101,8 +103,18 @@ def test_table_and_report_by_command(progress: Progress, capsys: pytest.CaptureF
     assert main(["report", path]) == 0
     assert capsys.readouterr().out == f"{progress.study.results / 'report.md'}\n"
     assert (progress.study.results / "results.csv").read_text().count("\n") == 46
-    assert main(["status", path]) == 0
-    assert "0 cells to do" in capsys.readouterr().out
+
+
+def test_status_tells_every_kind_of_news_once(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
+    known_sources = progress.study.results / "sources.json"
+    of_files = {"trainer.py": "another", "gone.py": "1"}
+    known_sources.write_text(json.dumps(dict.fromkeys(json.loads(known_sources.read_text()), of_files)))
+    assert main(["status", str(progress.study.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    changed, warned = lines[lines.index("0 cells to do") + 1 :]
+    assert changed.startswith("45 cells computed before these files changed: ")
+    assert changed.endswith(f"more; fl-train study check {progress.study.path} compares one of each method")
+    assert warned == "45 cells warned: client-0 in round 1: its update is 1.5e-07 long"
 
 
 @pytest.mark.parametrize(
