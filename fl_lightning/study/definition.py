@@ -192,7 +192,7 @@ class Study:
         self.processes = content.processes
         self.seeds = tuple(content.seeds)
         self.settings = content.settings
-        self.cases = dict(self._each(content.cases))
+        self.cases = self._each(content.cases)
         self.tuning = content.tuning
         self.history = tuple(content.history)
         self.keep = tuple(content.keep)
@@ -244,27 +244,28 @@ class Study:
 
     # ------------------------------------------------------------------ checks
 
-    def _each(self, cases: Mapping[str, Case]) -> Iterator[tuple[str, Case]]:
-        """The cases, those with ``each`` once for each place."""
+    def _each(self, cases: Mapping[str, Case]) -> dict[str, Case]:
+        """The cases, those with ``each`` once for each place, in order."""
+        found: dict[str, Case] = {}
         for name, case in cases.items():
-            if not case.each:
-                if "{x" in name:
-                    self._refuse("cases", name, "give the places that {x} stands for in each")
-                yield name, case
-                continue
-            if case.x is not None:
+            if "{x" in name and not case.each:
+                self._refuse("cases", name, "give the places that {x} stands for in each")
+            if case.each and case.x is not None:
                 self._refuse(f"cases.{name}.x", case.x, "its places are in each: leave it out")
-            try:
-                names = [_at(place, name) for place in case.each]
-            except ValueError as error:
-                self._refuse("cases", name, f"{error}; formats are Python's, as in {{x:.0%}}")
-            if len(set(names)) < len(names):
-                self._refuse(
-                    f"cases.{name}.each", case.each, "two of them have one name: put {x} into it, give each once"
-                )
-            for place, at in zip(case.each, names, strict=True):
-                filled = {part: _at(place, getattr(case, part)) for part in ("settings", "final")}
-                yield at, case.model_copy(update={**filled, "x": float(place), "each": []})
+            for place in case.each:
+                try:
+                    at = _at(place, name)
+                    filled = {part: _at(place, getattr(case, part)) for part in ("settings", "final")}
+                except ValueError as error:
+                    self._refuse(f"cases.{name}.each", place, f"{error}; formats are Python's, as in {{x:.0%}}")
+                if at in found or at in cases:
+                    self._refuse(
+                        f"cases.{name}.each", place, f"{at} is there already: put {{x}} into the name, once each"
+                    )
+                found[at] = case.model_copy(update={**filled, "x": float(place), "each": []})
+            if not case.each:
+                found[name] = case
+        return found
 
     def _found(self, content: _File) -> dict[str, Method]:
         """A method for each strategy of the configurations that match and that is not among the methods yet."""
