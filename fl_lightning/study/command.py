@@ -211,10 +211,10 @@ def _tell_warnings(messages: Iterable[str]) -> None:
 def _tell_changed_sources(progress: Progress) -> None:
     known, now = progress.store.known_sources(), sources()
     older, changed = 0, set[str]()
-    for record in progress.records.values():
-        then = known.get(record["sources"], {})
-        differ = {name for name in {*then, *now} if then.get(name) != now.get(name)}
-        older, changed = older + bool(differ), changed | differ
+    for digest, number in Counter(record["sources"] for record in progress.records.values()).items():
+        then = known.get(digest, {})
+        if differ := {name for name in {*then, *now} if then.get(name) != now.get(name)}:
+            older, changed = older + number, changed | differ
     if older:
         some = ", ".join(sorted(changed)[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
         check = f"fl-train study check {progress.study.path}"
