@@ -66,7 +66,15 @@ def make_cell(
     """A method's run on a case with a setting of the grid."""
     label, chosen = point
     own, theirs = study.methods[method], study.cases[case]
-    layers = (study.settings, own.settings, theirs.settings, chosen, own.final, theirs.final)
+    layers = (
+        study.settings,
+        own.settings,
+        theirs.settings,
+        theirs.methods.get(method, {}),
+        chosen,
+        own.final,
+        theirs.final,
+    )
     settings: Settings = {}
     for layer in layers:
         for name, value in layer.items():

@@ -58,11 +58,12 @@ class Case(_Part):
     Attributes:
         config: Configuration files, as a method's.
         settings: Overrides of every method.
+        methods: Overrides of single methods, by their names.
         final: Overrides that win over all others, chosen ones too.
         tuned_on: The case whose chosen settings it takes (of the study in ``tuning.study``, if there is one); itself if
             None.
         paper: Published figures by method, in the unit that is shown.
-        panel: The panel of pictures that it is in.
+        panel: The panel of pictures that it is in; average ranks are of the cases of a panel.
         x: Its place in them.
         each: Instead of ``x``: the case once for each of these places. ``{x}`` stands for it in the case's name and its
             settings, in the name also with a format of Python's, ``{x:.0%}``.
@@ -70,6 +71,7 @@ class Case(_Part):
 
     config: list[str] | str = []
     settings: Settings = {}
+    methods: dict[str, Settings] = {}
     final: Settings = {}
     tuned_on: str | None = None
     paper: dict[str, float | str] = {}
@@ -100,7 +102,7 @@ class Picture(_Part):
     Attributes:
         kind: ``lines``: the figure against the cases' ``x``, a panel for each ``panel``; ``curves``: against the rounds
             or another figure of every round (of ``history``), a panel for each case; ``ranks``: average ranks over the
-            cases with Nemenyi's critical difference.
+            cases of each ``panel`` with Nemenyi's critical difference.
         figure: A column of ``results.csv``; of curves a figure of every round.
         x: Of curves, what they are drawn against.
         x_scale: Its factor.
@@ -255,7 +257,7 @@ class Study:
             for place in case.each:
                 try:
                     at = _at(place, name)
-                    filled = {part: _at(place, getattr(case, part)) for part in ("settings", "final")}
+                    filled = {part: _at(place, getattr(case, part)) for part in ("settings", "methods", "final")}
                 except ValueError as error:
                     self._refuse(f"cases.{name}.each", place, f"{error}; formats are Python's, as in {{x:.0%}}")
                 if at in found or at in cases:
@@ -300,6 +302,9 @@ class Study:
             if not self.cases_of(method):
                 cases = self.methods[method].cases
                 self._refuse(f"methods.{method}.cases", cases, f"no case matches; there are {', '.join(self.cases)}")
+        for name, settings in self.cases.items():
+            for method in settings.methods:
+                self._known(f"cases.{name}.methods", method, self.methods)
         for name in self.baselines:
             self._known("baselines", name, self.methods)
         if len(set(self.seeds)) < len(self.seeds):

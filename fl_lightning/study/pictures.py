@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.definition import Picture
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.statistics import average_ranks, case_means, nemenyi
+from fl_lightning.study.statistics import average_ranks, nemenyi, panel_means
 from fl_lightning.study.table import scale_of
 
 _WIDTH, _HEIGHT = 4.6, 3.8
@@ -101,19 +101,27 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
 
 
 def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
-    """Average ranks, methods that Nemenyi's test does not tell apart joined by a bar."""
+    """Average ranks in each panel of cases, methods that Nemenyi's test does not tell apart joined by a bar."""
     import scikit_posthocs
 
-    means = case_means(table, picture.figure)
-    if means.shape[0] < 3 or means.shape[1] < 3:
+    panels = {name: case.panel for name, case in progress.study.cases.items()}
+    found = panel_means(table, panels, picture.figure)
+    means = {name: each for name, each in found.items() if min(each.shape) > 2 and (name or len(found) == 1)}
+    if not means:
         return None
-    figure = Figure(figsize=(9, 1.6 + 0.24 * means.shape[1]), layout="constrained")
-    axes = figure.add_subplot()
-    ranks = average_ranks(means)
-    scikit_posthocs.critical_difference_diagram(
-        ranks, nemenyi(means), ax=axes, label_fmt_left="{label} ({rank:.1f}) ", label_fmt_right=" ({rank:.1f}) {label}"
-    )
-    axes.set_title(f"average rank over {len(means)} cases", loc="left", fontsize="medium")
+    heights = [1.6 + 0.24 * each.shape[1] for each in means.values()]
+    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
+    all_axes = figure.subplots(len(means), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (name, each) in zip(all_axes, means.items(), strict=True):
+        scikit_posthocs.critical_difference_diagram(
+            average_ranks(each),
+            nemenyi(each),
+            ax=axes,
+            label_fmt_left="{label} ({rank:.1f}) ",
+            label_fmt_right=" ({rank:.1f}) {label}",
+        )
+        of = f", {name}" if name else ""
+        axes.set_title(f"average rank over {len(each)} cases{of}", loc="left", fontsize="medium")
     return figure
 
 

@@ -1,5 +1,6 @@
 """The report of a study: tables, tests and pictures in one Markdown file that a command rewrites."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,8 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     for metric, found in comparisons.groupby("metric", sort=False):
         several = comparisons["metric"].nunique() > 1
         parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(found)]
-    means = statistics.case_means(table)
-    if means.shape[0] > 1 and means.shape[1] > 1:
+    panels = {name: case.panel for name, case in study.cases.items()}
+    if means := statistics.panel_means(table, panels):
         parts += ["## Average ranks", _average_ranks(means)]
     matrix = statistics.wins_ties_losses(table)
     if (matrix != "").any(axis=None):
@@ -50,11 +51,8 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     }.items():
         if figure in table:
             parts += [f"## {title}", _markdown(leaderboard(progress, table, figure))]
-    validation = statistics.case_means(table, "val")
-    if validation.shape[0] > 1 and validation.shape[1] > 1:
-        ranks = statistics.average_ranks(validation)
-        listed = ", ".join(f"{method} {rank:.1f}" for method, rank in ranks.items())
-        parts.append(f"Average rank by validation over {len(validation)} cases: {listed}.")
+    if means := statistics.panel_means(table, panels, "val"):
+        parts += ["## Average ranks by validation", _average_ranks(means)]
     parts += ["## Other models of the same runs", _kinds(progress, table)]
     if any(case.tuned_on or study.tuning.budget or study.tuning.study for case in study.cases.values()):
         parts += ["## Chosen settings", _choices(progress)]
@@ -130,12 +128,19 @@ def _comparisons(comparisons: pd.DataFrame) -> str:
     return markdown(shown, "method")
 
 
-def _average_ranks(means: pd.DataFrame) -> str:
-    ranks = statistics.average_ranks(means)
-    p = statistics.friedman_p(means)
-    shown = pd.DataFrame({"average rank": [f"{rank:.2f}" for rank in ranks]}, index=ranks.index)
-    test = "" if np.isnan(p) else f" Friedman's test that all are alike: p = {p:.2g}."
-    return f"Over the {len(means)} cases that all of these methods have.{test}\n\n{markdown(shown, 'method')}"
+def _average_ranks(means: Mapping[str, pd.DataFrame]) -> str:
+    """A column for each panel, over the cases that all methods in it have."""
+    columns = {
+        name: f"{name or ('all' if len(means) > 1 else 'average rank')} ({len(found)} cases)"
+        for name, found in means.items()
+    }
+    ranks = pd.DataFrame({columns[name]: statistics.average_ranks(found) for name, found in means.items()})
+    ranks = ranks.sort_values(list(ranks.columns)[::-1])
+    shown = ranks.map(lambda rank: "" if np.isnan(rank) else f"{rank:.2f}")
+    tests = {columns[name]: statistics.friedman_p(found) for name, found in means.items()}
+    told = ", ".join(f"{p:.2g} in {name}" if len(means) > 1 else f"{p:.2g}" for name, p in tests.items() if p == p)
+    test = f"Friedman's test that all are alike: p = {told}.\n\n" if told else ""
+    return f"{test}{markdown(shown, 'method')}"
 
 
 def _kinds(progress: Progress, table: pd.DataFrame) -> str:

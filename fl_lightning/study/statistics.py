@@ -7,7 +7,7 @@ classifiers over multiple data sets", JMLR 2006). Several tests that are read to
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -97,6 +97,20 @@ def case_means(table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
     means = signed.pivot_table(index="case", columns="method", values="value", sort=False)
     means = means.loc[:, means.notna().sum() * 2 > len(means)]
     return means.dropna()
+
+
+def panel_means(table: pd.DataFrame, panels: Mapping[str, str], figure: str = "test") -> dict[str, pd.DataFrame]:
+    """The means of the cases of each panel, and of all under an empty name where there are several.
+
+    Args:
+        table: The tidy table.
+        panels: The panel of every case.
+        figure: A column of the table.
+    """
+    names = list(dict.fromkeys(panels[case] for case in dict.fromkeys(table["case"])))
+    found = {name: table[table["case"].map(panels) == name] for name in names} if len(names) > 1 else {}
+    means = {name: case_means(rows, figure) for name, rows in {**found, "": table}.items()}
+    return {name: each for name, each in means.items() if each.shape[0] > 1 and each.shape[1] > 1}
 
 
 def average_ranks(means: pd.DataFrame) -> "pd.Series[float]":

@@ -51,6 +51,14 @@ def test_the_case_comes_after_the_method_and_final_settings_last(make_study: Cal
     )
 
 
+def test_a_case_has_its_own_words_on_single_methods(make_study: Callable[..., Study]) -> None:
+    method = {"config": "quickstart.yaml", "settings": {"a.x": 1}}
+    case = {"settings": {"a.x": 2}, "methods": {"M": {"a.x": "{x}"}}, "each": [3]}
+    study = make_study(methods={"M": method, "N": method}, cases={"C{x}": case}, baselines=[])
+    values = {name: make_cell(study, name, "C3", 5, ("", {}), "report").arguments[-3] for name in study.methods}
+    assert values == {"M": "--a.x=3", "N": "--a.x=2"}
+
+
 def test_cells_on_the_same_data_are_known(make_study: Callable[..., Study]) -> None:
     study = make_study()
     assert cell(study).data == cell(study, case="wide").data == cell(study, method="Local").data

@@ -54,6 +54,7 @@ from fl_lightning.study.definition import Study, WrongStudy
         ({"cases": {"{x}": {"each": [1]}, "{x} ": {"each": [2, 2]}}}, "cases.{x} .each is 2: 2  is there already"),
         ({"cases": {"{x}": {"each": [1], "x": 2}}}, "cases.{x}.x is 2.0: its places are in each: leave it out"),
         ({"cases": {"{x:d}": {"each": [0.5]}}}, "Unknown format code 'd' for object of type 'float'; formats are"),
+        ({"cases": {"a": {"methods": {"Lokal": {}}}}}, "cases.a.methods is Lokal: did you mean Local?"),
         ({"baselines": ["Lokal"]}, "baselines is Lokal: did you mean Local?"),
         ({"configs": ["none/*.yaml"]}, "configs is 'none/*.yaml': nothing matches"),
         ({"tuning": {"seeds": [7]}}, "tuning is incomplete: give grid, budget and seeds, or none of them"),

@@ -94,6 +94,15 @@ def test_report(progress: Progress) -> None:
             assert min(picture.size) > 100
 
 
+def test_average_ranks_of_panels(progress: Progress) -> None:
+    study = progress.study
+    for name, panel in zip(study.cases, ("short", "long", "long"), strict=True):
+        study.cases[name] = study.cases[name].model_copy(update={"panel": panel})
+    lines = write_report(progress, tidy(progress)).read_text().splitlines()
+    assert "| method | long (2 cases) | all (3 cases) |" in lines
+    assert "| FedAvg | 1.00 | 1.00 |" in lines
+
+
 def test_table_and_report_by_command(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(progress.study.path)
     assert main(["table", path, "--markdown"]) == 0

@@ -106,6 +106,19 @@ def test_average_ranks() -> None:
     assert list(errors.index) == ["Z", "X", "Y"]
 
 
+def test_means_of_panels() -> None:
+    level = {"X": [0.9], "Y": [0.8]}
+    cases = {"a": level, "b": {**level, "Z": [0.7]}, "c": {**level, "Z": [0.6]}, "d": level}
+    means = statistics.panel_means(table(cases), {"a": "first", "b": "second", "c": "second", "d": "first"})
+    assert {name: (list(found.index), list(found.columns)) for name, found in means.items()} == {
+        "first": (["a", "d"], ["X", "Y"]),
+        "second": (["b", "c"], ["X", "Y", "Z"]),
+        "": (["a", "b", "c", "d"], ["X", "Y"]),
+    }
+    assert list(statistics.panel_means(table(cases), dict.fromkeys(cases, "one"))) == [""]
+    assert statistics.panel_means(table({"a": level}), {"a": ""}) == {}
+
+
 def test_wins_ties_and_losses() -> None:
     cases = {
         "a": {"X": BETTER, "Y": BASE},
