@@ -144,8 +144,9 @@ def _dress(axes: Axes, title: str, picture: Picture, ticks: list[float] | None =
     axes.set_xlabel(picture.x_label or picture.x)
     if picture.log:
         axes.set_xscale("log")
-    elif ticks:
-        axes.set_xticks(ticks)
+    if ticks:
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
 
