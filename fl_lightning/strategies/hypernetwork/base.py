@@ -266,15 +266,20 @@ class Hypernetwork(Strategy):
 def fit(start_CP: Tensor, update_CP: Tensor, after_CP: Tensor) -> dict[str, float]:
     """How what is generated after the server step fits what two clients or more have trained."""
     trained_CP = start_CP + update_CP
-    trained_spread = (trained_CP - trained_CP.mean(dim=0)).square().sum()
-    spread = (after_CP - after_CP.mean(dim=0)).square().sum()
-    error = trained_CP.sub_(after_CP).square().sum()
-    tiny = torch.finfo(error.dtype).tiny
+    trained_spread = _square(trained_CP - trained_CP.mean(dim=0))
+    spread = _square(after_CP - after_CP.mean(dim=0))
+    error = _square(trained_CP.sub_(after_CP))
+    tiny = torch.finfo(update_CP.dtype).tiny
     return {
-        "server/spread": float((spread / trained_spread.clamp(min=tiny)).sqrt()),
-        "server/captured_share": float(1 - error / update_CP.square().sum().clamp(min=tiny)),
-        "server/explained": float(1 - error / trained_spread.clamp(min=tiny)),
+        "server/spread": (spread / max(trained_spread, tiny)) ** 0.5,
+        "server/captured_share": 1 - error / max(_square(update_CP), tiny),
+        "server/explained": 1 - error / max(trained_spread, tiny),
     }
+
+
+def _square(x_CP: Tensor) -> float:
+    """Sum of the squares, in one pass."""
+    return float(torch.linalg.vector_norm(x_CP, dim=1).double().square().sum())
 
 
 def watch_activity(generator: nn.Module) -> dict[str, Tensor]:

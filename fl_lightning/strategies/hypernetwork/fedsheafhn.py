@@ -13,7 +13,7 @@ alive, all within eqs. 3 to 15 and each a setting that is off by default: embedd
 (``embedding_model``), since those of models that were trained apart lie in different bases; X_0 centred and scaled
 (``normalize_embeddings``); attention that is scaled, with a residual (``scaled_attention``, ``attention_residual``);
 hidden layers that do not die (``activation``, ``layer_norm``); weights sent without dropout (``clean_weights``); the
-last layer in closed form (``last_layer``, ``last_layer.py``), which is refitted whenever the embeddings change, with
+last layer in closed form (``last_layer.py``, ``intake.py``), which is refitted whenever the embeddings change, with
 S, the attention and the MLP trained by the gradient of how well clients' updates are predicted from the others'.
 Beyond the paper, validation may choose while training (``validate_every``, ``strategies/trials.py``) how far from the
 mean models are generated, and whether heads are (``validate_personal``).
@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from fl_lightning.federation import Federation
-from fl_lightning.kernels.moved_mixing import mix_only_moved
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
@@ -38,6 +37,7 @@ from fl_lightning.strategies.base import select_names
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
 from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
+from fl_lightning.strategies.hypernetwork.intake import Intake
 from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
 from fl_lightning.strategies.hypernetwork.sheaf import SheafDiffusion
 from fl_lightning.strategies.signals import graph_embedding, received_embedding
@@ -171,7 +171,7 @@ class FedSheafHN(Hypernetwork):
             order = training[torch.randperm(len(training), generator=draw)]
             self.wearer_C[order] = order.roll(1).to(federation.device)  # one cycle: nobody keeps its own
         super().setup(federation)
-        self.tried_names = select_names(list(self.shapes), self.validate_personal)
+        self._start_intake()
         shape = (federation.num_clients, self.embedding_channels)
         self.embeddings_CD = torch.zeros(shape, device=federation.device, dtype=self.dtype)
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
@@ -248,13 +248,8 @@ class FedSheafHN(Hypernetwork):
         In a trial, beside the client's own, what would be generated for it.
         """
         if (choice := self.trials.of(stage)) is not None:
-            if choice == self.trials.choice:
-                return Payload(clients=tuple(clients), signals=self.generate_for_evaluation(clients).parameters)
             with self.trials.supposing(choice):
-                self._fill_in()
-                tried = self.generate_for_evaluation(clients).parameters
-            self._fill_in()
-            return Payload(clients=tuple(clients), signals=tried)
+                return Payload(clients=tuple(clients), signals=self.generate_for_evaluation(clients).parameters)
         if stage.name == "embed":
             start = self.federation.parameters
             parameters = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in start.items()}
@@ -271,9 +266,7 @@ class FedSheafHN(Hypernetwork):
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Server step, then the new embeddings; after trials, the choice."""
         if self.trials.of(stage) is not None:
-            before = self.trials.choice
-            if self.trials.take_in(stage, upload) and self.trials.choice != before:
-                self._fill_in()
+            self.trials.take_in(stage, upload)
             return
         if stage.name == "initial" and self.start_from_clients and upload.clients:
             start_P = flatten({n: upload.parameters[n] for n in self.shapes}).mean(dim=0)
@@ -329,7 +322,8 @@ class FedSheafHN(Hypernetwork):
         assert upload.num_examples is not None
         place = {client: row for row, client in enumerate(self.federation.training_clients)}
         answered = [place[client] for client in upload.clients]
-        self._take_in(answered, generated_CP[rows], update_CP, upload.num_examples)
+        given_CP = generated_CP if len(rows) == len(generated_CP) else generated_CP[rows]
+        self.intake.take_in(answered, given_CP, update_CP, upload.num_examples, self.trials.choice)
         if len(answered) < 3:  # a client, its kin and somebody else
             return
         weight_C = self.fitted_layer.weight_C[answered] / self.fitted_layer.weight_C[answered].sum()
@@ -348,36 +342,20 @@ class FedSheafHN(Hypernetwork):
             self.optimizer.step()
             self.num_steps += 1
 
-    def _take_in(self, answered: list[int], generated_CP: Tensor, update_CP: Tensor, examples_C: Tensor) -> None:
-        """Take in what the clients trained; if settings are tried, keep it for the trials."""
-        trained_CP = generated_CP + update_CP
-        moved_mean_1P = None
-        if self.trials.every is not None or self.trials.choice["mix_only_moved"]:
-            equal_1C = (examples_C.double().clamp(min=1e-6) / examples_C.sum().clamp(min=1))[None]
-            moved_mean_1P = mix_only_moved(equal_1C, trained_CP, generated_CP)
-        self._last = answered, trained_CP, update_CP != 0, moved_mean_1P, examples_C
-        self._fill_in()
-        if self.trials.every is None:
-            del self._last  # as large as all models
+    def _start_intake(self) -> None:
+        if self.last_layer == "closed_form":
+            personal = select_names(list(self.shapes), self.validate_personal)
+            self.intake = Intake(self.fitted_layer, list(self.shapes), personal, self.trials.every is not None)
 
-    def _fill_in(self) -> None:
-        """Fill the last layer with what the last clients trained, as it was chosen last."""
-        answered, models_CP, moved_CP, moved_mean_1P, examples_C = self._last
-        self._adopt_choice()
-        if self.trials.choice["mix_only_moved"]:
-            assert moved_mean_1P is not None
-            models_CP = torch.where(moved_CP | (self.fitted_layer.own_P == 1), models_CP, moved_mean_1P)
-        self.fitted_layer.take_in(answered, models_CP, examples_C)
-        self._generated_for_evaluation = None
+    def _fill(self) -> None:
+        """Have the last layer as chosen last, or as is supposed while it is tried."""
+        if self.last_layer == "closed_form" and self.intake.fill(self.trials.choice):
+            self._generated_for_evaluation = None
 
-    def _adopt_choice(self) -> None:
-        """How far from the mean the last layer goes, and what of each client's model is its own, as chosen last."""
-        factor = self.trials.choice["strength_factor"]
-        names = self.tried_names if self.trials.choice.get("personal") else ()
-        own_T = torch.tensor([1.0 if name in names else max(factor - 1, 0.0) for name in self.shapes])
-        self.fitted_layer.strength_factor = min(factor, 1.0)
-        own_P = own_T.repeat_interleave(torch.tensor(self.fitted_layer.sizes))
-        self.fitted_layer.own_P = own_P.to(self.federation.device)
+    def generate_for_evaluation(self, clients: Sequence[int]) -> Payload:
+        """With the last layer as chosen."""
+        self._fill()
+        return super().generate_for_evaluation(clients)
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """None: the models as the clients trained them; or the generated ones."""
@@ -427,6 +405,7 @@ class FedSheafHN(Hypernetwork):
     def state_dict(self) -> dict[str, Any]:
         """Generator, optimiser and the clients' embeddings."""
         choice = self.trials.state_dict()
+        self._fill()
         return super().state_dict() | {"embeddings": self.embeddings_CD, "known": self.known_C, "choice": choice}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -436,5 +415,4 @@ class FedSheafHN(Hypernetwork):
         self.embeddings_CD = state["embeddings"].to(self.federation.device)
         self.known_C = state["known"].to(self.federation.device)
         self.trials.load_state_dict(state.get("choice", self.trials.choice))  # older checkpoints have none
-        if self.last_layer == "closed_form":
-            self._adopt_choice()
+        self._start_intake()

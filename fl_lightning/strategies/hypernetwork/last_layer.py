@@ -13,6 +13,7 @@ Shape legend: M clients asked for, C clients whose models are known, P generated
 width of the features.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -42,7 +43,8 @@ class ClosedFormLayer(nn.Module):
         weight_C: Its weight in the mean m, 0 for a client that has not answered yet.
         strength_T: s of each tensor.
         strength_factor: What all of them are multiplied by.
-        own_P: How much of each number is what the client itself has trained, once it has.
+        own_T: How much of each tensor is what the client itself has trained, once it has.
+        columns: Where each tensor stands among the P numbers.
     """
 
     models_CP: Tensor
@@ -56,7 +58,9 @@ class ClosedFormLayer(nn.Module):
         self.log_ridge = nn.Parameter(torch.tensor(ridge).log())
         self.register_buffer("models_CP", torch.zeros(num_clients, sum(sizes)))
         self.register_buffer("weight_C", torch.zeros(num_clients))
-        self.own_P = torch.zeros(sum(sizes))
+        self.own_T = [0.0] * len(self.sizes)
+        ends = list(itertools.accumulate(self.sizes))
+        self.columns = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
         self.register_buffer("strength_T", torch.full((len(sizes),), 0.0 if strength is None else strength))
 
     def start_from(self, parameters_P: Tensor) -> None:
@@ -69,23 +73,29 @@ class ClosedFormLayer(nn.Module):
         kernel_MC = feature_MH @ feature_MH[is_known_M].T
         return ridge_smoother(kernel_MC, kernel_MC[is_known_M], weight_C, self.log_ridge.exp())
 
+    @torch.no_grad()
     def forward(self, feature_MH: Tensor, rows: Sequence[int]) -> Tensor:
         """Generate the models of some rows of the features, of which the training clients' come first, (len, P)."""
         is_known_C = self.weight_C > 0
+        mean_P = self._mean(is_known_C)
         if int(is_known_C.sum()) < 2:
-            return self._mean(is_known_C).expand(len(rows), -1)
-        whole = bool(is_known_C.all())
+            return mean_P.expand(len(rows), -1)
         is_known_M = feature_MH.new_zeros(len(feature_MH), dtype=torch.bool)
         is_known_M[: len(is_known_C)] = is_known_C
         smoother_MC = self.smoother(feature_MH, is_known_M, self.shares())[list(rows)]
-        models_CP = self.models_CP if whole else self.models_CP[is_known_C]
-        strength_T = self.strength_factor * self.strength_T
-        strength_P = strength_T.repeat_interleave(torch.tensor(self.sizes, device=models_CP.device))
-        generated_MP = torch.lerp(self._mean(is_known_C).expand(len(rows), -1), smoother_MC @ models_CP, strength_P)
-        if self.own_P.any():
-            trained = [place for place, row in enumerate(rows) if is_known_M[row]]
-            own_MP = self.models_CP[[rows[place] for place in trained]]
-            generated_MP[trained] = torch.lerp(generated_MP[trained], own_MP, self.own_P.to(own_MP))
+        generated_MP = smoother_MC @ (self.models_CP if is_known_C.all() else self.models_CP[is_known_C])
+        trained = [place for place, row in enumerate(rows) if is_known_M[row]]
+        of_trained = [rows[place] for place in trained]
+        is_whole = trained == of_trained == list(range(len(self.models_CP)))
+        strength_T = (self.strength_factor * self.strength_T).tolist()
+        for columns, from_mean, own in zip(self.columns, strength_T, self.own_T, strict=True):
+            generated_MQ = generated_MP[:, columns]
+            torch.lerp(mean_P[columns], generated_MQ, from_mean, out=generated_MQ)
+            if own and is_whole:
+                generated_MQ[: len(self.models_CP)].lerp_(self.models_CP[:, columns], own)
+            elif own:
+                own_CQ = self.models_CP[of_trained, columns]
+                generated_MQ[trained] = torch.lerp(generated_MQ[trained], own_CQ, own)
         return generated_MP
 
     def shares(self) -> Tensor:
@@ -99,10 +109,11 @@ class ClosedFormLayer(nn.Module):
         return weight_C / weight_C.sum() @ self.models_CP
 
     @torch.no_grad()
-    def take_in(self, rows: Sequence[int], models_CP: Tensor, examples_C: Tensor) -> None:
-        """Keep what clients trained, and how much they count."""
-        self.models_CP[list(rows)] = models_CP.to(self.models_CP)
-        self.weight_C[list(rows)] = examples_C.to(self.weight_C).clamp(min=1e-6)
+    def take_in(self, rows: Sequence[int], models_CQ: Tensor, examples_C: Tensor, columns: slice = slice(None)) -> None:
+        """Keep what clients trained, of all numbers or of one tensor, and how much they count."""
+        places_C = torch.tensor(rows, device=self.models_CP.device)
+        self.models_CP[:, columns].index_copy_(0, places_C, models_CQ.to(self.models_CP))
+        self.weight_C[places_C] = examples_C.to(self.weight_C).clamp(min=1e-6)
 
     def gram(self, update_CP: Tensor) -> Tensor:
         """Inner products of the clients' updates by tensor, (T, C, C)."""

@@ -1,5 +1,6 @@
 """FedSheafHN's last layer in closed form, its embeddings in a common frame, and the family's figures."""
 
+import copy
 import functools
 import warnings
 
@@ -134,6 +135,32 @@ def test_clients_that_did_not_answer_keep_their_last_model_in_the_fit() -> None:
 
     torch.testing.assert_close(strategy.fitted_layer.models_CP[[1, 2, 4]], first[[1, 2, 4]])
     assert not torch.allclose(strategy.fitted_layer.models_CP[[0, 3]], first[[0, 3]])
+
+
+@pytest.mark.parametrize("amid_trials", [False, True])
+def test_trials_leave_nothing_behind(amid_trials) -> None:
+    """Nor in a state that is saved amid them: it is that of the choice."""
+    strategy, other = (closed(validate_every=1, validate_personal=["*.bias"], mix_only_moved=True) for _ in range(2))
+    for each in (strategy, other):
+        each.setup(federation_of(5))
+        heard(each, range(5))
+    stage = strategy.stages(0)[0]
+    update = torch.ones_like(flatten(strategy.configure(stage, range(5)).parameters))
+    update[0] = 0.0  # where nothing is its own, this client is given what moved
+    strategy.aggregate(
+        stage, Payload(clients=range(5), parameters=unflatten(update, strategy.shapes), num_examples=EXAMPLES)
+    )
+    before = flatten(strategy.generate_for_evaluation(range(5)).parameters)
+    tried = [flatten(strategy.configure(stage, range(5)).signals) for stage in strategy.stages(1)[1:]]
+    assert torch.equal(tried[0], before)
+    assert not torch.equal(tried[-1], before)
+
+    if not amid_trials:
+        strategy.generate_for_evaluation(range(5))
+    other.load_state_dict(copy.deepcopy(strategy.state_dict()))
+
+    for each in (strategy, other):
+        assert torch.equal(flatten(each.generate_for_evaluation(range(5)).parameters), before)
 
 
 @pytest.mark.parametrize(("embedding_model", "sent"), [("own", [1, 3]), ("received", [1, 3]), ("initial", [])], ids=str)
