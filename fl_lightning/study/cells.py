@@ -55,7 +55,7 @@ def tuning_cells(study: Study, method: str, case: str) -> list[Cell]:
     """Every setting of a method's grid × every tuning seed, on the case that is tuned on."""
     return [
         make_cell(study, method, case, seed, point, "tuning")
-        for point in study.grid_of(method)
+        for point in study.grid_of(method, case)
         for seed in study.tuning.seeds
     ]
 

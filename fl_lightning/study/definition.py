@@ -60,6 +60,7 @@ class Case(_Part):
         settings: Overrides of every method.
         methods: Overrides of single methods, by their names.
         final: Overrides that win over all others, chosen ones too.
+        grid: Axes of the study's grid that have other values here, as many of them.
         tuned_on: The case whose chosen settings it takes (of the study in ``tuning.study``, if there is one); itself if
             None.
         paper: Published figures by method, in the unit that is shown.
@@ -73,6 +74,7 @@ class Case(_Part):
     settings: Settings = {}
     methods: dict[str, Settings] = {}
     final: Settings = {}
+    grid: dict[str, Axis] = {}
     tuned_on: str | None = None
     paper: dict[str, float | str] = {}
     panel: str = ""
@@ -221,15 +223,16 @@ class Study:
         """The method and the case whose choice a method takes on a case."""
         return self.methods[method].tuned_as or method, self.cases[case].tuned_on or case
 
-    def grid_of(self, method: str) -> list[Point]:
-        """The settings that a method tries: as many for every method, none without tuning.
+    def grid_of(self, method: str, case: str) -> list[Point]:
+        """The settings that a method tries on a case: as many for every method, none without tuning.
 
         The axes that all share are gone through in order. A setting of the method's own takes each of its values
         equally often, in an order drawn once for each method; the first point has the first values.
         """
         if not self.tuning.budget:
             return []
-        common = list(itertools.product(*(_values(name, axis) for name, axis in self.tuning.grid.items())))
+        axes = {**self.tuning.grid, **self.cases[case].grid}
+        common = list(itertools.product(*(_values(name, axis) for name, axis in axes.items())))
         own = list(itertools.product(*(_values(name, axis) for name, axis in self.methods[method].tune.items())))
         budget = self.tuning.budget
         draw = random.Random(f"{method}")
@@ -338,6 +341,13 @@ class Study:
         for name, axis in tuning.grid.items():
             self._check_axis(f"tuning.grid.{name}", name, axis)
             points *= len(axis)
+        for case, settings in self.cases.items():
+            for name, axis in settings.grid.items():
+                self._known(f"cases.{case}.grid", name, tuning.grid)
+                self._check_axis(f"cases.{case}.grid.{name}", name, axis)
+                if len(axis) != len(tuning.grid[name]):
+                    remedy = f"give {len(tuning.grid[name])} values, as tuning.grid.{name} has"
+                    self._refuse(f"cases.{case}.grid.{name}", axis, remedy)
         if bool(tuning.budget) != bool(tuning.grid) or bool(tuning.budget) != bool(tuning.seeds):
             self._refuse("tuning", "incomplete", "give grid, budget and seeds, or none of them")
         if tuning.budget > points:

@@ -79,7 +79,7 @@ class Progress:
             None as long as a cell is missing, and where every setting failed.
         """
         source, (tuned_as, tuned_on) = self.source, self.study.tuned_on(method, case)
-        grid = source.study.grid_of(tuned_as)
+        grid = source.study.grid_of(tuned_as, tuned_on)
         if not grid:
             return Choice(point=("", {}), validation=math.nan, tried={})
         values: dict[str, list[float]] = {label: [] for label, _ in grid}
@@ -98,14 +98,13 @@ class Progress:
         return Choice(point=next(point for point in grid if point[0] == best), validation=tried[best], tried=tried)
 
     def _reported(self, method: str, case: str, label: str) -> list[Cell]:
-        tuned_as, _ = self.study.tuned_on(method, case)
-        grid = self.source.study.grid_of(tuned_as)
+        grid = self.source.study.grid_of(*self.study.tuned_on(method, case))
         point = next((point for point in grid if point[0] == label), ("", {}))
         return [make_cell(self.study, method, case, seed, point, "report") for seed in self.study.seeds]
 
     def first_label(self, method: str, case: str) -> str:
         """The first setting of the grid that a method's choice on a case is made from; empty without one."""
-        grid = self.source.study.grid_of(self.study.tuned_on(method, case)[0])
+        grid = self.source.study.grid_of(*self.study.tuned_on(method, case))
         return grid[0][0] if grid else ""
 
     def report(self, method: str, case: str) -> list[Cell]:

@@ -255,6 +255,9 @@ def kept_rounds(study: Study, cell: Cell, found: Record) -> Record | None:
 
 def make_record(cell: Cell, found: Record) -> Record:
     """What is kept of a cell; of tuning nothing that knows the test examples."""
+    error = found["error"]
+    if not error and found["result"][found["monitor"]] is None:
+        error = f"{found['monitor']} is no finite number in any round"
     record: Record = {
         "key": cell.key,
         "purpose": cell.purpose,
@@ -262,7 +265,7 @@ def make_record(cell: Cell, found: Record) -> Record:
         "case": cell.case,
         "seed": cell.seed,
         "setting": cell.setting,
-        "error": found["error"],
+        "error": error,
         "val": None,
         "monitor": found.get("monitor", ""),
         "seconds": found.get("seconds", 0.0),

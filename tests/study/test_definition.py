@@ -58,6 +58,11 @@ from fl_lightning.study.definition import Study, WrongStudy
         ({"baselines": ["Lokal"]}, "baselines is Lokal: did you mean Local?"),
         ({"configs": ["none/*.yaml"]}, "configs is 'none/*.yaml': nothing matches"),
         ({"tuning": {"seeds": [7]}}, "tuning is incomplete: give grid, budget and seeds, or none of them"),
+        ({"cases": {"a": {"grid": {"b.c": [1]}}}}, "cases.a.grid is b.c: there are model.optimizer.lr"),
+        (
+            {"cases": {"a": {"grid": {"model.optimizer.lr": [1]}}}},
+            "cases.a.grid.model.optimizer.lr is [1]: give 2 values, as tuning.grid.model.optimizer.lr has",
+        ),
         (
             {"tuning": {"seeds": [7], "budget": 3, "grid": {"model.optimizer.lr": [0.1, 0.2]}}},
             "tuning.budget is 3: the axes that all methods share have 2 settings",
@@ -99,7 +104,7 @@ def test_every_method_has_the_same_budget(make_study: Callable[..., Study]) -> N
     rates = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     tuning = {"seeds": [7], "budget": 12, "grid": {"model.optimizer.lr": rates, "decay.on": [False, True]}}
     study = make_study(methods=methods, tuning=tuning, baselines=[])
-    plain, rich = study.grid_of("plain"), study.grid_of("rich")
+    plain, rich = study.grid_of("plain", "plain"), study.grid_of("rich", "plain")
     assert len(plain) == len(rich) == len({label for label, _ in rich}) == 12
     assert [settings for _, settings in plain] == [
         {name: settings[name] for name in ("model.optimizer.lr", "decay.on")} for _, settings in rich
@@ -108,13 +113,24 @@ def test_every_method_has_the_same_budget(make_study: Callable[..., Study]) -> N
         {(a, c): 2 for a in (1, 2) for c in (0, 1, 2)}
     )
     assert rich[0][0] == "lr=0.1, on=False, a=1, strategy.b=x"
-    assert study.grid_of("rich") == make_study(methods=methods, tuning=tuning, baselines=[]).grid_of("rich")
+    again = make_study(methods=methods, tuning=tuning, baselines=[])
+    assert rich == again.grid_of("rich", "plain")
+
+
+def test_a_case_may_have_other_values(make_study: Callable[..., Study]) -> None:
+    rates = {"model.optimizer.lr": [0.1, 0.2]}
+    cases = {"plain": {}, "steep": {"grid": {"model.optimizer.lr": [0.01, 0.02]}}}
+    study = make_study(cases=cases, tuning={"seeds": [7], "budget": 2, "grid": rates})
+    assert [label for label, _ in study.grid_of("Local", "plain")] == ["lr=0.1", "lr=0.2"]
+    assert [label for label, _ in study.grid_of("Local", "steep")] == ["lr=0.01", "lr=0.02"]
 
 
 def test_a_smaller_budget_is_drawn_alike_in_number(make_study: Callable[..., Study]) -> None:
     tuning = {"seeds": [7], "budget": 3, "grid": {"model.optimizer.lr": [0.1, 0.2, 0.3, 0.4]}}
     study = make_study(tuning=tuning)
-    grids = [[settings["model.optimizer.lr"] for _, settings in study.grid_of(method)] for method in study.methods]
+    grids = [
+        [settings["model.optimizer.lr"] for _, settings in study.grid_of(method, "plain")] for method in study.methods
+    ]
     assert all(len(set(grid)) == 3 and grid[0] == 0.1 for grid in grids)
 
 

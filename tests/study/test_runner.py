@@ -121,6 +121,17 @@ def test_a_failed_cell_stops_nothing(make_study: Callable[..., Study]) -> None:
         assert len(run(failing, HerePool(train=lambda *_: refused), **options)[1].trained) == number
 
 
+def test_a_cell_that_diverged_has_failed(make_study: Callable[..., Study]) -> None:
+    def diverged(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        found = invented(arguments)
+        found["result"] |= {"val/acc": None}
+        return found
+
+    tally, _, said = run(make_study(tuning=None, cases={"plain": {}}), HerePool(train=diverged), methods=["Local"])
+    assert set(tally.failed.values()) == {"val/acc is no finite number in any round"}
+    assert "seed 0: failed: val/acc is no finite number in any round" in said[0]
+
+
 def test_a_setting_that_fails_is_not_chosen(make_study: Callable[..., Study]) -> None:
     study = make_study()
     pool = HerePool(lose=lambda cell, number: "lr=0.05" in cell.setting and cell.purpose == "tuning")
