@@ -106,6 +106,7 @@ class Picture(_Part):
             or another figure of every round (of ``history``), a panel for each case; ``ranks``: average ranks over the
             cases of each ``panel`` with Nemenyi's critical difference.
         figure: A column of ``results.csv``; of curves a figure of every round.
+        change: Of lines, whether they show how far the figure moves from the first place, paired by seed.
         x: Of curves, what they are drawn against.
         x_scale: Its factor.
         x_label: Label of the axis.
@@ -115,6 +116,7 @@ class Picture(_Part):
 
     kind: Literal["lines", "curves", "ranks"]
     figure: str = "test"
+    change: bool = False
     x: str = "round"
     x_scale: float = 1.0
     x_label: str = ""

@@ -38,7 +38,7 @@ def draw(progress: Progress, table: pd.DataFrame, folder: Path) -> list[str]:
 
 
 def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
-    """A figure against the cases' ``x``: mean and standard deviation over seeds, a panel for each ``panel``."""
+    """A figure, or its change, against the cases' ``x``: mean and standard deviation over seeds, in panels."""
     if picture.figure not in table:
         return None
     study = progress.study
@@ -57,8 +57,13 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
             if not len(rows):
                 continue
             scale, unit = _unit(rows)
-            grouped = rows.assign(x=rows["case"].map(cases)).groupby("x")[picture.figure]
-            mean, spread = scale * grouped.mean(), scale * grouped.std().fillna(0.0)
+            by_seed = scale * rows.assign(x=rows["case"].map(cases)).pivot_table(picture.figure, "seed", "x")
+            if picture.change:
+                unit, first = unit.replace("%", "points"), min(cases.values())
+                if by_seed.shape[1] == 1 or first not in by_seed:
+                    continue
+                by_seed = by_seed.sub(by_seed[first], axis=0)
+            mean, spread = by_seed.mean(), by_seed.std().fillna(0.0)
             if len(mean) == 1:  # what the axis does not touch
                 axes.axhline(float(mean.iloc[0]), linestyle="--", color=_colour(place), label=method)
                 continue

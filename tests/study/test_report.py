@@ -50,6 +50,7 @@ def progress(make_study: Callable[..., Study]) -> Progress:
         seeds=[0, 1, 2, 3, 4],
         pictures={
             "by_rounds": {"kind": "lines", "x_label": "rounds"},
+            "change": {"kind": "lines", "change": True},
             "convergence": {"kind": "curves", "figure": "val/acc"},
             "ranks": {"kind": "ranks"},
         },
@@ -88,7 +89,7 @@ def test_report(progress: Progress) -> None:
     assert "| FedAvg | 3 | +9.9 | 3 | 0 | 0 | 0 |" in text
     assert "## Average ranks" in text
     assert "| Local |  | 0/0/3 | 3/0/0 |" in text
-    for name in ("by_rounds", "convergence", "ranks"):
+    for name in ("by_rounds", "change", "convergence", "ranks"):
         assert f"![{name}.png]({name}.png)" in text
         with Image.open(path.with_name(f"{name}.png")) as picture:
             assert min(picture.size) > 100
