@@ -216,6 +216,11 @@ class Study:
         """The cases that a method is for."""
         return [case for case in self.cases if any(fnmatch(case, each) for each in self.methods[method].cases)]
 
+    @property
+    def panels(self) -> dict[str, str]:
+        """The panel of every case."""
+        return {name: case.panel for name, case in self.cases.items()}
+
     def configs_of(self, method: str, case: str) -> tuple[Path, ...]:
         """The configuration files of a method on a case."""
         names = (*_listed(self.cases[case].config), *_listed(self.methods[method].config))

@@ -109,8 +109,7 @@ def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
     """Average ranks in each panel of cases, methods that Nemenyi's test does not tell apart joined by a bar."""
     import scikit_posthocs
 
-    panels = {name: case.panel for name, case in progress.study.cases.items()}
-    found = panel_means(table, panels, picture.figure)
+    found = panel_means(table, progress.study.panels, picture.figure)
     means = {name: each for name, each in found.items() if min(each.shape) > 2 and (name or len(found) == 1)}
     if not means:
         return None

@@ -30,8 +30,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     for metric, found in comparisons.groupby("metric", sort=False):
         several = comparisons["metric"].nunique() > 1
         parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(found)]
-    panels = {name: case.panel for name, case in study.cases.items()}
-    if means := statistics.panel_means(table, panels):
+    if means := statistics.panel_means(table, study.panels):
         parts += ["## Average ranks", _average_ranks(means)]
     matrix = statistics.wins_ties_losses(table)
     if (matrix != "").any(axis=None):
@@ -51,7 +50,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     }.items():
         if figure in table:
             parts += [f"## {title}", _markdown(leaderboard(progress, table, figure))]
-    if means := statistics.panel_means(table, panels, "val"):
+    if means := statistics.panel_means(table, study.panels, "val"):
         parts += ["## Average ranks by validation", _average_ranks(means)]
     parts += ["## Other models of the same runs", _kinds(progress, table)]
     if any(case.tuned_on or study.tuning.budget or study.tuning.study for case in study.cases.values()):

@@ -133,8 +133,7 @@ class Hypernetwork(Strategy):
         update_CP = flatten({name: upload.parameters[name] for name in self.shapes}).to(generated_CP.dtype)
         self.learn(upload, generated_CP, rows, update_CP)
         self._generated_for_evaluation = None
-        start_CP = generated_CP.detach()
-        self._observe(upload.clients, start_CP if len(rows) == len(start_CP) else start_CP[rows], update_CP)
+        self._observe(upload.clients, those_of(generated_CP.detach(), rows), update_CP)
 
     def learn(self, upload: Payload, generated_CP: Tensor, rows: Tensor, update_CP: Tensor) -> None:
         """``num_server_steps`` steps on ½ Σ ‖stopgrad(generated + update) - generated‖², and the extra losses.
@@ -148,7 +147,7 @@ class Hypernetwork(Strategy):
             update_CP: How far each of these moved.
         """
         whole = len(rows) == len(generated_CP)
-        start_CP = generated_CP.detach() if whole else generated_CP.detach()[rows]
+        start_CP = those_of(generated_CP.detach(), rows)
         first_gradient_CP = -update_CP
         for step in range(self.num_server_steps):
             if step:
@@ -261,6 +260,11 @@ class Hypernetwork(Strategy):
         self.num_collapsed_rounds = state["num_collapsed_rounds"]
         self.figures = dict(state["figures"])
         self._generated_for_evaluation = None
+
+
+def those_of(sent_CP: Tensor, rows: Tensor) -> Tensor:
+    """Of what was sent the rows of those who answered, which are in order; no copy if all did."""
+    return sent_CP if len(rows) == len(sent_CP) else sent_CP[rows]
 
 
 def fit(start_CP: Tensor, update_CP: Tensor, after_CP: Tensor) -> dict[str, float]:

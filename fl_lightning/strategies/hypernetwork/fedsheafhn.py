@@ -35,7 +35,7 @@ from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
 from fl_lightning.strategies.base import select_names
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork
-from fl_lightning.strategies.hypernetwork.base import Hypernetwork
+from fl_lightning.strategies.hypernetwork.base import Hypernetwork, those_of
 from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
 from fl_lightning.strategies.hypernetwork.intake import Intake
 from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
@@ -322,7 +322,7 @@ class FedSheafHN(Hypernetwork):
         assert upload.num_examples is not None
         place = {client: row for row, client in enumerate(self.federation.training_clients)}
         answered = [place[client] for client in upload.clients]
-        given_CP = generated_CP if len(rows) == len(generated_CP) else generated_CP[rows]
+        given_CP = those_of(generated_CP, rows)
         self.intake.take_in(answered, given_CP, update_CP, upload.num_examples, self.trials.choice)
         if len(answered) < 3:  # a client, its kin and somebody else
             return
