@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_lightning.command_line import fail
-from fl_lightning.study.definition import Study, WrongStudy
+from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner, count_of, duration
+from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.single import check, sweep, train_cell
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.table import leaderboard, markdown, tidy, write_csv

@@ -9,182 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from fl_lightning.settings_text import settings_from
+from fl_lightning.study.schema import Axis, Case, File, Method, Settings, WrongStudy, read_file, read_yaml
 
 #: Figure of every round: bytes of all payloads so far.
 TOTAL_BYTES = "comm/bytes_total"
-#: Overrides: the value of each setting by its dotted name, in the order in which they are given to ``fl-train fit``.
-Settings = dict[str, Any]
-#: An axis of a grid: values of the setting that it is named for, or settings by a label.
-Axis = list[Any] | dict[str, Settings]
 #: A point of a grid: the label of its value on each axis, and the settings of all.
 Point = tuple[str, Settings]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Method(_Part):
-    """A row of the leaderboard: configuration files and what is changed in them.
-
-    Attributes:
-        config: One file or several laid over each other, relative to the study's file, after those of the case.
-        settings: Overrides, before those of the case.
-        final: Overrides that win over the case's and the chosen ones.
-        tune: At most two axes of the method's own, beside those of all methods.
-        tuned_as: The method whose chosen setting it takes, instead of tuning by itself.
-        cases: Shell-style patterns of the cases it is for.
-        tier: Methods of tier 1 run before those of tier 2, so that a part is already a table.
-    """
-
-    config: list[str] | str = []
-    settings: Settings = {}
-    final: Settings = {}
-    tune: dict[str, Axis] = {}
-    tuned_as: str | None = None
-    cases: list[str] = ["*"]
-    tier: int = Field(default=1, ge=1)
-
-
-class Case(_Part):
-    """A column of the leaderboard: data set × partition × clients × protocol.
-
-    Attributes:
-        config: Configuration files, as a method's.
-        settings: Overrides of every method.
-        methods: Overrides of single methods, by their names.
-        final: Overrides that win over all others, chosen ones too.
-        grid: Axes of the study's grid that have other values here, as many of them.
-        tuned_on: The case whose chosen settings it takes (of the study in ``tuning.study``, if there is one); itself if
-            None.
-        paper: Published figures by method, in the unit that is shown.
-        panel: The panel of pictures that it is in; average ranks are of the cases of a panel.
-        x: Its place in them.
-        each: Instead of ``x``: the case once for each of these places. ``{x}`` stands for it in the case's name and its
-            settings, in the name also with a format of Python's, ``{x:.0%}``.
-    """
-
-    config: list[str] | str = []
-    settings: Settings = {}
-    methods: dict[str, Settings] = {}
-    final: Settings = {}
-    grid: dict[str, Axis] = {}
-    tuned_on: str | None = None
-    paper: dict[str, float | str] = {}
-    panel: str = ""
-    x: float | None = None
-    each: list[int | float] = []
-
-
-class Tuning(_Part):
-    """How settings are chosen: on validation alone, as many for every method.
-
-    Attributes:
-        seeds: Of the tuning; none of them may be reported.
-        budget: How many settings of the grid every method tries.
-        grid: The axes that all methods share.
-        study: Another study's file, whose choices are taken instead.
-    """
-
-    seeds: list[int] = []
-    budget: int = Field(default=0, ge=0)
-    grid: dict[str, Axis] = {}
-    study: str | None = None
-
-
-class Picture(_Part):
-    """A picture of the report.
-
-    Attributes:
-        kind: ``lines``: the figure against the cases' ``x``, a panel for each ``panel``; ``curves``: against the rounds
-            or another figure of every round (of ``history``), a panel for each case; ``ranks``: average ranks over the
-            cases of each ``panel`` with Nemenyi's critical difference.
-        figure: A column of ``results.csv``; of curves a figure of every round.
-        change: Of lines, whether they show how far the figure moves from the first place, paired by seed.
-        x: Of curves, what they are drawn against.
-        x_scale: Its factor.
-        x_label: Label of the axis.
-        y_label: Likewise; the unit is added.
-        log: Whether the horizontal axis is logarithmic.
-    """
-
-    kind: Literal["lines", "curves", "ranks"]
-    figure: str = "test"
-    change: bool = False
-    x: str = "round"
-    x_scale: float = 1.0
-    x_label: str = ""
-    y_label: str = ""
-    log: bool = False
-
-
-class Traffic(_Part):
-    """The report's table of what went over the wire.
-
-    Attributes:
-        target: The method whose best validation, or nearly, the others are to reach; none if empty.
-        by_examples: Bounds of bins of clients by their training examples, whose test figures stand beside.
-    """
-
-    target: str = ""
-    by_examples: list[float] = []
-
-
-class Wandb(_Part):
-    """Where a study sends its cells to.
-
-    Attributes:
-        project: Project.
-        entity: User or team; None for the account's default.
-        offline: Write to disk only.
-        save_dir: Folder that gets W&B's own folder ``wandb``.
-    """
-
-    project: str = "fl_lightning"
-    entity: str | None = None
-    offline: bool = False
-    save_dir: str = "runs"
-
-
-class WrongStudy(ValueError):
-    """A study's file that cannot be used as it is."""
-
-
-class _File(_Part):
-    title: str = ""
-    processes: int = Field(default=1, ge=1)
-    seeds: list[int] = Field(min_length=1)
-    settings: Settings = {}
-    methods: dict[str, Method] = {}
-    configs: list[str] = []
-    configs_except: list[str] = []
-    cases: dict[str, Case] = Field(min_length=1)
-    tuning: Tuning = Tuning()
-    baselines: list[str] = []
-    history: list[str] = []
-    keep: list[str] = []
-    pictures: dict[str, Picture] = {}
-    traffic: Traffic | None = None
-    results: str | None = None
-    wandb: Wandb | None = None
 
 
 class Study:
     """A study that was read and checked.
 
     Args:
-        path: Its YAML file. Beside what :class:`Method`, :class:`Case` and :class:`Tuning` hold it has a ``title``,
-            the number of ``processes``, the reported ``seeds``, ``settings`` of all cells, ``configs`` (shell-style
-            patterns of configuration files: each strategy of theirs that no method has becomes one, but those that
-            ``configs_except`` names), ``baselines`` (the simple methods that others are compared with), ``history``
-            (figures of every round that are kept), ``keep`` (patterns of files in the runs' folders that are kept),
-            ``pictures``, ``traffic``, ``results`` (folder; ``results/<name>`` if None) and ``wandb``.
+        path: Its YAML file; what may stand in it says :class:`~fl_lightning.study.schema.File`.
 
     Raises:
         WrongStudy: It cannot be read, or something in it does not fit; the setting, the value and the remedy in a line.
@@ -192,7 +31,7 @@ class Study:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        content = _read(path)
+        content = read_file(path)
         self.name = path.stem
         self.title = content.title or path.stem
         self.processes = content.processes
@@ -267,7 +106,8 @@ class Study:
             for place in case.each:
                 try:
                     at = _at(place, name)
-                    filled = {part: _at(place, getattr(case, part)) for part in ("settings", "methods", "final")}
+                    parts = ("settings", "methods", "final", "grid")
+                    filled = {part: _at(place, getattr(case, part)) for part in parts}
                 except ValueError as error:
                     self._refuse(f"cases.{name}.each", place, f"{error}; formats are Python's, as in {{x:.0%}}")
                 if at in found or at in cases:
@@ -279,7 +119,7 @@ class Study:
                 found[name] = case
         return found
 
-    def _found(self, content: _File) -> dict[str, Method]:
+    def _found(self, content: File) -> dict[str, Method]:
         """A method for each strategy of the configurations that match and that is not among the methods yet."""
         taken = {strategy_of(self.path.parent / name) for m in content.methods.values() for name in _listed(m.config)}
         taken |= set(content.methods) | set(content.configs_except)
@@ -405,59 +245,11 @@ def _at(place: int | float, part: Any) -> Any:
     return part
 
 
-# ---------------------------------------------------------------- files
-
-
-def _read(path: Path) -> _File:
-    content = read_yaml(path)
-    try:
-        return _File.model_validate(content)
-    except ValidationError as error:
-        raise WrongStudy(f"{path}: {_told(error)}") from error
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file.
-
-    Raises:
-        WrongStudy: It cannot be read, or holds no settings.
-    """
-    try:
-        content = settings_from(path.read_text())
-    except OSError as error:
-        raise WrongStudy(f"{path} cannot be read ({error.strerror}): give the YAML file of a study") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise WrongStudy(f"{path} is no YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise WrongStudy(f"{path} holds no settings (name: value): give the YAML file of a study")
-    return content
-
-
 def strategy_of(config: Path) -> str:
     """The bare name of the strategy of a configuration file; empty where it has none."""
     strategy = read_yaml(config).get("strategy") if config.is_file() else None
     name = strategy.get("class_path") if isinstance(strategy, dict) else strategy
     return str(name or "").rpartition(".")[2]
-
-
-def _told(error: ValidationError) -> str:
-    """The first thing that is wrong: the setting, the value, the remedy."""
-    found = error.errors()[0]
-    place = [str(part) for part in found["loc"]]
-    if found["type"] == "extra_forbidden":
-        parts: dict[tuple[str, int], type[_Part]] = {
-            ("methods", 3): Method,
-            ("cases", 3): Case,
-            ("tuning", 2): Tuning,
-            ("wandb", 2): Wandb,
-            ("pictures", 3): Picture,
-        }
-        known = list(parts.get((place[0], len(place)), _File).model_fields)
-        near = difflib.get_close_matches(place[-1], known, n=1)
-        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        return f"{'.'.join(place)} is no setting of a study: {advice}"
-    given = "" if found["type"] == "missing" else f" (given: {str(found['input'])[:60]})"
-    return f"{'.'.join(place)}: {found['msg']}{given}"
 
 
 def _listed(value: Sequence[str] | str) -> list[str]:

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_lightning.run.folder import whole_file
-from fl_lightning.study.definition import Picture
 from fl_lightning.study.progress import Progress
+from fl_lightning.study.schema import Picture
 from fl_lightning.study.statistics import average_ranks, nemenyi, panel_means
 from fl_lightning.study.table import scale_of
 

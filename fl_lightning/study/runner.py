@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.study.cells import Cell
-from fl_lightning.study.definition import Study, Wandb, WrongStudy
+from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
+from fl_lightning.study.schema import Wandb, WrongStudy
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.version import digest_of_sources, sources
 

@@ -7,9 +7,10 @@ from typing import Any
 import yaml
 
 from fl_lightning.study.cells import Cell
-from fl_lightning.study.definition import Study, Wandb
+from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.runner import Runner, kept_rounds, make_record, task_arguments
+from fl_lightning.study.schema import Wandb
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.version import digest_of_sources, sources
 

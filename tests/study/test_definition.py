@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from study_files import STUDIES
 
-from fl_lightning.study.definition import Study, WrongStudy
+from fl_lightning.study.definition import Study
+from fl_lightning.study.schema import WrongStudy
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,7 @@ def test_a_case_for_each_of_some_places(make_study: Callable[..., Study]) -> Non
             "a.b": 3,
         },
         "final": {"model.optimizer.lr": "{x}"},
+        "grid": {"model.optimizer.lr": ["{x}", 0.5]},
         "each": [1, 0.25],
         "panel": "share",
     }
@@ -162,6 +164,7 @@ def test_a_case_for_each_of_some_places(make_study: Callable[..., Study]) -> Non
         assert found.settings == {"strategy.num_epochs": place, "trainer.callbacks": callbacks, "a.b": 3}
         assert type(found.settings["strategy.num_epochs"]) is type(place)  # 1 and 1.0 are other cells
         assert found.final == {"model.optimizer.lr": place}
+        assert found.grid == {"model.optimizer.lr": [place, 0.5]}
         assert (found.x, found.panel) == (place, "share")
 
 

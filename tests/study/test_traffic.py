@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from study_pool import HerePool, invented
 
-from fl_lightning.study.definition import Study, WrongStudy
+from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner
+from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.store import Store
 from fl_lightning.study.traffic import traffic
 
