@@ -1,9 +1,11 @@
 """The rounds of a run. Read :meth:`RoundLoop._run_round` for the life of one."""
 
+import copy
 import functools
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,8 @@ class RoundLoop:
                 self._run_round()
                 self._check_void_rounds()
             if run.interruption.received is None and run.new_clients:
-                run.selection.result.update(self._admit_new_clients())
+                with self._server_of_the_chosen_round():
+                    run.selection.result.update(self._admit_new_clients())
 
     def _run_round(self) -> None:
         run, start = self.run, time.perf_counter()
@@ -105,6 +108,8 @@ class RoundLoop:
             with run.clock.part("evaluation"):
                 metrics |= self.evaluate(run.training_clients)
             run.selection.update(run.round_idx, metrics, run.scores[""])
+            if run.new_clients and run.selection.best_round == run.round_idx:
+                run.chosen_server = copy.deepcopy(run.strategy.state_dict())
         metrics["num_participants"] = len(effort)
         metrics["num_failures"] = len(run.failures)
         metrics["void"] = int(is_void)
@@ -204,6 +209,27 @@ class RoundLoop:
         for callback in self.callbacks:
             callback.on_evaluate(self, metrics, prefix)
         return metrics
+
+    @contextmanager
+    def _server_of_the_chosen_round(self) -> Iterator[None]:
+        """The server as it was after the round that is reported, and afterwards as it is."""
+        run = self.run
+        if run.chosen_server is None:
+            warnings.warn(
+                "the checkpoint that this run went on from keeps no server of the chosen round (an older version wrote "
+                "it), so new clients join that of the last one",
+                stacklevel=2,
+            )
+            yield
+            return
+        last_server, num_rounds = copy.deepcopy(run.strategy.state_dict()), run.round_idx
+        run.strategy.load_state_dict(copy.deepcopy(run.chosen_server))
+        run.round_idx = run.selection.best_round + 1
+        try:
+            yield
+        finally:
+            run.strategy.load_state_dict(last_server)
+            run.round_idx = num_rounds
 
     def _admit_new_clients(self) -> dict[str, float]:
         """Let the held-out clients join a trained server, and score them."""

@@ -21,7 +21,8 @@ class Participation:
         dropout_probability: Chance that a chosen client answers nothing this round.
         straggler_probability: Chance that a chosen client manages only some of its local epochs (uniform below the full
             number, as in FedProx).
-        held_out_fraction: Share of all clients kept out of training, to join at the end as new clients.
+        held_out_fraction: Share of all clients kept out of training, to join the server of the chosen round at the end,
+            as new clients.
         on_failure: ``skip`` leaves a failing client out of the round and goes on; ``stop`` ends the run.
         min_clients: Answers that a round needs. One with fewer is void: the server takes in nothing of the stage in
             which they are too few, nor of later ones.

@@ -44,6 +44,7 @@ class Run:
         strategy: The algorithm.
         executor: Runs this process's clients.
         selection: Which round is reported.
+        chosen_server: The strategy's state after that round, for new clients to join; None where nobody is held out.
         seed: Root of every random draw of the training.
         settings: What can be told of the settings that results depend on, for a resume to compare.
         folder: Where the run keeps its files; made when everything else is in order.
@@ -80,6 +81,7 @@ class Run:
     config: str = ""
     config_file: str = ""
     config_sources: tuple[str, ...] = ()
+    chosen_server: dict[str, Any] | None = None
     changes: list[str] = field(default_factory=list)
     round_idx: int = 0
     history: list[dict[str, float]] = field(default_factory=list)

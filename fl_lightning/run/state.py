@@ -34,6 +34,7 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         "history": [dict(row) for row in run.history],
         "num_failures": dict(run.num_failures),
         "selection": run.selection.state_dict(),
+        "chosen_server": run.chosen_server,
         "wandb_id": next((str(id_) for logger in run.loggers if (id_ := _wandb_id(logger))), None),
         "config": run.config,
         "config_file": run.config_file,
@@ -83,6 +84,7 @@ def restore(
     run.num_failures = dict(state["num_failures"])
     run.config_file = state["config_file"]
     run.selection.load_state_dict(state["selection"])
+    run.chosen_server = state.get("chosen_server")  # older checkpoints have none
     for logger in run.loggers:
         if state["wandb_id"] and hasattr(logger, "continue_run"):
             logger.continue_run(state["wandb_id"])

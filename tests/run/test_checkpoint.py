@@ -244,6 +244,33 @@ def test_a_finished_run_that_is_resumed_trains_no_more(saved, path, federation, 
 
 
 @pytest.mark.parametrize("algorithm", [FedPer, SheafHN], ids=["FedPer", "FedSheafHN"])
+def test_new_clients_join_a_server_that_was_chosen_before_the_resume(
+    algorithm, path, federation, make_model, make_trainer, assert_same
+) -> None:
+    def trainer():
+        participation = Participation(held_out_fraction=0.4)
+        return make_trainer(
+            num_rounds=4,
+            participation=participation,
+            monitor="val/loss",
+            callbacks=SaveAt(3, path),
+        )
+
+    expected = trainer().fit(make_model(), federation, algorithm())
+    assert expected["best_round"] < 3
+    content = checkpoint.read(path)
+
+    assert_same(trainer().fit(make_model(), federation, algorithm(), ckpt_path=str(path)), expected)
+
+    del content["chosen_server"]  # as an older version wrote it
+    checkpoint.write(path, content)
+    with pytest.warns(UserWarning, match=r"keeps no server of the chosen round .* join that of the last one"):
+        older = trainer().fit(make_model(), federation, algorithm(), ckpt_path=str(path))
+    assert older["test/acc"] == expected["test/acc"]
+    assert older["new/test/loss"] != expected["new/test/loss"]
+
+
+@pytest.mark.parametrize("algorithm", [FedPer, SheafHN], ids=["FedPer", "FedSheafHN"])
 @pytest.mark.parametrize(
     ("writer", "reader"), [(StackedExecutor, SequentialExecutor), (SequentialExecutor, StackedExecutor)]
 )

@@ -223,13 +223,19 @@ def test_evaluation_leaves_the_clients_alone(kind, executor, federation, make_mo
 
 
 @both_executors
-def test_new_clients_join_without_training_the_server(kind, executor, federation, make_model, make_trainer) -> None:
+def test_new_clients_join_without_training_the_server(
+    kind, executor, federation, make_model, make_trainer, assert_same
+) -> None:
     states = {}
 
     class Watch(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
             states["server"] = cloned(trainer.run.strategy.state_dict())
             states["clients"] = cloned(dict(trainer.run.executor.state().parameters))
+
+        def on_evaluate(self, trainer: Any, metrics: Any, prefix: str) -> None:
+            if prefix.startswith("new/"):
+                states["joined"] = cloned(trainer.run.strategy.state_dict())
 
     trainer = make_trainer(
         executor=executor(), callbacks=Watch(), participation=Participation(held_out_fraction=0.4), seed=1
@@ -251,7 +257,7 @@ def test_new_clients_join_without_training_the_server(kind, executor, federation
         stages = [*trainer.run.strategy.stages(0), *trainer.run.strategy.admission_stages()]
         learns = any(stage.trains(name) for stage in stages if stage.num_epochs or stage.num_steps)
         assert torch.equal(after[name][new], before[new]) != learns
-    server, changed = trainer.run.strategy.state_dict(), []
+    changed: list[str] = []
 
     def compare(now: Any, then: Any, path: str) -> None:
         if isinstance(now, dict | list):
@@ -265,8 +271,24 @@ def test_new_clients_join_without_training_the_server(kind, executor, federation
         else:
             assert now == then, path
 
-    compare(server, states["server"], "")
+    compare(states["joined"], cloned(trainer.run.chosen_server), "")
     assert all(path.split("/")[1] not in ("generator", "optimizer", "models") for path in changed)
+    assert_same(trainer.run.strategy.state_dict(), states["server"])
+
+
+def test_new_clients_join_the_server_of_the_chosen_round(
+    kind, federation, make_model, make_trainer, assert_same
+) -> None:
+    joins, results = Participation(held_out_fraction=0.4), []
+    for num_rounds in (4, None):
+        num_rounds = num_rounds or results[0]["best_round"] + 1
+        worst_first = {"monitor": "val/loss", "monitor_mode": "max"}  # so that an early round is chosen
+        trainer = make_trainer(num_rounds=num_rounds, participation=joins, seed=1, **worst_first)
+        results.append(trainer.fit(make_model(kind), federation, tiny(kind)))
+    found = [{name: value for name, value in result.items() if name.startswith("new/")} for result in results]
+
+    assert found[0]
+    assert_same(found[0], found[1])
 
 
 def test_results_do_not_depend_on_the_global_generators(
