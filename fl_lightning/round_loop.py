@@ -4,8 +4,7 @@ import copy
 import functools
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +91,7 @@ class RoundLoop:
                 self._run_round()
                 self._check_void_rounds()
             if run.interruption.received is None and run.new_clients:
-                with self._server_of_the_chosen_round():
-                    run.selection.result.update(self._admit_new_clients())
+                run.selection.result.update(self._join_the_chosen_server())
 
     def _run_round(self) -> None:
         run, start = self.run, time.perf_counter()
@@ -210,26 +208,21 @@ class RoundLoop:
             callback.on_evaluate(self, metrics, prefix)
         return metrics
 
-    @contextmanager
-    def _server_of_the_chosen_round(self) -> Iterator[None]:
-        """The server as it was after the round that is reported, and afterwards as it is."""
-        run = self.run
+    def _join_the_chosen_server(self) -> dict[str, float]:
+        """Let the held-out clients join the server as it was after the round that is reported; it stays so."""
+        run, num_rounds = self.run, self.run.round_idx
         if run.chosen_server is None:
             warnings.warn(
                 "the checkpoint that this run went on from keeps no server of the chosen round (an older version wrote "
                 "it), so new clients join that of the last one",
                 stacklevel=2,
             )
-            yield
-            return
-        last_server, num_rounds = copy.deepcopy(run.strategy.state_dict()), run.round_idx
-        run.strategy.load_state_dict(copy.deepcopy(run.chosen_server))
-        run.round_idx = run.selection.best_round + 1
-        try:
-            yield
-        finally:
-            run.strategy.load_state_dict(last_server)
-            run.round_idx = num_rounds
+        else:
+            run.strategy.load_state_dict(copy.deepcopy(run.chosen_server))
+            run.round_idx = run.selection.best_round + 1
+        metrics = self._admit_new_clients()
+        run.round_idx = num_rounds
+        return metrics
 
     def _admit_new_clients(self) -> dict[str, float]:
         """Let the held-out clients join a trained server, and score them."""

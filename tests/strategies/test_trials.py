@@ -163,6 +163,27 @@ def test_who_has_not_trained_is_given_a_head(strategy, federation, make_model, m
     assert all(not torch.equal(models[newcomer], other) for client, other in enumerate(models) if client != newcomer)
 
 
+@both_heads
+def test_a_newcomer_keeps_the_head_that_it_has_trained(strategy, federation, make_model, make_trainer) -> None:
+    heads = []
+
+    class Look(Callback):
+        def on_evaluate(self, trainer, metrics, prefix) -> None:
+            if prefix == "new/":
+                (newcomer,) = trainer.run.new_clients
+                models = built.model_for(range(5)).parameters
+                trained = {name: part[newcomer] for name, part in trainer.run.executor.state().parameters.items()}
+                heads.append(torch.allclose(models["head.weight"][newcomer], trained["head.weight"], atol=1e-6))
+                heads.append(torch.allclose(models["head.bias"][newcomer], trained["head.bias"], atol=1e-6))
+                heads.append(torch.allclose(models["convs.1.weight"][newcomer], trained["convs.1.weight"], atol=1e-3))
+
+    built = strategy(validate_every=5)
+    held_out = Participation(held_out_fraction=0.2)
+    make_trainer(num_rounds=3, participation=held_out, callbacks=Look()).fit(make_model(), federation, built)
+
+    assert heads == [True, True, False]
+
+
 @all_choices
 def test_the_result_is_the_model_of_the_choice(strategy, federation, make_model, make_trainer) -> None:
     watch = WatchTrials()

@@ -280,11 +280,17 @@ class FedSheafHN(Hypernetwork):
         self.admit(stage, upload)
 
     def admit(self, stage: Stage, upload: Payload) -> None:
-        """Place clients in the collaboration graph by the embeddings they sent."""
+        """Place clients in the collaboration graph by the embeddings they sent; keep what newcomers trained."""
         if "embedding" in upload.signals:
             rows = torch.tensor(upload.clients, device=self.embeddings_CD.device)
             self.embeddings_CD[rows] = upload.signals["embedding"].to(self.embeddings_CD)
             self.known_C[rows] = True
+            self._generated_for_evaluation = None
+        are_new = bool(upload.clients) and not set(upload.clients) & set(self.federation.training_clients)
+        if are_new and stage.as_update and self.last_layer == "closed_form":
+            given_CP = flatten(self.generate_for_evaluation(upload.clients).parameters)
+            update_CP = flatten({name: upload.parameters[name] for name in self.shapes})
+            self.newcomers |= dict(zip(upload.clients, (given_CP + update_CP).unbind(), strict=True))
             self._generated_for_evaluation = None
 
     def generate(self, clients: Sequence[int]) -> Tensor:
@@ -302,6 +308,9 @@ class FedSheafHN(Hypernetwork):
         x_CD = self.enriched(members)
         if self.last_layer == "closed_form":
             fitted_CP: Tensor = self.fitted_layer(self.hypernetwork.features(x_CD), rows)
+            for place, client in enumerate(clients):
+                if client in self.newcomers:
+                    self.fitted_layer.keep_own_(fitted_CP[place], self.newcomers[client])
             return fitted_CP
         generated_CP: Tensor = self.hypernetwork(x_CD)
         if list(clients) == members:
@@ -343,6 +352,7 @@ class FedSheafHN(Hypernetwork):
             self.num_steps += 1
 
     def _start_intake(self) -> None:
+        self.newcomers: dict[int, Tensor] = {}  # what each of them trained, (P,)
         if self.last_layer == "closed_form":
             personal = select_names(list(self.shapes), self.validate_personal)
             self.intake = Intake(self.fitted_layer, list(self.shapes), personal, self.trials.every is not None)

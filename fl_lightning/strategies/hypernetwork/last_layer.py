@@ -79,7 +79,7 @@ class ClosedFormLayer(nn.Module):
         is_known_C = self.weight_C > 0
         mean_P = self._mean(is_known_C)
         if int(is_known_C.sum()) < 2:
-            return mean_P.expand(len(rows), -1)
+            return mean_P.repeat(len(rows), 1)
         is_known_M = feature_MH.new_zeros(len(feature_MH), dtype=torch.bool)
         is_known_M[: len(is_known_C)] = is_known_C
         smoother_MC = self.smoother(feature_MH, is_known_M, self.shares())[list(rows)]
@@ -97,6 +97,11 @@ class ClosedFormLayer(nn.Module):
                 own_CQ = self.models_CP[of_trained, columns]
                 generated_MQ[trained] = torch.lerp(generated_MQ[trained], own_CQ, own)
         return generated_MP
+
+    def keep_own_(self, generated_P: Tensor, own_P: Tensor) -> None:
+        """Let a client without a row, a newcomer, keep of its own model as much as the others do."""
+        for columns, own in zip(self.columns, self.own_T, strict=True):
+            generated_P[columns].lerp_(own_P[columns].to(generated_P), own)
 
     def shares(self) -> Tensor:
         """W of the clients that have answered, (C,)."""

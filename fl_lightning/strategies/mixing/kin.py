@@ -75,11 +75,6 @@ class Kin(SimilarityMixing):
         else:
             super().aggregate(stage, upload)
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
-        """Remember the embeddings."""
-        if self.signature in upload.signals:
-            super().admit(stage, upload)
-
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
         """Cosines of the embeddings' directions as they lie about the training clients' mean, (C, K)."""
         mean_D = normalize(self.signatures_CD[self._known_clients()]).mean(dim=0)

@@ -107,6 +107,7 @@ class SimilarityMixing(Mixing):
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
         self.examples_C = torch.ones(federation.num_clients, dtype=torch.float64, device=federation.device)
         self.num_uniform_rounds = 0
+        self.newcomers: Payload | None = None  # what they trained
         start = {"common_share": self.common_share or 0.0, "mix_only_moved": float(self.mix_only_moved)}
         grids: dict[str, Sequence[float]] = {"common_share": SHARES} if self.personalised else {}
         if self.validate_similarity_temperature:
@@ -226,8 +227,11 @@ class SimilarityMixing(Mixing):
             self.breadth = mean_breadth(self.mixing_matrix(upload), list(upload.parameters))
 
     def admit(self, stage: Stage, upload: Payload) -> None:
-        """Remember the signatures."""
-        if not upload.clients:
+        """Remember the signatures, and what newcomers trained."""
+        are_new = not set(upload.clients) & set(self.federation.training_clients)
+        if upload.clients and upload.parameters and are_new:
+            self.newcomers = upload
+        if not upload.clients or self.signature not in upload.signals:
             return
         signature_CD = upload.signals[self.signature].to(self.dtype)
         if not self.signatures_CD.shape[1]:
@@ -239,13 +243,22 @@ class SimilarityMixing(Mixing):
             self.examples_C[rows] = upload.num_examples.to(self.examples_C)
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
-        """Each client's mixed model; newcomers' are mixed from those of the training clients."""
+        """Each client's mixed model; newcomers' are mixed from those of the training clients.
+
+        What stays with the clients stays with newcomers that have trained, too.
+        """
         payload = super().mixed_models(clients)
         training = set(self.federation.training_clients)
         newcomers = [client for client in clients if client not in training]
         if not newcomers or not self.personalised:
             return payload
-        return self.with_newcomers(payload, newcomers, self._newcomers_mixing(newcomers))
+        payload = self.with_newcomers(payload, newcomers, self._newcomers_mixing(newcomers))
+        if self.trials.choice.get("personal") and self.newcomers is not None:
+            rows = [payload.clients.index(client) for client in self.newcomers.clients if client in clients]
+            sent = [row for row, client in enumerate(self.newcomers.clients) if client in clients]
+            for name in select_names(self.shared, self.validate_personal):
+                payload.parameters[name][rows] = self.newcomers.parameters[name][sent]
+        return payload
 
     def _newcomers_mixing(self, newcomers: Sequence[int]) -> Tensor:
         """Rows of W over the training clients; uniform for a client whose signature nobody has seen."""
@@ -342,6 +355,7 @@ class SimilarityMixing(Mixing):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the mixed models and the signatures."""
         super().load_state_dict(state)
+        self.newcomers = None
         self.signatures_CD = state["signatures"].to(self.federation.device)
         self.known_C = state["known"].to(self.federation.device)
         self.examples_C = state["examples"].to(self.federation.device)

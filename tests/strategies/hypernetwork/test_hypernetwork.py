@@ -215,7 +215,8 @@ def test_newcomers_receive_their_own_model_and_leave_the_others_as_they_are(
 
     class Watch(Callback):
         def on_checkpoint_point(self, trainer) -> None:
-            seen["before"] = trainer.run.strategy.generate_for_evaluation(trainer.run.training_clients)
+            if trainer.run.selection.best_round == trainer.run.round_idx - 1:
+                seen["before"] = trainer.run.strategy.generate_for_evaluation(trainer.run.training_clients)
 
         def on_upload(self, trainer, stage, payload):
             seen[stage.name] = payload
