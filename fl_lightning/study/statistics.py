@@ -91,12 +91,16 @@ def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
 def case_means(table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
     """Mean over seeds, cases × methods, more being better, of the cases and methods that have no gap.
 
-    Methods that lack more cases than half are left out first, then cases that any method lacks.
+    Methods that lack more cases than half are left out; of the others those that lack the most, and the cases that any
+    of the rest lacks, so that as many figures as possible remain.
     """
     signed = table.assign(value=table[figure] * table["metric"].map(_sign_of, na_action="ignore"))
     means = signed.pivot_table(index="case", columns="method", values="value", sort=False)
-    means = means.loc[:, means.notna().sum() * 2 > len(means)]
-    return means.dropna()
+    count = means.notna().sum()
+    fewest = sorted({number for number in count if number * 2 > len(means)}, reverse=True)
+    return max(
+        (means.loc[:, count >= number].dropna() for number in fewest), key=lambda each: each.size, default=means[:0]
+    )
 
 
 def panel_means(table: pd.DataFrame, panels: Mapping[str, str], figure: str = "test") -> dict[str, pd.DataFrame]:

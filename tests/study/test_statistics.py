@@ -106,6 +106,16 @@ def test_average_ranks() -> None:
     assert list(errors.index) == ["Z", "X", "Y"]
 
 
+def test_a_method_that_lacks_cases_does_not_cost_the_others_theirs() -> None:
+    level = {"X": [0.9], "Y": [0.8]}
+    cases = {name: {**level, "Z": [0.7]} if name in "abc" else level for name in "abcde"}
+    means = statistics.case_means(table(cases))  # 5 x 2 figures, not 3 x 3
+    assert (list(means.index), list(means.columns)) == (list("abcde"), ["X", "Y"])
+    del cases["e"]
+    means = statistics.case_means(table(cases))  # 3 x 3, not 4 x 2
+    assert (list(means.index), list(means.columns)) == (list("abc"), ["X", "Y", "Z"])
+
+
 def test_means_of_panels() -> None:
     level = {"X": [0.9], "Y": [0.8]}
     cases = {"a": level, "b": {**level, "Z": [0.7]}, "c": {**level, "Z": [0.6]}, "d": level}
