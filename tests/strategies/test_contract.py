@@ -19,6 +19,7 @@ from fl_lightning import (
 )
 from fl_lightning.executors import storage
 from fl_lightning.relations.topology import Complete
+from fl_lightning.round.selection import Selection
 from fl_lightning.strategies import FGGP, Strategy
 
 STRATEGIES = sorted(
@@ -271,14 +272,14 @@ def test_new_clients_join_without_training_the_server(kind, executor, federation
 
 
 def test_new_clients_join_the_server_of_the_chosen_round(
-    kind, federation, make_model, make_trainer, assert_same
+    kind, federation, make_model, make_trainer, assert_same, monkeypatch
 ) -> None:
+    monkeypatch.setattr(Selection, "_is_better", lambda selection, value, best: best is None)  # the first is chosen
     joins, results = Participation(held_out_fraction=0.4), []
-    for num_rounds in (4, None):
-        num_rounds = num_rounds or results[0]["best_round"] + 1
-        worst_first = {"monitor": "val/loss", "monitor_mode": "max"}  # so that an early round is chosen
-        trainer = make_trainer(num_rounds=num_rounds, participation=joins, seed=1, **worst_first)
+    for num_rounds in (4, 1):
+        trainer = make_trainer(num_rounds=num_rounds, participation=joins, seed=1)
         results.append(trainer.fit(make_model(kind), federation, tiny(kind)))
+    assert results[0]["best_round"] == 0
     found = [{name: value for name, value in result.items() if name.startswith("new/")} for result in results]
 
     assert found[0]

@@ -277,20 +277,23 @@ class FedSheafHN(Hypernetwork):
             self._generated_for_evaluation = None
         if stage.name not in ("embed", "initial"):
             super().aggregate(stage, upload)
-        self.admit(stage, upload)
+        self._place(upload)
 
     def admit(self, stage: Stage, upload: Payload) -> None:
-        """Place clients in the collaboration graph by the embeddings they sent; keep what newcomers trained."""
+        """Place newcomers in the collaboration graph; keep what they trained."""
+        self._place(upload)
+        if upload.clients and stage.as_update and self.last_layer == "closed_form":
+            given_CP = flatten(self.generate_for_evaluation(upload.clients).parameters)
+            update_CP = flatten({name: upload.parameters[name] for name in self.shapes})
+            self.newcomers |= dict(zip(upload.clients, (given_CP + update_CP).unbind(), strict=True))
+            self._generated_for_evaluation = None
+
+    def _place(self, upload: Payload) -> None:
+        """Place clients in the collaboration graph by the embeddings they sent."""
         if "embedding" in upload.signals:
             rows = torch.tensor(upload.clients, device=self.embeddings_CD.device)
             self.embeddings_CD[rows] = upload.signals["embedding"].to(self.embeddings_CD)
             self.known_C[rows] = True
-            self._generated_for_evaluation = None
-        are_new = bool(upload.clients) and not set(upload.clients) & set(self.federation.training_clients)
-        if are_new and stage.as_update and self.last_layer == "closed_form":
-            given_CP = flatten(self.generate_for_evaluation(upload.clients).parameters)
-            update_CP = flatten({name: upload.parameters[name] for name in self.shapes})
-            self.newcomers |= dict(zip(upload.clients, (given_CP + update_CP).unbind(), strict=True))
             self._generated_for_evaluation = None
 
     def generate(self, clients: Sequence[int]) -> Tensor:

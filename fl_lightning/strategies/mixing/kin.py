@@ -71,7 +71,7 @@ class Kin(SimilarityMixing):
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Remember the embeddings, later mix."""
         if stage.name == "embed":
-            self.admit(stage, upload)
+            self.remember(upload)
         else:
             super().aggregate(stage, upload)
 

@@ -196,7 +196,7 @@ class SimilarityMixing(Mixing):
             if self.trials.take_in(stage, upload) and self.trials.choice != before:
                 self._adopt()
         elif upload.clients:
-            self.admit(stage, upload)
+            self.remember(upload)
             self.take_in(stage, upload)
             self._warn_of_uniform_mixing(upload)
 
@@ -227,10 +227,13 @@ class SimilarityMixing(Mixing):
             self.breadth = mean_breadth(self.mixing_matrix(upload), list(upload.parameters))
 
     def admit(self, stage: Stage, upload: Payload) -> None:
-        """Remember the signatures, and what newcomers trained."""
-        are_new = not set(upload.clients) & set(self.federation.training_clients)
-        if upload.clients and upload.parameters and are_new:
+        """Remember newcomers' signatures, and what they trained."""
+        if upload.clients and upload.parameters:
             self.newcomers = upload
+        self.remember(upload)
+
+    def remember(self, upload: Payload) -> None:
+        """Remember the signatures, if there are any."""
         if not upload.clients or self.signature not in upload.signals:
             return
         signature_CD = upload.signals[self.signature].to(self.dtype)
