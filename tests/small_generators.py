@@ -80,4 +80,4 @@ class WatchEmbeddings(Callback):
         return payload
 
     def on_stage_end(self, trainer, stage, payload) -> None:
-        self.known.append(trainer.run.strategy.embeddings_CD.clone())
+        self.known.append(trainer.run.strategy.embeddings.rows_CD.clone())

@@ -1,9 +1,9 @@
 """FedSheafHN: sheaf diffusion on a client graph feeds a hypernetwork that generates each client's backbone.
 
 Liang, Zhao, She, Li, Tay: "Personalized Subgraph Federated Learning with Sheaf Collaboration", arXiv:2405.13056v2.
-Algorithm 1; eq. 3 graph-level embedding (``signals.py``), eq. 4 collaboration graph, eqs. 5-9 sheaf diffusion
-(``sheaf.py``), eqs. 10-11 attention hypernetwork (``attention.py``), eqs. 12-15 server step (``base.py``, in the
-descent direction: the paper's sign is a slip).
+Algorithm 1; eq. 3 graph-level embedding (``signals.py``), eq. 4 collaboration graph (``client_embeddings.py``),
+eqs. 5-9 sheaf diffusion (``sheaf.py``), eqs. 10-11 attention hypernetwork (``attention.py``), eqs. 12-15 server step
+(``base.py``, in the descent direction: the paper's sign is a slip).
 
 Departures: the last bias of the hypernetwork may start from the mean of the locally trained backbones
 (``start_from_clients``), without which the first rounds throw the clients' initial training away.
@@ -13,8 +13,8 @@ alive, all within eqs. 3 to 15 and each a setting that is off by default: embedd
 (``embedding_model``), since those of models that were trained apart lie in different bases; X_0 centred and scaled
 (``normalize_embeddings``); attention that is scaled, with a residual (``scaled_attention``, ``attention_residual``);
 hidden layers that do not die (``activation``, ``layer_norm``); weights sent without dropout (``clean_weights``); the
-last layer in closed form (``last_layer.py``, ``intake.py``), which is refitted whenever the embeddings change, with
-S, the attention and the MLP trained by the gradient of how well clients' updates are predicted from the others'.
+last layer in closed form (``last_layer.py``, ``closed_form.py``), which is refitted whenever the embeddings change,
+with S, the attention and the MLP trained by the gradient of how well clients' updates are predicted from the others'.
 Beyond the paper, validation may choose while training (``validate_every``, ``strategies/trials.py``) how far from the
 mean models are generated, and whether heads are (``validate_personal``).
 ``permute_embeddings`` and ``embedding: one_hot`` are controls: a generator is alive if they do worse.
@@ -29,15 +29,13 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from fl_lightning.federation import Federation
-from fl_lightning.kernels.randomness import generator
-from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
 from fl_lightning.strategies.base import select_names
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork, those_of
-from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
-from fl_lightning.strategies.hypernetwork.intake import Intake
+from fl_lightning.strategies.hypernetwork.client_embeddings import ClientEmbeddings
+from fl_lightning.strategies.hypernetwork.closed_form import ClosedForm
 from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
 from fl_lightning.strategies.hypernetwork.sheaf import SheafDiffusion
 from fl_lightning.strategies.signals import graph_embedding, received_embedding
@@ -145,46 +143,24 @@ class FedSheafHN(Hypernetwork):
 
     def setup(self, federation: Federation) -> None:
         """Check the collaboration graph against the federation, then create the server's modules."""
-        others = len(federation.training_clients) - 1
-        if self.num_neighbors is not None and not 1 <= self.num_neighbors <= others:
-            raise ValueError(
-                f"strategy.num_neighbors is {self.num_neighbors}, but each of the {others + 1} training clients has "
-                f"{others} others: choose 1 to {others}, or null for the complete graph"
-            )
-        if self.embedding == "one_hot" and len(federation.training_clients) < federation.num_clients:
-            raise ValueError("strategy.embedding one_hot has no vector for clients held out of training: use graph")
-        convs = [p for name, p in federation.parameters.items() if name.startswith("convs")]
-        if not convs:
-            raise ValueError(
-                "FedSheafHN embeds a client by the last of its net's convolutions, convs.*, but model.net has "
-                f"{', '.join(federation.parameters)}: use fl_lightning.models.GCN, or name them so"
-            )
-        width = convs[-1].shape[-1]
-        self.embedding_channels = federation.num_clients if self.embedding == "one_hot" else width
+        self.embeddings = ClientEmbeddings(
+            federation,
+            one_hot=self.embedding == "one_hot",
+            num_neighbors=self.num_neighbors,
+            normalize=self.normalize_embeddings,
+            permute=self.permute_embeddings,
+        )
         start = {"strength_factor": 1.0, "mix_only_moved": float(self.mix_only_moved)}
         grids = {"strength_factor": (*SHARES, *(1 + share for share in SHARES[1:])), "mix_only_moved": ON_OFF}
         self.trials = Trials(grids, start, self.validate_every, self.validate_personal)
-        self.wearer_C = torch.arange(federation.num_clients, device=federation.device)
-        if self.permute_embeddings:
-            training = torch.tensor(federation.training_clients)
-            draw = generator(federation.seed, "permuted embeddings")
-            order = training[torch.randperm(len(training), generator=draw)]
-            self.wearer_C[order] = order.roll(1).to(federation.device)  # one cycle: nobody keeps its own
         super().setup(federation)
-        self._start_intake()
-        shape = (federation.num_clients, self.embedding_channels)
-        self.embeddings_CD = torch.zeros(shape, device=federation.device, dtype=self.dtype)
-        self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
-        if self.embedding == "one_hot":
-            self.embeddings_CD.fill_diagonal_(1.0)
-            self.known_C.fill_(True)
 
     def build_generator(self, num_outputs: int) -> nn.ModuleDict:
         """S(·; θ) and H(·; φ)."""
-        self.diffusion_model = self.diffusion(self.embedding_channels)
+        self.diffusion_model = self.diffusion(self.embeddings.num_channels)
         fitted = self.last_layer == "closed_form"
         self.hypernetwork = AttentionHypernetwork(
-            self.embedding_channels,
+            self.embeddings.num_channels,
             None if fitted else num_outputs,
             hidden_channels=self.hidden_channels,
             num_hidden_layers=self.num_hidden_layers,
@@ -198,13 +174,17 @@ class FedSheafHN(Hypernetwork):
             layer_norm=self.layer_norm,
         )
         parts: dict[str, nn.Module] = {"diffusion": self.diffusion_model, "hypernetwork": self.hypernetwork}
+        self.closed_form: ClosedForm | None = None
         if fitted:
-            sizes = [shape.numel() for shape in self.shapes.values()]
-            count = len(self.federation.training_clients)
-            self.fitted_layer = ClosedFormLayer(sizes, count, ridge=self.ridge, strength=self.strength)
-            parts["last_layer"] = self.fitted_layer
-            start = flatten({name: self.federation.parameters[name][None] for name in self.shapes})[0]
-            self.fitted_layer.start_from(start)
+            training, sizes = self.federation.training_clients, [shape.numel() for shape in self.shapes.values()]
+            parts["last_layer"] = layer = ClosedFormLayer(
+                sizes, len(training), ridge=self.ridge, strength=self.strength
+            )
+            layer.start_from(flatten({name: self.federation.parameters[name][None] for name in self.shapes})[0])
+            personal = select_names(list(self.shapes), self.validate_personal)
+            self.closed_form = ClosedForm(
+                layer, list(self.shapes), training, personal=personal, is_tried=self.trials.every is not None
+            )
         return nn.ModuleDict(parts)
 
     def build_optimizer(self) -> Optimizer:
@@ -256,7 +236,7 @@ class FedSheafHN(Hypernetwork):
             return Payload(clients=tuple(clients), parameters=parameters)
         if stage.name == "initial":
             return None
-        if self.last_layer == "closed_form" and set(clients) <= set(self.federation.training_clients):
+        if self.closed_form is not None and set(clients) <= set(self.federation.training_clients):
             payload = self.generate_for_evaluation(clients)
             self._sent_to, self._generated = tuple(clients), flatten(payload.parameters)
             return payload
@@ -270,10 +250,7 @@ class FedSheafHN(Hypernetwork):
             return
         if stage.name == "initial" and self.start_from_clients and upload.clients:
             start_P = flatten({n: upload.parameters[n] for n in self.shapes}).mean(dim=0)
-            if self.last_layer == "closed_form":
-                self.fitted_layer.start_from(start_P)
-            else:
-                self.hypernetwork.start_from(start_P)
+            (self.closed_form.layer if self.closed_form is not None else self.hypernetwork).start_from(start_P)
             self._generated_for_evaluation = None
         if stage.name not in ("embed", "initial"):
             super().aggregate(stage, upload)
@@ -282,39 +259,25 @@ class FedSheafHN(Hypernetwork):
     def admit(self, stage: Stage, upload: Payload) -> None:
         """Place newcomers in the collaboration graph; keep what they trained."""
         self._place(upload)
-        if upload.clients and stage.as_update and self.last_layer == "closed_form":
+        if upload.clients and stage.as_update and self.closed_form is not None:
             given_CP = flatten(self.generate_for_evaluation(upload.clients).parameters)
             update_CP = flatten({name: upload.parameters[name] for name in self.shapes})
-            self.newcomers |= dict(zip(upload.clients, (given_CP + update_CP).unbind(), strict=True))
+            self.closed_form.admit(upload.clients, given_CP + update_CP)
             self._generated_for_evaluation = None
 
     def _place(self, upload: Payload) -> None:
         """Place clients in the collaboration graph by the embeddings they sent."""
-        if "embedding" in upload.signals:
-            rows = torch.tensor(upload.clients, device=self.embeddings_CD.device)
-            self.embeddings_CD[rows] = upload.signals["embedding"].to(self.embeddings_CD)
-            self.known_C[rows] = True
+        if self.embeddings.take_in(upload):
             self._generated_for_evaluation = None
 
     def generate(self, clients: Sequence[int]) -> Tensor:
-        """H(S(X_0)) of all training clients and the newcomers after them; the rows asked for.
-
-        A client whose embedding never arrived stands amid the others.
-        """
-        if not self.known_C.any():
-            raise ValueError("no client has sent an embedding, so no model can be generated: see the clients' failures")
-        training = self.federation.training_clients
-        newcomers = {*clients, *self.known_C.nonzero().flatten().tolist()} - set(training)
-        members = [*training, *sorted(newcomers)]
+        """H(S(X_0)) of all training clients and the newcomers after them; the rows asked for."""
+        members = self.embeddings.members(clients)
         row = {client: row for row, client in enumerate(members)}
         rows = [row[client] for client in clients]
         x_CD = self.enriched(members)
-        if self.last_layer == "closed_form":
-            fitted_CP: Tensor = self.fitted_layer(self.hypernetwork.features(x_CD), rows)
-            for place, client in enumerate(clients):
-                if client in self.newcomers:
-                    self.fitted_layer.keep_own_(fitted_CP[place], self.newcomers[client])
-            return fitted_CP
+        if self.closed_form is not None:
+            return self.closed_form.generate(self.hypernetwork.features(x_CD), clients, rows)
         generated_CP: Tensor = self.hypernetwork(x_CD)
         if list(clients) == members:
             return generated_CP
@@ -323,46 +286,30 @@ class FedSheafHN(Hypernetwork):
 
     def enriched(self, members: Sequence[int]) -> Tensor:
         """S(X_0) of the given clients (eq. 9)."""
-        enriched_CD: Tensor = self.diffusion_model(*self._collaboration_graph(members))
+        enriched_CD: Tensor = self.diffusion_model(*self.embeddings.graph(members))
         return enriched_CD
 
     def learn(self, upload: Payload, generated_CP: Tensor, rows: Tensor, update_CP: Tensor) -> None:
         """By gradient, or in closed form: fit the last layer, and train what is before it on what it leaves out."""
-        if self.last_layer == "gradient":
+        if self.closed_form is None:
             super().learn(upload, generated_CP, rows, update_CP)
             return
-        assert upload.num_examples is not None
-        place = {client: row for row, client in enumerate(self.federation.training_clients)}
-        answered = [place[client] for client in upload.clients]
-        given_CP = those_of(generated_CP, rows)
-        self.intake.take_in(answered, given_CP, update_CP, upload.num_examples, self.trials.choice)
-        if len(answered) < 3:  # a client, its kin and somebody else
-            return
-        weight_C = self.fitted_layer.weight_C[answered] / self.fitted_layer.weight_C[answered].sum()
-        gram_TCC = self.fitted_layer.gram(update_CP)
-        is_member = torch.ones(len(answered), dtype=torch.bool, device=update_CP.device)
+        self.closed_form.take_in(upload, those_of(generated_CP, rows), update_CP, self.trials.choice)
         self.generator.train()
-        for step in range(self.num_server_steps + 1):
-            with self.randomness("server", self.num_steps):
-                feature_CH = self.hypernetwork.features(self.enriched(self.federation.training_clients))
-            smoother_CC = self.fitted_layer.smoother(feature_CH[answered], is_member, weight_C)
-            if step == self.num_server_steps:
-                self.fitted_layer.set_strengths(smoother_CC.detach(), weight_C, gram_TCC)
-                break
+        for loss in self.closed_form.losses(upload.clients, update_CP, self._features, self.num_server_steps):
             self.optimizer.zero_grad()
-            self.fitted_layer.loss(smoother_CC, weight_C, gram_TCC).backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.num_steps += 1
 
-    def _start_intake(self) -> None:
-        self.newcomers: dict[int, Tensor] = {}  # what each of them trained, (P,)
-        if self.last_layer == "closed_form":
-            personal = select_names(list(self.shapes), self.validate_personal)
-            self.intake = Intake(self.fitted_layer, list(self.shapes), personal, self.trials.every is not None)
+    def _features(self) -> Tensor:
+        """What is before the last layer, of the training clients."""
+        with self.randomness("server", self.num_steps):
+            return self.hypernetwork.features(self.enriched(self.federation.training_clients))
 
     def _fill(self) -> None:
         """Have the last layer as chosen last, or as is supposed while it is tried."""
-        if self.last_layer == "closed_form" and self.intake.fill(self.trials.choice):
+        if self.closed_form is not None and self.closed_form.fill(self.trials.choice):
             self._generated_for_evaluation = None
 
     def generate_for_evaluation(self, clients: Sequence[int]) -> Payload:
@@ -382,50 +329,25 @@ class FedSheafHN(Hypernetwork):
 
     def inspection(self) -> Mapping[str, float]:
         """Of the generator's last forward, and of what it was given."""
-        x_CD, _ = self._collaboration_graph(self.federation.training_clients)
-        spread = (x_CD - x_CD.mean(dim=0)).square().sum() / x_CD.square().sum().clamp(min=torch.finfo(x_CD.dtype).tiny)
-        found = {**super().inspection(), **self.trials.metrics(), "server/generator_input_spread": float(spread.sqrt())}
+        found = {**super().inspection(), **self.trials.metrics()}
+        found["server/generator_input_spread"] = self.embeddings.spread()
         if self.attention == "qkv":
             found["server/generator_attention_entropy"] = float(self.hypernetwork.attention_entropy)
-        if self.last_layer == "closed_form":
-            found["server/generator_ridge"] = float(self.fitted_layer.log_ridge.exp())
-            for name, strength in zip(self.shapes, self.fitted_layer.strength_T.tolist(), strict=True):
-                found[f"server/strength/{name}"] = strength
-        return found
-
-    def _collaboration_graph(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Features X_0 and edges between the given clients (eq. 4)."""
-        mean_D = self.embeddings_CD[self.known_C].mean(dim=0)
-        x_CD = torch.where(self.known_C[:, None], self.embeddings_CD, mean_D)[self.wearer_C[list(members)]]
-        if self.normalize_embeddings:
-            about_mean_TD = x_CD[: len(self.federation.training_clients)]
-            mean_D = about_mean_TD.mean(dim=0)
-            variance = (about_mean_TD - mean_D).square().mean().clamp(min=torch.finfo(x_CD.dtype).tiny)
-            x_CD = (x_CD - mean_D) / variance.sqrt()
-        others = len(members) - 1
-        neighbors = others if self.num_neighbors is None else min(self.num_neighbors, others)
-        return x_CD, knn_graph(x_CD, neighbors)
+        return found if self.closed_form is None else found | self.closed_form.metrics()
 
     def matrices(self) -> Mapping[str, Tensor]:
         """Cosines of the graph-level embeddings, and the collaboration graph's adjacency."""
-        if not self.known_C.any():
-            return {}
-        x_CD, (source_E, target_E) = self._collaboration_graph(self.federation.training_clients)
-        adjacency_CC = x_CD.new_zeros(len(x_CD), len(x_CD))
-        adjacency_CC[source_E, target_E] = 1.0
-        return {"embedding": cosine_similarity(x_CD), "adjacency": adjacency_CC}
+        return self.embeddings.matrices()
 
     def state_dict(self) -> dict[str, Any]:
         """Generator, optimiser and the clients' embeddings."""
-        choice = self.trials.state_dict()
         self._fill()
-        return super().state_dict() | {"embeddings": self.embeddings_CD, "known": self.known_C, "choice": choice}
+        return super().state_dict() | self.embeddings.state_dict() | {"choice": self.trials.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore generator, optimiser and the clients' embeddings."""
         super().load_state_dict(state)
-        self._generated_for_evaluation = None
-        self.embeddings_CD = state["embeddings"].to(self.federation.device)
-        self.known_C = state["known"].to(self.federation.device)
+        self.embeddings.load_state_dict(state)
         self.trials.load_state_dict(state.get("choice", self.trials.choice))  # older checkpoints have none
-        self._start_intake()
+        if self.closed_form is not None:
+            self.closed_form.forget()

@@ -179,7 +179,7 @@ def test_one_hot_embeddings_are_never_sent(federation, make_model, make_trainer)
     trainer.fit(make_model(), federation, sheafhn(embedding="one_hot"))
 
     assert not any(sent for _, _, sent in watch.sent)
-    assert torch.equal(trainer.run.strategy.embeddings_CD, torch.eye(5))
+    assert torch.equal(trainer.run.strategy.embeddings.rows_CD, torch.eye(5))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_newcomers_receive_their_own_model_and_leave_the_others_as_they_are(
     after = algorithm.generate_for_evaluation(range(5))
 
     assert seen["initial"].clients == seen["train"].clients == new
-    assert torch.equal(algorithm.embeddings_CD[list(new)], seen["initial"].signals["embedding"])
+    assert torch.equal(algorithm.embeddings.rows_CD[list(new)], seen["initial"].signals["embedding"])
     for name, tensor in after.rows(old).parameters.items():
         torch.testing.assert_close(tensor, seen["before"].parameters[name], rtol=1e-6, atol=1e-7)
     rows = flatten(after.parameters)
@@ -245,8 +245,8 @@ def test_a_client_that_was_never_heard_stands_amid_the_others() -> None:
     heard(strategy, [0, 1, 3, 4])
     guess = strategy.generate_for_evaluation(range(5))
 
-    strategy.embeddings_CD[2] = strategy.embeddings_CD[[0, 1, 3, 4]].mean(dim=0)
-    strategy.known_C[2] = True
+    strategy.embeddings.rows_CD[2] = strategy.embeddings.rows_CD[[0, 1, 3, 4]].mean(dim=0)
+    strategy.embeddings.known_C[2] = True
 
     assert torch.equal(flatten(strategy.generate_for_evaluation(range(5)).parameters), flatten(guess.parameters))
 

@@ -133,8 +133,8 @@ def test_clients_that_did_not_answer_keep_their_last_model_in_the_fit() -> None:
 
     play(strategy, (0, 3), seed=2)
 
-    torch.testing.assert_close(strategy.fitted_layer.models_CP[[1, 2, 4]], first[[1, 2, 4]])
-    assert not torch.allclose(strategy.fitted_layer.models_CP[[0, 3]], first[[0, 3]])
+    torch.testing.assert_close(strategy.closed_form.layer.models_CP[[1, 2, 4]], first[[1, 2, 4]])
+    assert not torch.allclose(strategy.closed_form.layer.models_CP[[0, 3]], first[[0, 3]])
 
 
 @pytest.mark.parametrize("amid_trials", [False, True])
@@ -181,7 +181,7 @@ def test_permuted_embeddings_are_others() -> None:
         strategy.setup(federation_of(5, training=(0, 1, 3, 4)))
         heard(strategy, range(5))
 
-    mine, others = (each._collaboration_graph(range(5))[0] for each in (plain, permuted))
+    mine, others = (each.embeddings.graph(range(5))[0] for each in (plain, permuted))
 
     assert not (mine[[0, 1, 3, 4]] == others[[0, 1, 3, 4]]).all(dim=1).any()
     assert torch.equal(mine[2], others[2])  # held out of training
