@@ -53,6 +53,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     if means := statistics.panel_means(table, study.panels, "val"):
         parts += ["## Average ranks by validation", _average_ranks(means)]
     parts += ["## Other models of the same runs", _kinds(progress, table)]
+    parts += _by_round(progress)
     if any(case.tuned_on or study.tuning.budget or study.tuning.study for case in study.cases.values()):
         parts += ["## Chosen settings", _choices(progress)]
     parts += [f"![{name}]({name})" for name in draw(progress, table, folder)]
@@ -149,6 +150,36 @@ def _kinds(progress: Progress, table: pd.DataFrame) -> str:
         shown = leaderboard(progress, table[table[figure].notna()], figure)
         parts.append(f"{figure.removesuffix('_test')}\n\n{_markdown(shown)}")
     return "\n\n".join(parts)
+
+
+def _by_round(progress: Progress) -> list[str]:
+    """What was kept round by round beside scores and bytes, each a heading and a table; means over seeds."""
+    study, history = progress.study, progress.store.history()
+    parts = []
+    for figure in (name for name in study.history if name.partition("/")[0] not in ("val", "test", "comm")):
+        shown = pd.DataFrame("", index=list(study.methods), columns=list(study.cases))
+        for method in study.methods:
+            for case in study.cases_of(method):
+                found = [history.get(cell.key, {}) for cell in progress.report(method, case)]
+                found = [rounds for rounds in found if figure in rounds]
+                if found:
+                    length = min(len(rounds[figure]) for rounds in found)
+                    values = [np.array([r[name][:length] for r in found], dtype=float) for name in ("round", figure)]
+                    shown.loc[method, case] = _course(*(each.mean(axis=0) for each in values))
+        parts += [f"## {figure}, first and last round", _markdown(shown)]
+    return parts
+
+
+def _course(round_R: np.ndarray, value_R: np.ndarray) -> str:
+    """Where a figure begins and ends, and where it is highest if that is well above both."""
+    ends = [float(value) for value in value_R[[0, -1]]]
+    told = " → ".join(f"{value:.2f}" if np.isfinite(value) else "undefined" for value in ends)
+    if not np.isfinite(value_R).any():
+        return told
+    highest = int(np.nanargmax(value_R))
+    if value_R[highest] <= np.nanmax([*ends, -np.inf]) + 0.05:
+        return told
+    return f"{told} (highest {value_R[highest]:.2f} in round {round_R[highest]:.0f})"
 
 
 def _choices(progress: Progress) -> str:

@@ -91,6 +91,28 @@ def test_the_readme_shows_the_figures_of_its_study() -> None:
             assert row[method] == re.sub(r" [▲▼]| \(best simple\)", "", of_study), (method, row["case"])
 
 
+#: Figures of a page that are no report's: printed in a paper, or of a check that the page describes.
+NO_REPORTS = {"results": {"94.3", "94.4", "92.2"}, "fedaux": {"68.5"}, "four-systems": {"92.1", "92.3", "89.4", "79.1"}}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "explanation").glob("*.md"))],
+    ids=lambda page: page.stem,
+)
+def test_figures_in_sentences_are_those_of_the_reports_that_the_page_names(page: Path) -> None:
+    """Accuracies with a decimal; a cell that is trained again changes its report, and this finds the sentence."""
+    text = page.read_text()
+    named = [
+        f"studies/results/{name}/report.md" for name in re.findall(r"(?:studies|results)/([\w*]+)(?:\.yaml|/)", text)
+    ]
+    named += [f"benchmarks/results/{name}.md" for name in re.findall(r"benchmarks/(?:results/)?(\w+)\.", text)]
+    reports = "".join(path.read_text() for name in set(named) for path in sorted(ROOT.glob(name)))
+    sentences = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|^\|.*?$", " ", text, flags=re.DOTALL | re.MULTILINE)
+    written = set(re.findall(r"(?<![\d.])\d\d\.\d(?!\d)", sentences))
+    assert not written - set(re.findall(r"\d\d\.\d", reports)) - NO_REPORTS.get(page.stem, set())
+
+
 def tables(text: str) -> list[list[dict[str, str]]]:
     """The tables of a Markdown text, in order: rows by the names of their columns."""
     found = []

@@ -33,6 +33,8 @@ def known(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
     found["result"] |= {"val/acc": test - 0.02, "test/acc": test, "test/acc_std": 0.1, "test/acc_worst": 0.5}
     found["clients"]["test"] = [test - 0.1, test + 0.1]
     found["malicious"] = [1] if rounds == 3 else []
+    found["rounds"] = {"round": [0.0, 1.0, 2.0], "val/acc": [0.0, 0.5, test - 0.02]}
+    found["rounds"]["server/spread"] = [0.1, 0.5, 0.3] if method == "FedAvg" else [0.1, 0.1 * seed, None]
     found["warnings"] = [f"client-{seed} in round {rounds}: its update is {1.5e-7 * (seed + 1):.3g} long"]
     return found
 
@@ -48,6 +50,7 @@ def progress(make_study: Callable[..., Study]) -> Progress:
         cases=cases,
         tuning=None,
         seeds=[0, 1, 2, 3, 4],
+        history=["val/acc", "server/spread"],
         pictures={
             "by_rounds": {"kind": "lines", "x_label": "rounds"},
             "change": {"kind": "lines", "change": True},
@@ -93,6 +96,15 @@ def test_report(progress: Progress) -> None:
         assert f"![{name}.png]({name}.png)" in text
         with Image.open(path.with_name(f"{name}.png")) as picture:
             assert min(picture.size) > 100
+
+
+def test_what_was_kept_by_round_is_told_where_it_begins_and_ends(progress: Progress) -> None:
+    lines = write_report(progress, tidy(progress)).read_text().splitlines()
+    assert "## server/spread, first and last round" in lines
+    told = lines[lines.index("## server/spread, first and last round") :]
+    assert "| FedAvg | " + " | ".join(["0.10 → 0.30 (highest 0.50 in round 1)"] * 3) + " |" in told
+    assert "| Local | " + " | ".join(["0.10 → undefined (highest 0.20 in round 1)"] * 3) + " |" in told
+    assert "## val/acc, first and last round" not in lines
 
 
 def test_average_ranks_of_panels(progress: Progress) -> None:
