@@ -97,7 +97,7 @@ NO_REPORTS = {"results": {"94.3", "94.4", "92.2"}, "fedaux": {"68.5"}, "four-sys
 
 @pytest.mark.parametrize(
     "page",
-    [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "explanation").glob("*.md"))],
+    [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "explanation").glob("*.md"))],
     ids=lambda page: page.stem,
 )
 def test_figures_in_sentences_are_those_of_the_reports_that_the_page_names(page: Path) -> None:
