@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import matplotlib as mpl
-import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -14,7 +13,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.schema import Picture
 from fl_lightning.study.statistics import average_ranks, nemenyi, panel_means
-from fl_lightning.study.table import scale_of
+from fl_lightning.study.table import by_round, scale_of
 
 _WIDTH, _HEIGHT = 4.6, 3.8
 _MARKERS = "os^Dv<>Pp*Xh"
@@ -84,18 +83,13 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
     unit, any_drawn = "", False
     for axes, case in zip(all_axes, shown, strict=True):
         for place, method in enumerate(study.methods):
-            found = [history.get(cell.key, {}) for cell in progress.report(method, case)]
-            found = [rounds for rounds in found if picture.figure in rounds and picture.x in rounds]
-            if not found:
+            found = by_round(progress, history, method, case, (picture.x, picture.figure))
+            if found is None:
                 continue
+            x, y = found
             rows = table[(table["method"] == method) & (table["case"] == case)]
             is_score = picture.figure.rpartition("/")[2] in set(rows["metric"])
             scale, unit = _unit(rows) if is_score else (1.0, "")
-            length = min(len(rounds[picture.x]) for rounds in found)
-            x, y = (
-                np.array([rounds[name][:length] for rounds in found], dtype=float).mean(axis=0)
-                for name in (picture.x, picture.figure)
-            )
             any_drawn = True
             if picture.x != "round" and not x.any():
                 axes.axhline(scale * y[-1], linestyle="--", color=_colour(place), label=method)

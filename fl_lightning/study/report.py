@@ -10,7 +10,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.table import leaderboard, markdown, scale_of
+from fl_lightning.study.table import by_round, leaderboard, markdown, scale_of
 from fl_lightning.study.traffic import traffic
 
 _SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼", statistics.SAME: "", statistics.UNTESTED: ""}
@@ -154,18 +154,15 @@ def _kinds(progress: Progress, table: pd.DataFrame) -> str:
 
 def _by_round(progress: Progress) -> list[str]:
     """What was kept round by round beside scores and bytes, each a heading and a table; means over seeds."""
-    study, history = progress.study, progress.store.history()
-    parts = []
-    for figure in (name for name in study.history if name.partition("/")[0] not in ("val", "test", "comm")):
+    study, parts = progress.study, []
+    figures = [name for name in study.history if name.partition("/")[0] not in ("val", "test", "comm")]
+    history = progress.store.history() if figures else {}
+    for figure in figures:
         shown = pd.DataFrame("", index=list(study.methods), columns=list(study.cases))
         for method in study.methods:
             for case in study.cases_of(method):
-                found = [history.get(cell.key, {}) for cell in progress.report(method, case)]
-                found = [rounds for rounds in found if figure in rounds]
-                if found:
-                    length = min(len(rounds[figure]) for rounds in found)
-                    values = [np.array([r[name][:length] for r in found], dtype=float) for name in ("round", figure)]
-                    shown.loc[method, case] = _course(*(each.mean(axis=0) for each in values))
+                if (found := by_round(progress, history, method, case, ("round", figure))) is not None:
+                    shown.loc[method, case] = _course(*found)
         parts += [f"## {figure}, first and last round", _markdown(shown)]
     return parts
 

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from fl_lightning.run.folder import writing
 
 Record = dict[str, Any]
+#: Figures by name, each of every round.
+Rounds = Mapping[str, Sequence[float]]
 
 
 class Store:

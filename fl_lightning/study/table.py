@@ -1,17 +1,18 @@
 """The results as one tidy table, and as a leaderboard."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fl_lightning.round.goal import less_is_better
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.store import Record
+from fl_lightning.study.store import Record, Rounds
 
 
 def tidy(progress: Progress) -> pd.DataFrame:
@@ -122,6 +123,18 @@ def mean_and_spread(values: pd.Series, scale: float) -> str:
     """Mean ± standard deviation, as shown; of a single value the value."""
     spread = f" ± {scale * values.std():.1f}" if len(values) > 1 else ""
     return f"{scale * values.mean():.1f}{spread}"
+
+
+def by_round(
+    progress: Progress, history: Mapping[str, Rounds], method: str, case: str, figures: Sequence[str]
+) -> list[np.ndarray] | None:
+    """Figures by round, each a mean over the seeds that have all of them; None where no seed has."""
+    found = [history.get(cell.key, {}) for cell in progress.report(method, case)]
+    found = [rounds for rounds in found if all(figure in rounds for figure in figures)]
+    if not found:
+        return None
+    length = min(len(rounds[figures[0]]) for rounds in found)
+    return [np.array([rounds[name][:length] for rounds in found], dtype=float).mean(axis=0) for name in figures]
 
 
 def markdown(table: pd.DataFrame, first: str) -> str:

@@ -10,10 +10,8 @@ import pandas as pd
 from fl_lightning.round.goal import less_is_better
 from fl_lightning.study.definition import TOTAL_BYTES, Study
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.store import Record
+from fl_lightning.study.store import Record, Rounds
 from fl_lightning.study.table import markdown, mean_and_spread, scale_of
-
-Rounds = Mapping[str, Sequence[float]]
 
 #: Which share of an error above the target's, and how much accuracy below it, still counts as there.
 _ERROR_SLACK, _ACCURACY_SLACK = 0.02, 0.01

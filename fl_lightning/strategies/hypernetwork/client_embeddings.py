@@ -57,10 +57,9 @@ class ClientEmbeddings:
             )
         count, device = federation.num_clients, federation.device
         dtype = server_dtype(convs[-1].dtype)
-        self.rows_CD = torch.zeros(count, convs[-1].shape[-1], device=device, dtype=dtype)
+        start_CD = torch.eye(count) if one_hot else torch.zeros(count, convs[-1].shape[-1])
+        self.rows_CD = start_CD.to(device, dtype)
         self.known_C = torch.full((count,), one_hot, device=device)
-        if one_hot:
-            self.rows_CD = torch.eye(count, device=device, dtype=dtype)
         self.wearer_C = torch.arange(count, device=device)
         if permute:
             training = torch.tensor(self.training)
@@ -92,8 +91,8 @@ class ClientEmbeddings:
         newcomers = {*clients, *self.known_C.nonzero().flatten().tolist()} - set(self.training)
         return [*self.training, *sorted(newcomers)]
 
-    def graph(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """X_0 (M, D) and edges (2, E) between members, of whom the training clients come first (eq. 4).
+    def features(self, members: Sequence[int]) -> Tensor:
+        """X_0 of members, of whom the training clients come first, (M, D).
 
         A client whose embedding never arrived stands amid the others.
         """
@@ -104,13 +103,18 @@ class ClientEmbeddings:
             mean_D = about_mean_CD.mean(dim=0)
             variance = (about_mean_CD - mean_D).square().mean().clamp(min=torch.finfo(x_MD.dtype).tiny)
             x_MD = (x_MD - mean_D) / variance.sqrt()
+        return x_MD
+
+    def graph(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """X_0 of members, as :meth:`features`, and edges (2, E) between them (eq. 4)."""
+        x_MD = self.features(members)
         others = len(members) - 1
         neighbors = others if self.num_neighbors is None else min(self.num_neighbors, others)
         return x_MD, knn_graph(x_MD, neighbors)
 
     def spread(self) -> float:
         """How far the training clients' X_0 lie from their mean, as a share of their length (root mean square)."""
-        x_CD, _ = self.graph(self.training)
+        x_CD = self.features(self.training)
         square = (x_CD - x_CD.mean(dim=0)).square().sum() / x_CD.square().sum().clamp(min=torch.finfo(x_CD.dtype).tiny)
         return float(square.sqrt())
 
