@@ -40,6 +40,11 @@ class Recorded:
     malicious: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
+    def malicious_names(self) -> set[str]:
+        """Names of the malicious clients of all attacks."""
+        return {name for members in self.malicious.values() for name in members}
+
+    @property
     def name(self) -> str:
         """What the run is called: its last two folders."""
         return "/".join(self.path.parts[-2:])

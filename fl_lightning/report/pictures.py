@@ -28,6 +28,9 @@ from fl_lightning.report.wording import number, short_names
 
 Values = NDArray[np.float64]
 
+#: A matrix of more rows is shown without its numbers.
+MOST_CELLS = 20
+
 _WIDTH = 4.5  # inches of 72 units
 _MOST_BARS = 60
 _FILL = (47 / 255, 131 / 255, 197 / 255)  # between the schemes: its opacity is what a heat map shows

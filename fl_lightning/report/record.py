@@ -184,6 +184,10 @@ class RunRecord:
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     timing: Timing | None = None
 
+    def left_out(self, *words: str) -> list[str]:
+        """Sentences on what was not kept and has one of the words in its reason."""
+        return [f"Left out: {why}." for why in self.unkept if any(word in why for word in words)]
+
     def write(self, folder: Path) -> None:
         """Write the file into a run's folder, whole."""
         content = {"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}

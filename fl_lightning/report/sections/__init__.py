@@ -1,0 +1,1 @@
+"""The sections of a run's page, each a file with a function ``section``."""

@@ -1,0 +1,94 @@
+"""Each client's score, beside another run's where one is given."""
+
+import math
+
+import numpy as np
+
+from fl_lightning.report.document import Section
+from fl_lightning.report.folder import Recorded
+from fl_lightning.report.pictures import Album, Table
+from fl_lightning.report.wording import count, number, signed
+
+
+def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
+    """The section "Clients"."""
+    metric = run.client_metric
+    values = run.client_values(metric)
+    record = run.record
+    if record is None or not values:
+        return Section(anchor="clients", title="Clients", empty="The scores of single clients were not kept.")
+    theirs = other.client_values(other.client_metric) if other else {}
+    names = sorted(values, key=lambda name: values[name], reverse=run.less_is_better)
+    pictures = [
+        album.bars(
+            names,
+            np.array([values[name] for name in names]),
+            title=f"Each client against {other.strategy}" if other else "Each client, worst first",
+            x_label=f"{metric}, round {record.chosen.round if record.chosen else ''}",
+            other=np.array([theirs.get(name, math.nan) for name in names]) if other else None,
+            labels=(run.strategy, f"{other.strategy} ({other.name})" if other else ""),
+            marked=[] if other else sorted(run.malicious_names & set(names)),
+            mark="malicious",
+        )
+    ]
+    notes = []
+    if other:
+        gains = [(-1 if run.less_is_better else 1) * (values[name] - theirs[name]) for name in names if name in theirs]
+        better, worse = sum(gain > 1e-9 for gain in gains), sum(gain < -1e-9 for gain in gains)
+        notes.append(
+            f"Of {count(len(gains), 'client')}, {better} do better than under {other.strategy}, {worse} worse, "
+            f"{len(gains) - better - worse} equally; the mean gain is {signed(float(np.mean(gains)))}."
+        )
+    sizes = {record.names[index]: float(record.sizes[index]) for index in range(len(record.names))}
+    if len(set(sizes.values())) > 1:
+        x = np.array([sizes[name] for name in names])
+        y = np.array([values[name] for name in names])
+        pictures.append(
+            album.points(
+                x,
+                y,
+                [0] * len(names),
+                [metric],
+                title=f"{metric} over size",
+                x_label=f"{'nodes' if record.kind == 'graphs' else 'examples'} of the client",
+                y_label=metric,
+                radius=6,
+            )
+        )
+    return Section(
+        anchor="clients",
+        title="Clients",
+        pictures=pictures,
+        notes=notes + _newcomers(run),
+        folded=[_client_table(run, other)],
+    )
+
+
+def _client_table(run: Recorded, other: Recorded | None) -> Table:
+    record, metric = run.record, run.client_metric
+    assert record is not None
+    test, val = run.client_values(metric), run.client_values(metric.replace("test/", "val/"))
+    theirs = other.client_values(other.client_metric) if other else {}
+    extra = [f"{other.strategy} {metric}", "difference"] if other else []
+    rows = []
+    for index in record.training:
+        name = record.names[index]
+        both = name in test and name in theirs
+        row = [name, number(record.sizes[index]), number(val.get(name)), number(test.get(name))]
+        if other:
+            row += [number(theirs.get(name)), signed(test[name] - theirs[name]) if both else "–"]
+        rows.append(row)
+    return Table(
+        title="Table of the clients",
+        columns=["client", "size", metric.replace("test/", "val/"), metric, *extra],
+        rows=rows,
+    )
+
+
+def _newcomers(run: Recorded) -> list[str]:
+    record = run.record
+    found = record.newcomers.get(run.client_metric, {}) if record else {}
+    if not found:
+        return []
+    told = ", ".join(f"{name} {number(value)}" for name, value in list(found.items())[:20])
+    return [f"New clients, held out of training, by {run.client_metric}: {told}{', ...' if len(found) > 20 else ''}."]

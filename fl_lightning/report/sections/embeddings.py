@@ -1,0 +1,63 @@
+"""Nodes or examples in the plane, by class and by client."""
+
+import numpy as np
+
+from fl_lightning.report.document import Section
+from fl_lightning.report.folder import Recorded
+from fl_lightning.report.pictures import Album, class_colours
+from fl_lightning.report.theme import stand_in
+
+
+def section(run: Recorded, album: Album) -> Section:
+    """The section "Embeddings"."""
+    record = run.record
+    points = record.points if record else None
+    anchor, title = "embeddings", "Embeddings"
+    if record is None or points is None or not points.x:
+        notes = record.left_out("embedding") if record else []
+        return Section(anchor=anchor, title=title, empty="No embeddings were kept.", notes=notes)
+    x, y = np.array(points.x), np.array(points.y)
+    what = "nodes" if record.kind == "graphs" else "examples"
+    first, second = (f"{axis} principal component" for axis in ("first", "second"))
+    pictures = []
+    if not record.regression:
+        classes = 1 + max((int(label) for label in points.label if label is not None), default=0)
+        if record.partition and record.partition.labels:
+            classes = len(record.partition.labels[0])
+        groups, colours = [f"class {label}" for label in range(classes)], class_colours(classes)
+        group = [classes if label is None else int(label) for label in points.label]
+        if classes in group:
+            groups, colours = [*groups, "unknown"], [*colours, stand_in("faint")]
+        pictures.append(
+            album.points(
+                x,
+                y,
+                group,
+                groups,
+                title=f"{what.capitalize()} by class",
+                x_label=first,
+                y_label=second,
+                colours=colours,
+            )
+        )
+    members = sorted(set(points.client))
+    pictures.append(
+        album.points(
+            x,
+            y,
+            [members.index(client) for client in points.client],
+            [record.names[client] for client in members],
+            title=f"{what.capitalize()} by client",
+            x_label=first,
+            y_label=second,
+            note="" if len(members) <= 20 else f"{len(members)} clients, each with a colour of its own.",
+        )
+    )
+    shares = " and ".join(f"{100 * share:.0f} %" for share in points.explained)
+    return Section(
+        anchor=anchor,
+        title=title,
+        text=f"The last layer before the read-out of {len(x):,} of {points.total:,} {what}, by each client's own model "
+        f"as round {points.round} left it, on two principal components, which explain {shares} of the variance.",
+        pictures=pictures,
+    )

@@ -1,0 +1,66 @@
+"""How the data are shared out among the clients."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fl_lightning.report.document import Fact, Section
+from fl_lightning.report.folder import Recorded
+from fl_lightning.report.pictures import Album, Table
+from fl_lightning.report.record import Partition
+from fl_lightning.report.wording import number
+
+
+def section(run: Recorded, album: Album) -> Section:
+    """The section "Data and partition"."""
+    record = run.record
+    partition = record.partition if record else None
+    if record is None or partition is None:
+        empty = "How the data are shared out was not kept."
+        return Section(anchor="partition", title="Data and partition", empty=empty)
+    names = [str(row[0]) for row in partition.rows]
+    what = "nodes" if record.kind == "graphs" else "examples"
+    pictures = []
+    if partition.labels:
+        counts = np.array(partition.labels, dtype=float)
+        groups = [f"class {label}" for label in range(counts.shape[1])]
+        pictures.append(album.stacked(names, counts, groups, title="Labels of the clients", x_label=f"labelled {what}"))
+    splits = [column for column in ("num_train", "num_val", "num_test") if column in partition.columns]
+    counts = np.array([[_cell(partition, row, column) for column in splits] for row in range(len(names))])
+    groups = [column.removeprefix("num_") for column in splits]
+    pictures.append(album.stacked(names, counts, groups, title="Split of the clients", x_label=what))
+    if record.kind == "graphs" and "edges_lost" in partition.columns:
+        edges = np.array(
+            [[_cell(partition, row, column) for column in ("num_edges", "edges_lost")] for row in range(len(names))]
+        )
+        pictures.append(
+            album.stacked(names, edges, ["kept", "cut off"], title="Edges of the clients", x_label="directed edges")
+        )
+    facts = [Fact(name="clients", value=number(len(names))), Fact(name=what, value=number(float(sum(record.sizes))))]
+    if partition.heterogeneity is not None:
+        more = "median Jensen-Shannon distance of labels, 0 to 0.833"
+        facts.append(Fact(name="heterogeneity", value=number(partition.heterogeneity), more=more))
+    if record.kind == "graphs" and "clustering" in partition.columns:
+        mean = float(np.mean([_cell(partition, row, "clustering") for row in range(len(names))]))
+        facts.append(Fact(name="clustering coefficient", value=number(mean), more="mean over clients"))
+    header = ["client", *(column.removeprefix("num_").replace("_", " ") for column in partition.columns[1:])]
+    rows = [[name, *(number(float(cell)) for cell in row[1:])] for name, row in zip(names, partition.rows, strict=True)]
+    return Section(
+        anchor="partition",
+        title="Data and partition",
+        facts=facts,
+        pictures=pictures,
+        folded=[Table(title="Table of the partition", columns=header, rows=rows), *_label_table(partition, names)],
+    )
+
+
+def _cell(partition: Partition, row: int, column: str) -> float:
+    return float(partition.rows[row][partition.columns.index(column)])
+
+
+def _label_table(partition: Partition, names: Sequence[str]) -> list[Table]:
+    if not partition.labels:
+        return []
+    rows = [[name, *(number(value) for value in row)] for name, row in zip(names, partition.labels, strict=True)]
+    columns = ["client", *(str(label) for label in range(len(partition.labels[0])))]
+    return [Table(title="Table of the labels", columns=columns, rows=rows)]

@@ -1,0 +1,77 @@
+"""What was predicted: a confusion matrix, or predictions over true values. Shape legend: K classes."""
+
+import math
+
+import numpy as np
+
+from fl_lightning.report.document import Section
+from fl_lightning.report.folder import Recorded
+from fl_lightning.report.pictures import MOST_CELLS, Album, Table, Values
+from fl_lightning.report.record import Chosen
+from fl_lightning.report.wording import count, number
+
+
+def section(run: Recorded, album: Album) -> Section:
+    """The section "Predictions"."""
+    chosen = run.record.chosen if run.record else None
+    title = "Predictions"
+    if chosen is not None and chosen.confusion is not None:
+        return _confusion(chosen, np.array(chosen.confusion, dtype=float), album)
+    if chosen is not None and chosen.predicted is not None:
+        target, predicted = np.array(chosen.predicted, dtype=float).reshape(-1, 2).T
+        residual = float(np.mean((predicted - target) ** 2)) if len(target) else math.nan
+        picture = album.points(
+            target,
+            predicted,
+            [0] * len(target),
+            ["examples"],
+            title="Predicted over true values",
+            x_label="true value",
+            y_label="prediction",
+            diagonal=True,
+            note=f"A sample of {count(len(target), 'test example')} at round {chosen.round}; its mean squared error is "
+            f"{number(residual)}. On the dashed line predictions are right.",
+        )
+        return Section(anchor="predictions", title=title, pictures=[picture])
+    return Section(anchor="predictions", title=title, empty="No predictions were kept.")
+
+
+def _confusion(chosen: Chosen, counts_KK: Values, album: Album) -> Section:
+    names = [str(label) for label in range(len(counts_KK))]
+    total_K = counts_KK.sum(axis=1)
+    share_KK = counts_KK / np.maximum(total_K, 1)[:, None]
+    right = np.diagonal(counts_KK)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        recall, precision = right / total_K, right / counts_KK.sum(axis=0)
+        f1 = 2 * right / (total_K + counts_KK.sum(axis=0))
+    few = len(names) <= MOST_CELLS
+    cells = [[f"{value:.0f}" if value else "" for value in row] for row in counts_KK] if few else None
+    rows = [
+        [name, number(total_K[k]), number(recall[k]), number(precision[k]), number(f1[k])]
+        for k, name in enumerate(names)
+    ]
+    macro = float(np.nanmean(recall)) if np.isfinite(recall).any() else math.nan
+    picture = album.heat(
+        share_KK,
+        names,
+        title="Confusion matrix of the test examples",
+        x_label="predicted class",
+        y_label="true class",
+        limits=(0.0, 1.0),
+        cells=cells,
+        note="The colour is the share of the true class; the numbers are test examples of all clients together.",
+    )
+    recalls = album.bars(
+        [f"class {name}" for name in names], recall, title="Recall of the classes", x_label="share found, 0 to 1"
+    )
+    return Section(
+        anchor="predictions",
+        title="Predictions",
+        text=f"The result's models at round {chosen.round}: of {number(float(total_K.sum()))} test examples of all "
+        f"training clients {number(float(right.sum()))} are right; the mean recall of the classes (balanced accuracy) "
+        f"is {number(macro)}.",
+        pictures=[picture, recalls],
+        folded=[
+            Table(title="Table of the classes", columns=["class", "examples", "recall", "precision", "F1"], rows=rows)
+        ],
+    )
