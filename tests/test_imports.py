@@ -1,6 +1,7 @@
 """The rooms of the package depend on each other one way only."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import networkx as nx
@@ -29,6 +30,11 @@ def test_no_import_circle_also_none_for_types_only() -> None:
                 imports.add_edges_from((name, target) for target in targets if target != name)
     assert imports.number_of_edges() > 300
     assert not list(nx.simple_cycles(imports))
+
+
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(name for name, path in modules().items() if path.name == "__init__.py")
 
 
 def test_the_package_does_not_import_callbacks_or_the_command_line() -> None:
