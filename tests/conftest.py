@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fl_lightning.relations.topology import Ring
 from fl_lightning.strategies import Strategy
 
 torch.set_num_threads(1)
+os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine may take more than the 30 of W&B
 
 SIZES = (30, 24, 18, 12, 8)
 GROUPS = (0, 1, 1, 0, 1)
@@ -115,6 +117,20 @@ def make_model() -> Callable[..., ClientModule]:
         return client_class(net_factory, optimizer, gradient_clip_val=gradient_clip_val)
 
     return build
+
+
+@pytest.fixture
+def wandb_mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets W&B's mode, which otherwise stays that of whoever asked first in this process."""
+    import wandb
+
+    def set_mode(mode: str) -> None:
+        monkeypatch.setenv("WANDB_MODE", mode)
+        monkeypatch.setenv("WANDB_SILENT", "true")
+        wandb.teardown()
+
+    yield set_mode
+    wandb.teardown()
 
 
 @pytest.fixture

@@ -91,9 +91,11 @@ def tiny_examples(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 @pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")  # on so few clients
 @pytest.mark.usefixtures("tiny_examples")
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_config_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_runs(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_mode: Callable[[str], None]
+) -> None:
     monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("WANDB_MODE", "disabled")
+    wandb_mode("disabled")
     base = CONFIGS / "quickstart.yaml" if path.stem in OVERLAYS else path
     layers = [f"--config={layer}" for layer in dict.fromkeys([base, path])]
     overrides = tiny(yaml.safe_load(base.read_text()))

@@ -1,10 +1,10 @@
 import csv
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_lightning import Callback
@@ -72,11 +72,9 @@ def test_rows_are_on_disk_when_a_run_dies_and_no_round_is_twice_after_it(
 
 
 def test_wandb_run_goes_on_after_a_resume(
-    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path, wandb_mode: Callable[[str], None]
 ) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    wandb.teardown()  # which remembers the mode of whoever asked first
+    wandb_mode("offline")
     ids = []
     for num_rounds, ckpt_path in ((2, None), (4, "last"), (4, None)):
         logger = WandbLogger(save_dir=str(tmp_path / "logs"), group="tests", tags=["tiny"])
@@ -92,11 +90,14 @@ def test_wandb_run_goes_on_after_a_resume(
 
 
 def test_loggers_hold_the_chosen_round_and_the_table_is_written_beside_them(
-    make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_trainer: Any,
+    make_model: Any,
+    federation: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wandb_mode: Callable[[str], None],
 ) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    wandb.teardown()
+    wandb_mode("offline")
     summary: dict[str, Any] = {}
     finalize = WandbLogger.finalize
 
