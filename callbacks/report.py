@@ -244,7 +244,7 @@ class RunReport(Callback):
         run, clients = trainer.run, _held(trainer)
         assert clients is not None
         evaluation = run.strategy.evaluations(run.training_clients)[""]
-        predicted = run.executor.predict(evaluation, run.training_clients)
+        predicted = run.executor.predict(evaluation, run.training_clients, run.scored_round)
         if clients[0].y_N.is_floating_point():
             total = sum(int(clients[client].test_mask_N.sum()) for client in run.training_clients)
             pairs = [np.empty((0, 2), dtype=np.float32)]

@@ -188,17 +188,24 @@ class RoundLoop:
                     stacklevel=2,
                 )
 
-    def evaluate(self, clients: Sequence[int], prefix: str = "") -> dict[str, float]:
-        """Score the given clients' models as the strategy says; keep the scores in ``run.scores``."""
+    def evaluate(self, clients: Sequence[int], prefix: str = "", round_idx: int | None = None) -> dict[str, float]:
+        """Score the given clients' models as the strategy says; keep the scores in ``run.scores``.
+
+        Args:
+            clients: Whose models.
+            prefix: Goes before the metrics' names.
+            round_idx: The round whose draws fine-tuning takes; None for the present one.
+        """
         metrics: dict[str, float] = {}
+        self.run.scored_round = round_idx = self.run.round_idx if round_idx is None else round_idx
         evaluations = self.run.strategy.evaluations(clients)
         for evaluation in evaluations.values():
             check_models(evaluation.payload, self.run.roster.names)
         executor = self.run.executor
-        outcomes = dict(executor.evaluate(evaluations, clients, self.run.round_idx))
+        outcomes = dict(executor.evaluate(evaluations, clients, round_idx))
         if self.evaluate_union:
             union = UnionCollator(executor.collator, self.run.training_clients)
-            found = executor.evaluate(evaluations, clients, self.run.round_idx, collator=union)
+            found = executor.evaluate(evaluations, clients, round_idx, collator=union)
             outcomes |= {f"union/{kind}": outcome for kind, outcome in found.items()}
         for kind, outcome in outcomes.items():
             scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)

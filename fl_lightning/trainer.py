@@ -281,8 +281,9 @@ class FederatedTrainer(RoundLoop):
         """
         run = self._restore(model, datamodule, algorithm, ckpt_path)
         evaluation = run.strategy.evaluations(run.training_clients)[""]
+        predicted = run.executor.predict(evaluation, run.training_clients, _last_round(run))
         predictions: dict[int, Tensor] = {}
-        for part in gather_objects(self.fabric, run.executor.predict(evaluation, run.training_clients)):
+        for part in gather_objects(self.fabric, predicted):
             predictions.update(part)
         return {client: predictions[client].cpu() for client in sorted(predictions)}
 
@@ -443,12 +444,17 @@ class FederatedTrainer(RoundLoop):
     ) -> dict[str, float]:
         run = self._restore(model, datamodule, algorithm, ckpt_path)
         self.started = True
-        metrics = self.evaluate(run.training_clients)
+        metrics = self.evaluate(run.training_clients, round_idx=_last_round(run))
         if run.new_clients:
             metrics |= self._admit_new_clients()
         metrics = {name: value for name, value in metrics.items() if split in name}
         self._call("on_evaluation_end", metrics)
         return metrics
+
+
+def _last_round(run: Run) -> int:
+    """The round after which a checkpoint was written, or the last one of a fit."""
+    return max(run.round_idx - 1, 0)
 
 
 def _defaults_beside(callbacks: Sequence[Callback]) -> list[Callback]:

@@ -122,7 +122,7 @@ def check_executors_agree(model: ClientModule, source: Noise, make_trainer: Any,
             trainers.append(trainer)
         ours, theirs = (trainer.run.executor.state().parameters for trainer in trainers)
         assert_same(ours, theirs, tolerance=1e-10)
-        one, other = (trainer.run.executor.predict(Evaluation(), [0, 1, 2]) for trainer in trainers)
+        one, other = (trainer.run.executor.predict(Evaluation(), [0, 1, 2], 0) for trainer in trainers)
         assert_same(one, other, tolerance=1e-6)
 
 

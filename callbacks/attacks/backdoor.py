@@ -122,14 +122,14 @@ class Backdoor(Attack):
             test_mask_N=~nothing_N,
         )
 
-    def success(self, trainer: Trainer, evaluation: Evaluation, prefix: str = "") -> dict[str, float]:
+    def success(self, trainer: Trainer, evaluation: Evaluation, round_idx: int, prefix: str = "") -> dict[str, float]:
         """The attack's success on a model: ``test/asr`` and ``malicious/test/asr`` behind the prefix."""
         if self._collator is None:
             device, dtype = trainer.fabric.device, trainer.dtype
             self._collator = trainer.run.datamodule.collator(self.triggered, device=device, dtype=dtype)
         asked = tuple(client for client in trainer.run.training_clients if self.triggered[client].size)
         run = trainer.run
-        mine = run.executor.evaluate({"": evaluation}, asked, run.round_idx, collator=self._collator)[""]
+        mine = run.executor.evaluate({"": evaluation}, asked, round_idx, collator=self._collator)[""]
         scores = gather(trainer.fabric, mine.upload)
         if scores.clients and "test/acc" not in scores.signals:
             raise ValueError(
@@ -148,7 +148,8 @@ class Backdoor(Attack):
         """Add the attack's success on the models that are the result."""
         super().on_evaluate(trainer, metrics, prefix)
         if not prefix:
-            metrics.update(self.success(trainer, trainer.run.strategy.evaluations(trainer.run.training_clients)[""]))
+            evaluation = trainer.run.strategy.evaluations(trainer.run.training_clients)[""]
+            metrics.update(self.success(trainer, evaluation, trainer.run.scored_round))
 
 
 class SimpleTuning(Callback):
@@ -199,7 +200,7 @@ class SimpleTuning(Callback):
             figures |= summarise(scores.rows(benign_clients(trainer)), "tuned/benign/")
         for callback in trainer.callbacks:
             if isinstance(callback, Backdoor):
-                figures |= callback.success(trainer, evaluation, "tuned/")
+                figures |= callback.success(trainer, evaluation, run.round_idx, "tuned/")
         trainer.run.selection.result.update(figures)
         for logger in trainer.run.loggers:
             logger.log_metrics(figures, trainer.run.round_idx - 1)

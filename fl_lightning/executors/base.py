@@ -243,13 +243,19 @@ class Executor(ABC):
     ) -> Outcome:
         """Score one model of each of the given clients that are of this process."""
 
-    def predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
-        """Predictions for every example of each given client of this process, (N_i, num_outputs)."""
-        parts = [self._predict(way, members) for way, members in evaluation.ways(clients)]
+    def predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
+        """Predictions for every example of each given client of this process, (N_i, num_outputs).
+
+        Args:
+            evaluation: By which model.
+            clients: Whose examples.
+            round_idx: As in :meth:`evaluate`: the same round's predictions are those that were scored.
+        """
+        parts = [self._predict(way, members, round_idx) for way, members in evaluation.ways(clients)]
         return {client: found for part in parts for client, found in part.items()}
 
     @abstractmethod
-    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predictions of one model of each of the given clients that are of this process."""
 
     @abstractmethod

@@ -75,9 +75,10 @@ class ByArchitecture(Executor):
         """Score the clients, one architecture after another."""
         return join([part._score(evaluation, clients, round_idx, collator) for part in self.parts.values()])
 
-    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predict the clients, one architecture after another."""
-        return {c: found for part in self.parts.values() for c, found in part._predict(evaluation, clients).items()}
+        parts = [part._predict(evaluation, clients, round_idx) for part in self.parts.values()]
+        return {client: found for part in parts for client, found in part.items()}
 
     def state(self) -> Payload:
         """Each architecture's state under ``net<k>/...``, with zeros for the clients of the others."""

@@ -223,12 +223,12 @@ class SequentialExecutor(Executor):
     def _table(module: ClientModule, evaluation: Evaluation, batch: Batch) -> dict[str, Tensor]:
         return module.score_table(module.parameter_dict(), batch, module.context, evaluation.output)
 
-    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predict each client in turn."""
         predictions = {}
         for client in (client for client in self.clients if client in set(clients)):
             with torch.no_grad(), self.fabric.autocast():
-                module = self._evaluated(evaluation, client, 0)
+                module = self._evaluated(evaluation, client, round_idx)
                 module.output_rule = evaluation.output
                 parts = [module.predict_step(part, 0).float() for part in self._batch(client).parts()]
                 module.output_rule = None

@@ -366,13 +366,13 @@ class StackedExecutor(Executor):
 
         return Payload(clients=members, signals=self.sum_scores(batch, score))
 
-    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predict the given clients, one group at a time."""
         predictions: dict[int, Tensor] = {}
         rule = evaluation.output
         for members in self._split(clients):
             batch = self._batch(members)
-            parameters, knowledge = self._evaluated(evaluation, members, 0)
+            parameters, knowledge = self._evaluated(evaluation, members, round_idx)
 
             def predict(p: Any, t: Any, k: Any, batch: Batch = batch) -> Tensor:
                 one = batch.replace(t)

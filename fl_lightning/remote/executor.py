@@ -265,12 +265,16 @@ class RemoteExecutor(Executor):
         """One model alone."""
         return self.evaluate({"": evaluation}, clients, round_idx, collator=collator)[""]
 
-    def _predict(self, evaluation: Evaluation, clients: Sequence[int]) -> dict[int, Tensor]:
+    def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Have the clients write their predictions into their sites' folders; none comes here."""
         messages = {
             client: Message(
                 kind="predict",
-                about={"evaluation": describe(evaluation, self.strategy), "state": self.digests[client]},
+                about={
+                    "evaluation": describe(evaluation, self.strategy),
+                    "round_idx": round_idx,
+                    "state": self.digests[client],
+                },
                 tensors=packed(evaluation.payload, client, "0/"),
             )
             for client in clients

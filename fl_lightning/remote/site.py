@@ -319,7 +319,7 @@ class Site:
         """Write what the client's model predicts, here."""
         self._become(message.about["state"])
         evaluation = self._evaluation(message.about["evaluation"], message.payload((self.index,), "0/"))
-        predicted_NK = self.executor.predict(evaluation, [self.index])[self.index].cpu()
+        predicted_NK = self.executor.predict(evaluation, [self.index], message.about["round_idx"])[self.index].cpu()
         with whole_file(self.folder / "predictions.csv") as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["row", "target", *(f"output_{place}" for place in range(predicted_NK.shape[1]))])

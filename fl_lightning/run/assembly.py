@@ -53,6 +53,7 @@ class Run:
         config_sources: The files it was given in on the command line.
         changes: Settings that were changed by a resume.
         round_idx: Rounds that are over, so the index of the present one.
+        scored_round: The round whose draws the last evaluation took for what it trains (fine-tuning).
         history: The figures of each round that is over, with its number under ``round``.
         scores: Each client's scores, by the prefix of what was last evaluated.
         failures: Why clients are missing from the present round, by name.
@@ -84,6 +85,7 @@ class Run:
     chosen_server: dict[str, Any] | None = None
     changes: list[str] = field(default_factory=list)
     round_idx: int = 0
+    scored_round: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
     scores: dict[str, Payload] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)

@@ -156,8 +156,8 @@ def test_executors_agree(kind, regression, settings, make_trainer, assert_same, 
     for trainer, result in others:
         assert_same(trainer.run.executor.state().parameters, reference.run.executor.state().parameters, tolerance=1e-10)
         assert_same(result, expected, tolerance=1e-5)
-        predicted = trainer.run.executor.predict(Evaluation(), [0, 1, 2])
-        assert_same(predicted, reference.run.executor.predict(Evaluation(), [0, 1, 2]), tolerance=1e-5)
+        predicted = trainer.run.executor.predict(Evaluation(), [0, 1, 2], 0)
+        assert_same(predicted, reference.run.executor.predict(Evaluation(), [0, 1, 2], 0), tolerance=1e-5)
         assert [len(predicted[client]) for client in range(3)] == list(SIZES)
 
 
@@ -167,7 +167,7 @@ def test_regression_scores_are_mean_squared_errors(make_trainer) -> None:
     result = trainer.fit(module(RegressionClient), data, Local(num_epochs=1))
 
     errors = []
-    for client, predicted in trainer.run.executor.predict(Evaluation(), [0, 1, 2]).items():
+    for client, predicted in trainer.run.executor.predict(Evaluation(), [0, 1, 2], 0).items():
         held = data.clients[client]
         errors.append(float((predicted - held.y_N)[held.test_mask_N].square().mean()))
     assert result["test/mse"] == pytest.approx(sum(errors) / 3, rel=1e-5)
@@ -180,9 +180,9 @@ def test_fine_tuning_may_train_some_parameters_only(make_trainer) -> None:
     for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
         trainer = make_trainer(executor=executor, num_rounds=1)
         trainer.fit(module(), FederatedDataModule(Clouds()), Local(num_epochs=1))
-        none = trainer.run.executor.predict(Evaluation(tuning=tune(5, trained=())), [0])[0]
-        bias = trainer.run.executor.predict(Evaluation(tuning=tune(5, trained=("head.bias",))), [0])[0]
-        own = trainer.run.executor.predict(Evaluation(), [0])[0]
+        none = trainer.run.executor.predict(Evaluation(tuning=tune(5, trained=())), [0], 0)[0]
+        bias = trainer.run.executor.predict(Evaluation(tuning=tune(5, trained=("head.bias",))), [0], 0)[0]
+        own = trainer.run.executor.predict(Evaluation(), [0], 0)[0]
         assert torch.equal(none, own)
         shift = (bias.log() - own.log()).diff(dim=1)  # only the biases moved: the same shift of logits everywhere
         assert shift.abs().min() > 1e-3

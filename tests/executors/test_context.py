@@ -418,9 +418,9 @@ def test_evaluation_with_its_own_optimiser_steps_and_predictions(fit, assert_sam
     last = trainer.run.history[-1]
     assert len({last["val/loss"], last["reversed/val/loss"], last["adapted/val/loss"], last["both/val/loss"]}) == 4
     found = [
-        trainer.run.executor.predict(trainer.run.strategy.evaluations((0,))["reversed/"], (0,))[0],
+        trainer.run.executor.predict(trainer.run.strategy.evaluations((0,))["reversed/"], (0,), 0)[0],
         fit(StackedExecutor, Evaluates()).run.executor.predict(
-            trainer.run.strategy.evaluations((0,))["reversed/"], (0,)
+            trainer.run.strategy.evaluations((0,))["reversed/"], (0,), 0
         )[0],
     ]
     assert_same(found[0], found[1], tolerance=1e-6)
@@ -463,10 +463,10 @@ def test_clients_are_evaluated_each_in_its_own_way(executor, fit, assert_same) -
     assert torch.equal(found[0], run.scores["trained/"].signals["val/loss"][0])
     assert torch.equal(found[1], run.scores["reversed/"].signals["val/loss"][1])
     assert_same(found[2:], expected[2:], tolerance=1e-6)
-    predictions = run.executor.predict(strategy.evaluations(clients)[""], clients)
+    predictions = run.executor.predict(strategy.evaluations(clients)[""], clients, 0)
     assert sorted(predictions) == list(clients)
-    assert_same(predictions[3], run.executor.predict(shared, clients)[3], tolerance=1e-6)
-    assert_same(predictions[0], run.executor.predict(Evaluation(), clients)[0], tolerance=1e-6)
+    assert_same(predictions[3], run.executor.predict(shared, clients, 0)[3], tolerance=1e-6)
+    assert_same(predictions[0], run.executor.predict(Evaluation(), clients, 0)[0], tolerance=1e-6)
 
 
 # ------------------------------------------------------------------ several models, graphs
@@ -536,7 +536,7 @@ def test_a_stage_rewrites_the_graphs(fit, assert_same) -> None:
     agree(fit, assert_same, growing, participation=Participation(num_clients=3), num_rounds=4)
     trainer = fit(EXECUTORS["stacked"], growing())
     assert [trainer.run.executor.collator.size(client) for client in range(5)] == [33, 27, 21, 15, 11]
-    predictions = trainer.run.executor.predict(Evaluation(), (0, 4))
+    predictions = trainer.run.executor.predict(Evaluation(), (0, 4), 0)
     assert [len(predictions[client]) for client in (0, 4)] == [30, 8]
 
 

@@ -17,6 +17,7 @@ from fl_lightning import (
     Stage,
     strategies,
 )
+from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.executors import storage
 from fl_lightning.relations.topology import Complete
 from fl_lightning.round.selection import Selection
@@ -284,6 +285,28 @@ def test_new_clients_join_the_server_of_the_chosen_round(
 
     assert found[0]
     assert_same(found[0], found[1])
+
+
+@both_executors
+def test_a_checkpoint_scores_and_predicts_as_fit_reported(
+    kind, executor, federation, make_model, make_trainer, assert_same
+) -> None:
+    def trainer(callbacks: Callback | None = None):
+        return make_trainer(executor=executor(), callbacks=callbacks, participation=Participation(**BUSY), seed=1)
+
+    fitted = trainer(FederatedCheckpoint())
+    reported = fitted.fit(make_model(kind, dropout=0.5), federation, tiny(kind))
+    best = str(fitted.run.folder / "checkpoints" / "best.ckpt")
+
+    found = trainer().test(make_model(kind, dropout=0.5), federation, tiny(kind), ckpt_path=best)
+    predicted = trainer().predict(make_model(kind, dropout=0.5), federation, tiny(kind), ckpt_path=best)
+
+    assert_same(found, {name: reported[name] for name in found}, tolerance=1e-6)
+    right = []
+    for client, predicted_NK in predicted.items():
+        graph = federation.clients[client]
+        right.append((predicted_NK.argmax(dim=1) == graph.y_N)[graph.test_mask_N].double().mean())
+    assert reported["test/acc"] == pytest.approx(float(torch.stack(right).mean()), abs=1e-6)
 
 
 def test_results_do_not_depend_on_the_global_generators(
