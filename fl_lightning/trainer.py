@@ -323,6 +323,11 @@ class FederatedTrainer(RoundLoop):
         self.started = False
         for callback in self.callbacks:
             check_hooks(callback)
+        if self.evaluate_union and algorithm.needs_own_examples:
+            raise ValueError(
+                f"trainer.evaluate_union is true, but {type(algorithm).__name__}'s models take what is kept of each "
+                "client's own nodes, so they cannot be scored on others': leave it false, or choose another strategy"
+            )
         self._run = assemble(
             fabric=self.fabric,
             datamodule=datamodule,

@@ -56,6 +56,8 @@ class Strategy(ABC):
     shares_statistics: ClassVar[bool] = False
     #: Whether clients must hold graphs.
     needs_graphs: ClassVar[bool] = False
+    #: Whether a model's output takes something kept of its client's own examples, so that it has none on others'.
+    needs_own_examples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the settings, of which those that are one of several values are checked here for all strategies."""

@@ -210,6 +210,15 @@ def test_sequential_equals_stacked(
         assert_same(result, expected, tolerance=1e-6)
 
 
+def test_models_are_scored_on_the_union_or_it_is_refused(kind, federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(num_rounds=1, evaluate_union=True)
+    if kind.needs_own_examples:
+        with pytest.raises(ValueError, match=r"evaluate_union is true, but .* cannot be scored on others'"):
+            trainer.fit(make_model(kind), federation, tiny(kind))
+        return
+    assert trainer.fit(make_model(kind), federation, tiny(kind))["union/test/acc"] >= 0
+
+
 @both_executors
 def test_evaluation_leaves_the_clients_alone(kind, executor, federation, make_model, make_trainer, assert_same) -> None:
     trainer = make_trainer(executor=executor())
