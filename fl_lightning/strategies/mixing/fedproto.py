@@ -24,7 +24,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.models.output import NetOutput
-from fl_lightning.round.client import ClientModule
+from fl_lightning.round.client import ClientModule, RegressionClient
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Stage
@@ -53,9 +53,13 @@ class FedProto(Local):
         """Check the settings."""
         super().__post_init__()
         self.require_at_least(0, "prototype_weight")
-        for name, allowed in {"weighting": ("examples", "clients"), "predict": ("prototypes", "head")}.items():
-            if (value := getattr(self, name)) not in allowed:
-                raise ValueError(f"strategy.{name} must be {' or '.join(allowed)}, got {value!r}")
+
+    def check_client(self, client: ClientModule) -> None:
+        """Refuse clients that predict numbers, too: these are of no class."""
+        super().check_client(client)
+        if isinstance(client, RegressionClient):
+            kind = type(client).__name__
+            raise ValueError(f"FedProto is for classes, but model is {kind} for numbers: choose another strategy")
 
     def setup(self, federation: Federation) -> None:
         """No class has a prototype, and nobody is known to have a class."""

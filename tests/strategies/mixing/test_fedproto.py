@@ -245,6 +245,8 @@ def test_numbers_have_no_prototypes(graphs) -> None:
     batch = one_batch(graphs)
     with pytest.raises(ValueError, match="FedProto is for classes, but these targets are numbers"):
         class_means(RegressionClient(), {}, batch.replace({"y": batch.y.double()[:, None]}), Context())
+    with pytest.raises(ValueError, match="FedProto is for classes, but model is RegressionClient for numbers"):
+        FedProto().check_client(RegressionClient())
 
 
 @pytest.mark.parametrize(
