@@ -24,6 +24,8 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
   names them, and the others' accuracy is within two points of the run in which the four never take part (mean of
   three seeds where one is short). "Wrong parameters" are finite, an attack and no failure: 2 of 10 clients, five
   points, with a coordinate-wise median where a strategy takes one, which does not protect what it learns from signals;
+- **random settings** of every strategy and of who takes part, on graphs and on examples: both executors come to the
+  same, a resume is exact, and a checkpoint scores as the fit reported; or they are refused before the first round;
 - **kills**: killed (SIGKILL) at a random moment and resumed with `--ckpt_path last`, a run ends bit-equal to one that
   nobody killed: clients, strategy, generators, history, result and metrics.csv;
 - **two processes**: begun at once in one folder, each run has its own; a run that is being written is not resumed.
