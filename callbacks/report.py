@@ -208,7 +208,7 @@ class RunReport(Callback):
             return
         if 2 * len(payload.clients) < len(members):  # most entries would be unknown
             return
-        if not set(payload.clients) <= set(members):  # sums of several clients' answers
+        if not set(payload.clients) <= set(members):  # newcomers, or sums of several answers
             return
         cosines = cosine_similarity(flatten({n: tensor.float() for n, tensor in payload.parameters.items()}))
         row = torch.tensor([members.index(client) for client in payload.clients], device=cosines.device)

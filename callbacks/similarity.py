@@ -277,6 +277,8 @@ class SimilarityLogger(Callback):
         """Keep the cosines of what was sent, not the parameters themselves."""
         if not self._due(trainer) or not payload.parameters or not payload.clients:
             return
+        if not set(payload.clients) <= set(trainer.run.training_clients):  # newcomers, or sums of several answers
+            return
         names = list(payload.parameters)
         readout = [name for name in names if any(fnmatch(name, pattern) for pattern in self.readout)]
         parts = {"updates" if stage.as_update else "parameters": names, "read-out": readout}

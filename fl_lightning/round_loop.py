@@ -30,7 +30,7 @@ class ClientFailure(RuntimeError):
 
 
 class TooFewAnswers(RuntimeError):
-    """Round after round fewer clients answered than ``participation.min_clients``."""
+    """Round after round fewer clients answered than a round needs."""
 
 
 def gather_failures(fabric: Fabric, outcome: Outcome) -> dict[int, str]:
@@ -138,7 +138,7 @@ class RoundLoop:
             False where too few clients are left; the server then takes nothing more in, and a round is void.
         """
         effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
-        quorum = 1 if phase == "admission" else self.participation.min_clients
+        quorum = 1 if phase == "admission" else self._quorum
         began: Payload | None = None  # the models that clients were sent last, maybe in an earlier stage
         for stage in stages:
             if len(effort) < quorum:
@@ -265,7 +265,15 @@ class RoundLoop:
     def _shortage(self) -> str:
         """What went wrong in a void round; of many clients the first three."""
         failures = "; ".join(f"{name}: {why}" for name, why in list(self.run.failures.items())[:3])
-        return f"fewer than {self.participation.min_clients} clients answered (participation.min_clients); {failures}"
+        setting = "participation.min_clients"
+        if self._quorum > self.participation.min_clients:
+            setting = "strategy.aggregation needs as many"
+        return f"fewer than {self._quorum} clients answered ({setting}); {failures}"
+
+    @property
+    def _quorum(self) -> int:
+        """Answers without which a round is void."""
+        return max(self.participation.min_clients, self.run.strategy.fewest_answers)
 
     def _call(self, hook: str, *args: Any) -> None:
         for callback in self.callbacks:

@@ -211,7 +211,7 @@ class FederatedTrainer(RoundLoop):
             ValueError: A setting does not fit the data; the checkpoint is of another run, of other settings or damaged;
                 or another process is writing the run.
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
-            TooFewAnswers: ``participation.max_void_rounds`` rounds in a row had fewer than ``min_clients`` answers.
+            TooFewAnswers: ``participation.max_void_rounds`` rounds in a row had too few answers.
         """
         path = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
         run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(path) if path else None)

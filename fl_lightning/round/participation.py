@@ -24,8 +24,8 @@ class Participation:
         held_out_fraction: Share of all clients kept out of training, to join the server of the chosen round at the end,
             as new clients.
         on_failure: ``skip`` leaves a failing client out of the round and goes on; ``stop`` ends the run.
-        min_clients: Answers that a round needs. One with fewer is void: the server takes in nothing of the stage in
-            which they are too few, nor of later ones.
+        min_clients: Answers that a round needs; robust aggregation may need more. One with fewer is void: the server
+            takes in nothing of the stage in which they are too few, nor of later ones.
         max_void_rounds: Void rounds in a row after which the run ends with an error.
         max_update_norm: Largest Euclidean norm of a client's update (of all parameters that it answers, less those it
             was sent; where a stage sends none, of those themselves). A longer one is left out as a failure. None for no
@@ -108,10 +108,10 @@ class Participation:
             raise ValueError(
                 f"participation.num_clients is {self.num_clients}, but only {remaining} clients train: lower it"
             )
-        if self.min_clients > self._wanted(remaining):
+        if self.min_clients > (asked := self.num_chosen(remaining)):
             raise ValueError(
-                f"participation.min_clients is {self.min_clients}, but a round has {self._wanted(remaining)} clients, "
-                "so every round would be void: lower it, or raise participation.fraction or num_clients"
+                f"participation.min_clients is {self.min_clients}, but a round has {asked} clients, so every "
+                "round would be void: lower it, or raise participation.fraction or num_clients"
             )
         order = torch.randperm(num_clients, generator=generator(seed, "held_out")).tolist()
         return tuple(sorted(order[num_new:]))
@@ -124,7 +124,7 @@ class Participation:
             client ascending; and the chosen clients that dropped out.
         """
         rng = generator(seed, "participation", round_idx)
-        wanted = self._wanted(len(clients))
+        wanted = self.num_chosen(len(clients))
         chosen = sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:wanted].tolist())
         drops, slow, share = torch.rand(3, len(chosen), generator=rng, dtype=torch.float64).tolist()
         effort = {
@@ -134,7 +134,7 @@ class Participation:
         }
         return effort, [client for client in chosen if client not in effort]
 
-    def _wanted(self, num_clients: int) -> int:
+    def num_chosen(self, num_clients: int) -> int:
         """How many of the training clients are chosen for a round."""
         return self.num_clients or max(1, math.floor(self.fraction * num_clients + 0.5))
 

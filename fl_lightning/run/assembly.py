@@ -122,6 +122,7 @@ def assemble(
     check_kind(strategy, roster)
     strategy.check_client(model)
     training_clients = participation.training_clients(len(roster), seed)
+    strategy.check_round(participation.num_chosen(len(training_clients)))
     architectures = build_nets(fabric, model, strategy, roster, seed)
     check_architectures(strategy, len(architectures))
     check_statistics(strategy, model)

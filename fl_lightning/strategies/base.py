@@ -137,6 +137,23 @@ class Strategy(ABC):
         """Create the server's state. Called once, before anything is trained or loaded."""
         self.federation = federation
 
+    @property
+    def fewest_answers(self) -> int:
+        """Answers that a round needs by the strategy's own rules; one with fewer is void."""
+        return 1
+
+    def check_round(self, num_clients: int) -> None:
+        """Refuse rounds of too few clients.
+
+        Raises:
+            ValueError: So many, whom a round asks, are fewer than ``fewest_answers``.
+        """
+        if num_clients < self.fewest_answers:
+            raise ValueError(
+                f"{type(self).__name__} needs {self.fewest_answers} answers in every round, but a round asks "
+                f"{num_clients} clients: raise participation.fraction or num_clients"
+            )
+
     def build_net(self, net: nn.Module) -> nn.Module:
         """What the clients have of the user's net: itself, or one with more models or parameters beside it."""
         return net

@@ -9,6 +9,7 @@ from fl_lightning.callbacks import SimilarityLogger
 from fl_lightning.callbacks.similarity import correlation, draw_matrices, recovery
 from fl_lightning.data import ClientSplit, GivenPartitioner, SuperClusterSBM
 from fl_lightning.round.payload import flatten
+from fl_lightning.round.selection import Selection
 from fl_lightning.run.loggers import RoundTensorBoardLogger
 from fl_lightning.strategies import FedAux, FedAvg, FedPub, FedSheafHN, Kin, Local
 
@@ -153,6 +154,16 @@ def test_clients_that_were_away_stay_empty(groups, make_model, make_trainer) -> 
 
     assert np.isfinite(saved["parameters"]).any(axis=1).sum() == 4
     assert np.isfinite(saved["parameters"]).sum() == 16
+
+
+def test_newcomers_are_no_part_of_a_round(federation, make_model, make_trainer, monkeypatch) -> None:
+    monkeypatch.setattr(Selection, "_is_better", lambda selection, value, best: best is None)  # the first is chosen
+    joins = Participation(held_out_fraction=0.4)
+    trainer = make_trainer(num_rounds=2, participation=joins, callbacks=SimilarityLogger(every_n_rounds=1))
+    result = trainer.fit(make_model(), federation, FedAvg(num_epochs=1))  # newcomers join as if in round 1
+    assert "new/test/acc" in result
+    with np.load(trainer.run.folder / "similarity" / "round_0001.npz") as kept:
+        assert kept["parameters"].shape == (3, 3)
 
 
 def test_cosines_are_of_what_was_sent(groups, make_model, make_trainer) -> None:

@@ -27,7 +27,17 @@ from fl_lightning import (
     SequentialExecutor,
     StackedExecutor,
 )
-from fl_lightning.callbacks import FederatedCheckpoint
+from fl_lightning.callbacks import (
+    EarlyStopping,
+    FederatedCheckpoint,
+    GaussianAttack,
+    LabelFlipping,
+    ModelPoisoning,
+    RunReport,
+    SameValueAttack,
+    SignFlip,
+    SimilarityLogger,
+)
 from fl_lightning.data import Examples, ExampleSource
 from fl_lightning.models import MLP
 from fl_lightning.relations import Complete, Ring
@@ -63,6 +73,16 @@ OPTIMIZERS = (
     functools.partial(Adam, lr=0.05, weight_decay=5e-4),
     functools.partial(AdamW, lr=0.02),
     functools.partial(SGD, lr=0.05, momentum=0.9),
+)  #: Who watches, attacks or ends the run.
+CALLBACKS = (
+    functools.partial(EarlyStopping, patience=1),
+    RunReport,
+    SimilarityLogger,
+    functools.partial(GaussianAttack, ratio=0.4),
+    functools.partial(LabelFlipping, ratio=0.4),
+    functools.partial(ModelPoisoning, ratio=0.4),
+    functools.partial(SameValueAttack, ratio=0.4),
+    functools.partial(SignFlip, ratio=0.4),
 )
 CASES = [(kind, on) for kind in STRATEGIES for on in ("graphs", "examples") if on == "graphs" or not kind.needs_graphs]
 
@@ -156,7 +176,8 @@ def test_random_settings(
     given = {"num_rounds": NUM_ROUNDS, "seed": number, "evaluate_every": draw.choice((1, 1, 2, 3))}
     given["evaluate_union"] = draw.random() < 0.2 and not kind.needs_own_examples
     resumed_under = draw.choice((SequentialExecutor, functools.partial(StackedExecutor, max_padding=0.9)))
-    print(settings, participation, given, batches, regression, optimizer, clip)  # shown where it fails
+    callbacks = draw.choice(CALLBACKS), *([RunReport] if draw.random() < 0.5 else [])
+    print(settings, participation, given, batches, regression, optimizer, clip, callbacks)  # shown where it fails
 
     def parts() -> tuple[Any, Any, Strategy]:
         strategy = kind(**copy.deepcopy(settings))
@@ -169,11 +190,10 @@ def test_random_settings(
         )
         return client_class(net, optimizer, gradient_clip_val=clip), data, strategy
 
-    def trainer(executor: Callable[[], Any], precision: str, *callbacks: Callback) -> Any:
+    def trainer(executor: Callable[[], Any], precision: str, *more: Callback) -> Any:
+        called = [*(build() for build in callbacks), *more]
         joins = Participation(**participation)
-        return make_trainer(
-            executor=executor(), precision=precision, participation=joins, callbacks=[*callbacks], **given
-        )
+        return make_trainer(executor=executor(), precision=precision, participation=joins, callbacks=called, **given)
 
     survived = False
     try:

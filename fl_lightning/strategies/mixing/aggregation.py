@@ -40,6 +40,11 @@ class Aggregation(ABC):
             The new models (R, P), in the type of the parameters.
         """
 
+    @property
+    def fewest_clients(self) -> int:
+        """How many clients the rule needs."""
+        return 1
+
     def check(self, num_clients: int) -> None:
         """Refuse numbers of clients that the rule is not made for.
 
@@ -114,6 +119,11 @@ class Krum(Aggregation):
             raise ValueError(f"Krum.num_selected must be at least 1, got {num_selected}")
         self.num_malicious = num_malicious
         self.num_selected = num_selected
+
+    @property
+    def fewest_clients(self) -> int:
+        """2 f + 3, or f more than are chosen."""
+        return self.num_malicious + max(self.num_malicious + 3, self.num_selected)
 
     def check(self, num_clients: int) -> None:
         """Refuse fewer than 2 f + 3 clients, and choosing more than are benign."""

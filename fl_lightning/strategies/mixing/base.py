@@ -85,8 +85,6 @@ class Mixing(Strategy):
     def setup(self, federation: Federation) -> None:
         """Start every client from the common initial parameters."""
         super().setup(federation)
-        if self.aggregation is not None:
-            self.aggregation.check(len(federation.training_clients))
         personal = set(select_names(list(federation.parameters), self.personal))
         self.shared = tuple(name for name in federation.parameters if name not in personal)
         self.breadth: float | None = None
@@ -95,6 +93,16 @@ class Mixing(Strategy):
             name: federation.parameters[name].expand(copies, *federation.parameters[name].shape).clone()
             for name in self.shared
         }
+
+    @property
+    def fewest_answers(self) -> int:
+        """As many as robust aggregation needs."""
+        return 1 if self.aggregation is None else self.aggregation.fewest_clients
+
+    def check_round(self, num_clients: int) -> None:
+        """Refuse fewer clients than robust aggregation needs."""
+        if self.aggregation is not None:
+            self.aggregation.check(num_clients)
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange: receive the mixed model, train, send the shared parameters."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning import Callback, Participation, Payload, SequentialExecutor, strategies
 from fl_lightning.federation import Federation
+from fl_lightning.round_loop import TooFewAnswers
 from fl_lightning.strategies import SCAFFOLD, FedAux, FedAvg, FedDyn, FedPer, FedPub, FedRep, Kin
 from fl_lightning.strategies.mixing import aggregation
 from fl_lightning.strategies.mixing.aggregation import Aggregation, CoordinateMedian, Krum, NormClipping, TrimmedMean
@@ -392,12 +393,21 @@ def test_settings_out_of_range(build, message) -> None:
         build()
 
 
-def test_too_few_clients_are_refused_before_training_or_in_the_round(federation, make_model, make_trainer) -> None:
+def test_too_few_clients_are_refused_before_training_and_make_a_round_void(
+    federation, make_model, make_trainer
+) -> None:
     trainer = make_trainer()
     with pytest.raises(ValueError, match=r"Krum\.num_malicious=2 needs at least 7 .* there are 5"):
         trainer.fit(make_model(), federation, FedAvg(aggregation=Krum(num_malicious=2)))
     assert not trainer.started
+    trainer = make_trainer(participation=Participation(num_clients=4))
     with pytest.raises(ValueError, match=r"Krum\.num_malicious=1 needs at least 5 .* there are 4"):
-        make_trainer(participation=Participation(num_clients=4)).fit(
-            make_model(), federation, FedAvg(aggregation=Krum(num_malicious=1))
-        )
+        trainer.fit(make_model(), federation, FedAvg(aggregation=Krum(num_malicious=1)))
+    assert not trainer.has_run
+    missing = Participation(dropout_probability=0.2, max_void_rounds=9)
+    trainer = make_trainer(participation=missing, num_rounds=9)
+    trainer.fit(make_model(), federation, FedAvg(aggregation=Krum(num_malicious=1)))
+    assert {(row["num_participants"] < 5, row["void"]) for row in trainer.run.history} == {(True, 1), (False, 0)}
+    missing.max_void_rounds = 1
+    with pytest.raises(TooFewAnswers, match=r"fewer than 5 clients answered \(strategy\.aggregation needs as many\)"):
+        trainer.fit(make_model(), federation, FedAvg(aggregation=Krum(num_malicious=1)))
