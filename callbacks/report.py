@@ -19,7 +19,6 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.callback import Callback, Trainer
 from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.report.record import (
     MOST_CLIENTS,
     Chosen,
@@ -35,6 +34,8 @@ from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Stage, StageAddress
 from fl_lightning.run import result
 from fl_lightning.run.processes import gather_objects
+
+from .similarity import cosines_among
 
 Kept = TypeVar("Kept")
 
@@ -210,11 +211,9 @@ class RunReport(Callback):
             return
         if not set(payload.clients) <= set(members):  # newcomers, or sums of several answers
             return
-        cosines = cosine_similarity(flatten({n: tensor.float() for n, tensor in payload.parameters.items()}))
-        row = torch.tensor([members.index(client) for client in payload.clients], device=cosines.device)
-        whole = torch.full((len(members), len(members)), torch.nan, device=cosines.device)
-        whole[row[:, None], row] = cosines
-        self._sent["cosines of updates" if stage.as_update else "cosines of parameters"] = whole
+        rows_CP = flatten({name: tensor.float() for name, tensor in payload.parameters.items()})
+        what = "cosines of updates" if stage.as_update else "cosines of parameters"
+        self._sent[what] = cosines_among(members, payload.clients, rows_CP)
 
     def _snap(self, trainer: Trainer, round_idx: int) -> None:
         """Keep the strategy's matrices and the cosines of what was sent, as far as they have changed."""

@@ -196,10 +196,17 @@ def _outline(axes: "Axes", community_C: NDArray[np.int64]) -> None:
         axes.add_patch(Rectangle((low, low), size, size, fill=False, edgecolor="white", linewidth=1.2))
 
 
-def _embed(cosines: Tensor, clients: Sequence[int], everyone: Sequence[int]) -> Tensor:
-    """Place a matrix over some clients into one over all, nan elsewhere."""
-    row = torch.tensor([everyone.index(client) for client in clients], device=cosines.device)
-    whole = torch.full((len(everyone), len(everyone)), torch.nan, dtype=cosines.dtype, device=cosines.device)
+def cosines_among(members: Sequence[int], clients: Sequence[int], rows_CP: Tensor) -> Tensor:
+    """Cosines of some members' vectors in a matrix over all members, nan elsewhere.
+
+    Args:
+        members: All of them.
+        clients: Whose vectors there are, in order.
+        rows_CP: The vectors.
+    """
+    cosines = cosine_similarity(rows_CP)
+    row = torch.tensor([members.index(client) for client in clients], device=cosines.device)
+    whole = torch.full((len(members), len(members)), torch.nan, dtype=cosines.dtype, device=cosines.device)
     whole[row[:, None], row] = cosines
     return whole
 
@@ -277,7 +284,8 @@ class SimilarityLogger(Callback):
         """Keep the cosines of what was sent, not the parameters themselves."""
         if not self._due(trainer) or not payload.parameters or not payload.clients:
             return
-        if not set(payload.clients) <= set(trainer.run.training_clients):  # newcomers, or sums of several answers
+        members = trainer.run.training_clients
+        if not set(payload.clients) <= set(members):  # newcomers, or sums of several answers
             return
         names = list(payload.parameters)
         readout = [name for name in names if any(fnmatch(name, pattern) for pattern in self.readout)]
@@ -285,7 +293,7 @@ class SimilarityLogger(Callback):
         for name, chosen in parts.items():
             if chosen:
                 rows_CP = flatten({part: payload.parameters[part].float() for part in chosen})
-                self._sent[name] = _embed(cosine_similarity(rows_CP), payload.clients, trainer.run.training_clients)
+                self._sent[name] = cosines_among(members, payload.clients, rows_CP)
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Draw, save and score."""
@@ -333,7 +341,7 @@ class SimilarityLogger(Callback):
         question = Work(stage=stage, address=address, effort=dict.fromkeys(trainer.run.training_clients, 1.0))
         answer = gather(trainer.fabric, trainer.run.executor.run(question).upload)
         return {
-            name: _embed(cosine_similarity(signal.float()), answer.clients, trainer.run.training_clients)
+            name: cosines_among(trainer.run.training_clients, answer.clients, signal.float())
             for name, signal in answer.signals.items()
         }
 

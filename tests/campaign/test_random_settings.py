@@ -73,7 +73,8 @@ OPTIMIZERS = (
     functools.partial(Adam, lr=0.05, weight_decay=5e-4),
     functools.partial(AdamW, lr=0.02),
     functools.partial(SGD, lr=0.05, momentum=0.9),
-)  #: Who watches, attacks or ends the run.
+)
+#: Who watches, attacks or ends the run.
 CALLBACKS = (
     functools.partial(EarlyStopping, patience=1),
     RunReport,
