@@ -288,4 +288,5 @@ class RoundLoop:
         complete = self.state_dict()
         if self.fabric.is_global_zero:
             checkpoint.write(path, complete)
+        self.run.checkpoints.add(path)
         self.fabric.barrier()

@@ -219,6 +219,7 @@ class FederatedTrainer(RoundLoop):
             if path is not None:
                 changes: Literal["take", "refuse"] = "take" if resume_with_changes else "refuse"
                 state.restore(run, self.callbacks, *_read(path, ckpt_path), changes=changes)
+                run.checkpoints.add(path)
             self._start_loggers()
             run.trace = RoundTrace(run.folder / f"trace{self.fabric.global_rank or ''}.json") if profile else None
             try:

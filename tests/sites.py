@@ -14,6 +14,8 @@ from fl_lightning.strategies import Strategy
 
 #: A site that answers whatever it is asked.
 OPEN = SitePolicy(min_examples=1)
+#: The server's state, of a run whose clients may be elsewhere.
+SERVER = ("strategy", "selection", "history", "num_failures", "round")
 
 
 def make_sites(
@@ -21,12 +23,13 @@ def make_sites(
     folder: Path,
     make: Callable[[], tuple[ClientModule, Strategy]],
     policy: SitePolicy = OPEN,
+    **batches: int | None,
 ) -> list[Site]:
     """A site for each graph; made again, they go on from their folders."""
     sites = []
     for graph in graphs:
         model, strategy = make()
-        sites.append(Site(graph, model, strategy, folder / graph.name, policy=policy))
+        sites.append(Site(graph, model, strategy, folder / graph.name, policy=policy, **batches))
     return sites
 
 
@@ -98,6 +101,11 @@ class BadChannel(LoopbackChannel):
     def _place(client: int, message: Message) -> tuple[int, int] | None:
         address = message.about.get("address", {})
         return (address["round_idx"], client) if address.get("phase") == "round" else None
+
+
+def server_of(trainer: Any) -> dict[str, Any]:
+    """The server's part of a run's complete state."""
+    return {name: value for name, value in trainer.state_dict().items() if name in SERVER}
 
 
 def assert_same_clients(local: Any, sites: Sequence[Site]) -> None:

@@ -24,7 +24,7 @@ class SiteStates(Callback):
         """States of all checkpoints that are there are kept, also of those that are not gone on with."""
         executor = trainer.run.executor
         assert isinstance(executor, RemoteExecutor)
-        for path in (trainer.run.folder / "checkpoints").glob("[!.]*.ckpt"):
+        for path in _checkpoints(trainer):
             executor.pinned |= _states_in(path)
 
     def on_checkpoint_point(self, trainer: Trainer) -> None:
@@ -38,7 +38,7 @@ class SiteStates(Callback):
     def _clean(self, trainer: Trainer, *, at_end: bool) -> None:
         executor = trainer.run.executor
         assert isinstance(executor, RemoteExecutor)
-        files = {path: path.stat().st_mtime_ns for path in (trainer.run.folder / "checkpoints").glob("[!.]*.ckpt")}
+        files = {path: path.stat().st_mtime_ns for path in _checkpoints(trainer)}
         if {path: written for path, (written, _) in self._seen.items()} == files and not at_end:
             return  # a state that is to be written soon may be in memory
         self._seen = {
@@ -47,6 +47,12 @@ class SiteStates(Callback):
         }
         needed = {state for _, states in self._seen.values() for state in states}
         executor.forget(executor.pinned - needed)
+
+
+def _checkpoints(trainer: Trainer) -> set[Path]:
+    """All that are there: in the run's folder, and what was written or read elsewhere."""
+    own = (trainer.run.folder / "checkpoints").glob("[!.]*.ckpt")
+    return {path.resolve() for path in (*own, *trainer.run.checkpoints) if path.exists()}
 
 
 def _states_in(path: Path) -> set[tuple[int, str]]:

@@ -48,6 +48,7 @@ class Run:
         seed: Root of every random draw of the training.
         settings: What can be told of the settings that results depend on, for a resume to compare.
         folder: Where the run keeps its files; made when everything else is in order.
+        checkpoints: Files that this run was written to or goes on from, wherever they are.
         config: The whole configuration as YAML; empty for a run from Python.
         config_file: Its name in the folder.
         config_sources: The files it was given in on the command line.
@@ -79,6 +80,7 @@ class Run:
     seed: int
     settings: Mapping[str, Any]
     folder: Path = Path()
+    checkpoints: set[Path] = field(default_factory=set)
     config: str = ""
     config_file: str = ""
     config_sources: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import GROUPS
-from sites import Absent, BadChannel, assert_same_clients, make_sites
+from sites import Absent, BadChannel, assert_same_clients, make_sites, server_of
 from strategies.test_contract import STRATEGIES, tiny
 
 from fl_lightning import Callback, SequentialExecutor
@@ -23,14 +23,6 @@ def quick(kind):
     if hasattr(strategy, "groups"):
         strategy.groups = GROUPS[:3]  # which no site tells of
     return strategy
-
-
-#: The server's state, of a run whose clients may be elsewhere.
-SERVER = ("strategy", "selection", "history", "num_failures", "round")
-
-
-def server_of(trainer):
-    return {name: value for name, value in trainer.state_dict().items() if name in SERVER}
 
 
 @pytest.fixture
@@ -95,7 +87,7 @@ def test_faults_on_the_way_and_a_resume_change_nothing(
     def fit(channel, num_rounds, ckpt_path=None):
         trainer, strategy = make_trainer(num_rounds=num_rounds), quick(kind)
         data = federate(trainer, channel, strategy, relation_graph=Ring())
-        trainer.callbacks = [SaveAfterTwo()]
+        trainer.callbacks.append(SaveAfterTwo())
         return trainer, trainer.fit(make_model(kind), data, strategy, ckpt_path=ckpt_path)
 
     channel = BadChannel(start_sites(), absent=absent, late=late)

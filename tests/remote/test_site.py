@@ -315,7 +315,7 @@ def test_graphs_that_a_stage_has_rewritten_are_part_of_the_state(three, make_tra
     for ckpt_path in (None, str(tmp_path / "v" / "one.ckpt")):
         trainer = make_trainer(num_rounds=2)
         data = federate(trainer, LoopbackChannel(sites), strategy)
-        trainer.callbacks = [SaveAfterOne()]
+        trainer.callbacks.append(SaveAfterOne())
         assert trainer.fit(make_model(), data, strategy, ckpt_path=ckpt_path) == expected
         for client, site in enumerate(sites):
             held = site.executor.holdings()[client]["edge_index_2E"]
