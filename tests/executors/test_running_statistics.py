@@ -27,6 +27,7 @@ from fl_lightning.strategies import (
     FedDyn,
     FedProto,
     FedRep,
+    FedTAD,
     Local,
     PFedHN,
     PFedMe,
@@ -189,6 +190,7 @@ def test_pytorchs_layers_are_run_one_client_after_another(fit, assert_same) -> N
     ("strategy", "shared", "net", "message"),
     [
         (APFL(), False, None, "APFL computes with models whose running statistics nobody keeps"),
+        (FedTAD(), False, None, "FedTAD computes with models whose running statistics nobody keeps"),
         (
             FedDyn(),
             True,

@@ -83,6 +83,7 @@ class FedTAD(FedAvg, NotesFigures):
     personal: Sequence[str] = field(default=(), init=False)
 
     needs_graphs = True
+    takes_statistics = False  # the server runs the clients' models, and their statistics stay at home
 
     def __post_init__(self) -> None:
         """Check the settings."""
