@@ -26,6 +26,8 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
   points, with a coordinate-wise median where a strategy takes one, which does not protect what it learns from signals;
 - **random settings** of every strategy and of who takes part, on graphs and on examples: both executors come to the
   same, a resume is exact, and a checkpoint scores as the fit reported; or they are refused before the first round;
+- **random settings at sites**: clients that are reached through bytes, with messages that are lost and repeated,
+  come bit for bit to the figures, server and states of a run in one process, also from a checkpoint elsewhere;
 - **kills**: killed (SIGKILL) at a random moment and resumed with `--ckpt_path last`, a run ends bit-equal to one that
   nobody killed: clients, strategy, generators, history, result and metrics.csv;
 - **two processes**: begun at once in one folder, each run has its own; a run that is being written is not resumed.

@@ -1,0 +1,82 @@
+"""Random settings of every strategy come to the same at sites as in one process: figures, server and clients."""
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaign.draws import CASES, Drawn
+from campaign.record import Record
+from sites import BadChannel, assert_same_clients, make_sites, server_of
+
+from fl_lightning import Callback, SequentialExecutor
+from fl_lightning.callbacks import EarlyStopping, FederatedCheckpoint
+from fl_lightning.relations import Ring
+from fl_lightning.remote import LoopbackChannel, federate
+from fl_lightning.strategies import Strategy
+
+NUM_DRAWS, NUM_ROUNDS = 2, 4
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # many settings warn, as they should
+
+
+class SavesAfterTwo(Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_checkpoint_point(self, trainer: Any) -> None:
+        if trainer.run.round_idx == 2:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("number", range(NUM_DRAWS))
+@pytest.mark.parametrize(("kind", "on"), CASES, ids=lambda part: getattr(part, "__name__", part))
+def test_random_settings_at_sites(
+    kind: type[Strategy],
+    on: str,
+    number: int,
+    seed: int,
+    record: Record,
+    federation: Any,
+    make_trainer: Any,
+    assert_same: Any,
+    tmp_path: Path,
+) -> None:
+    draw = random.Random(f"{seed}, {kind.__name__}, {on}, {number}, sites")
+    drawn = Drawn(kind=kind, on=on, num_rounds=NUM_ROUNDS, draw=draw)
+    data = drawn.data(federation, tmp_path)
+    stops_early, channel = draw.random() < 0.3, draw.choice((LoopbackChannel, BadChannel))
+    print(stops_early, channel)
+
+    def trainer(executor: Any = None) -> Any:
+        callbacks = [EarlyStopping(patience=1)] if stops_early else []
+        return make_trainer(executor=executor, participation=drawn.participation(), callbacks=callbacks, **drawn.given)
+
+    def fit_at_sites(ckpt_path: Path | None, *callbacks: Callback) -> tuple[Any, Any, Any]:
+        sites = make_sites(data.clients, tmp_path / "sites", lambda: (drawn.model(), drawn.strategy()), **drawn.batches)
+        remote, strategy = trainer(), drawn.strategy()
+        remote.callbacks += callbacks
+        there = federate(remote, channel(sites), strategy, relation_graph=Ring(), num_outputs=data.roster.num_outputs)
+        result = remote.fit(drawn.model(), there, strategy, ckpt_path=ckpt_path and str(ckpt_path))
+        return remote, result, sites
+
+    survived = False
+    try:
+        local = trainer(SequentialExecutor())
+        try:
+            expected = local.fit(drawn.model(), data, drawn.strategy())
+        except ValueError as refused:
+            with pytest.raises(ValueError, match=re.escape(str(refused))):
+                fit_at_sites(None)
+            survived = True
+            return
+        saved = tmp_path / "elsewhere" / "two.ckpt"
+        for ckpt_path in (None, saved) if local.run.round_idx >= 2 else (None,):
+            remote, result, sites = fit_at_sites(ckpt_path, FederatedCheckpoint(), SavesAfterTwo(saved))
+            assert_same(result, expected)
+            assert_same(server_of(remote), server_of(local))
+            assert_same_clients(local, sites)
+        survived = True
+    finally:
+        record.count(f"random settings at sites, {on}", survived=survived)
