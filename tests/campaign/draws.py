@@ -21,8 +21,9 @@ from fl_lightning.relations import Complete, Ring
 from fl_lightning.strategies import FedTAD, Oracle, Strategy
 from fl_lightning.strategies.mixing import aggregation
 
-#: A client's nets, by what it holds; several are given to the clients in turn.
+#: Nets that have running statistics.
 NORMALISED: tuple[list[Any], ...] = [NormalisedGCN], [functools.partial(MLP, batch_norm=True)]
+#: A client's nets, by what it holds; several are given to the clients in turn.
 NETS: dict[str, tuple[list[Any], ...]] = {
     "graphs": ([GCN], [GCN], NORMALISED[0], [GraphSAGE], [GCN, functools.partial(GCN, num_layers=3)]),
     "examples": ([MLP], [MLP], NORMALISED[1], [MLP, functools.partial(MLP, num_layers=3)]),
