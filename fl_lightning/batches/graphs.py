@@ -163,12 +163,12 @@ class GraphCollator(Collator):
     def layout_of(graphs: Sequence[ClientGraph]) -> dict[str, Any]:
         """What is decided over all clients: whether their features are multiplied as sparse matrices."""
         nonzeros = sum(int(torch.count_nonzero(graph.x_NF)) for graph in graphs)
-        return GraphCollator.layout_for(nonzeros, sum(graph.x_NF.numel() for graph in graphs))
+        return GraphCollator.layout_for(nonzeros / max(1, sum(graph.x_NF.numel() for graph in graphs)))
 
     @staticmethod
-    def layout_for(num_nonzeros: int, num_entries: int) -> dict[str, Any]:
-        """The same, where only these numbers are known of the clients' features together."""
-        return {"sparse_features": num_nonzeros < SPARSE_FEATURE_DENSITY * num_entries}
+    def layout_for(density: float) -> dict[str, Any]:
+        """The same, where only the share of the features that are not zero is known."""
+        return {"sparse_features": density < SPARSE_FEATURE_DENSITY}
 
     def held(self, client: int) -> "ClientGraph":
         """A client's graph."""

@@ -108,7 +108,7 @@ class RemoteData(LightningDataModule):
         if len(set(called)) < len(called):
             raise ValueError(f"the sites' clients need names of their own, these are {', '.join(called)}")
         width = clients[0]["num_features"]
-        nonzeros, entries = (sum(card["density"][place] for card in clients) for place in (0, 1))
+        density = sum(card["density"] for card in clients) / len(clients)
         identity = json.dumps([[card["name"], card["data"]] for card in clients]).encode()
         self.has_validation = any(card["has_validation"] for card in clients)
         relation_CC: Tensor | None = None
@@ -123,7 +123,7 @@ class RemoteData(LightningDataModule):
             num_outputs=self.num_outputs or max(card["num_outputs"] for card in clients),
             relation_CC=relation_CC,
             partition_hash=hashlib.sha256(identity).hexdigest(),
-            layout=GraphCollator.layout_for(nonzeros, entries) if clients[0]["kind"] == "graphs" else {},
+            layout=GraphCollator.layout_for(density) if clients[0]["kind"] == "graphs" else {},
         )
 
     @property

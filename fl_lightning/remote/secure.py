@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Stage
+from fl_lightning.run.folder import secret_file
 from fl_lightning.strategies.base import Strategy, SumWeighting
 
 #: Binary digits behind the point.
@@ -76,11 +77,8 @@ class PairwiseMasks:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "masking_key"
-        if not path.exists():
-            path.touch(mode=0o600)
-            path.write_bytes(X25519PrivateKey.generate().private_bytes_raw())
-        self.key = X25519PrivateKey.from_private_bytes(path.read_bytes())
+        key = secret_file(folder / "masking_key", lambda: X25519PrivateKey.generate().private_bytes_raw())
+        self.key = X25519PrivateKey.from_private_bytes(key)
         self.peers: dict[int, X25519PublicKey] = {}
 
     @property

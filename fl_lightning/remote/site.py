@@ -146,7 +146,7 @@ class Site:
             num_features=width[0] if len(width) == 1 else width,
             num_outputs=targets,
             has_validation=bool(holds.val_mask_N.any()),
-            density=[int(torch.count_nonzero(x)), x.numel()],
+            density=round(int(torch.count_nonzero(x)) / max(1, x.numel()), 3),  # more digits would tell how many rows
             data=self.states.digest(_content(holds)),
         )
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from fl_lightning.remote.message import Message
-from fl_lightning.run.folder import whole_file
+from fl_lightning.run.folder import secret_file, whole_file
 
 
 class StateStore:
@@ -20,11 +20,7 @@ class StateStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "digest_key"
-        if not path.exists():
-            path.touch(mode=0o600)
-            path.write_bytes(os.urandom(32))
-        self.key = path.read_bytes()
+        self.key = secret_file(folder / "digest_key", lambda: os.urandom(32))
 
     def digest(self, content: bytes) -> str:
         """64 hexadecimal digits."""

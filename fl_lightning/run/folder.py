@@ -3,7 +3,7 @@
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -95,6 +95,21 @@ def whole_file(path: Path, num_bytes: int | None = None) -> Iterator[Path]:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def secret_file(path: Path, make: Callable[[], bytes]) -> bytes:
+    """What is in a file that its owner alone may read; where there is none it is made.
+
+    Args:
+        path: The file.
+        make: What to write.
+    """
+    if not path.exists():
+        with whole_file(path) as temporary:
+            temporary.unlink(missing_ok=True)
+            temporary.touch(mode=0o600)
+            temporary.write_bytes(make())
+    return path.read_bytes()
 
 
 def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Path | None:

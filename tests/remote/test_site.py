@@ -61,6 +61,20 @@ def test_what_leaves_is_the_payload_and_counted_metrics(make_federation) -> None
             assert not answer.tensors
 
 
+def test_who_a_site_is_does_not_tell_how_many_rows_it_has(make_model, tmp_path) -> None:
+    told = []
+    for copies in (1, 7):
+        x_NX = torch.tensor([[0.5, 0.0, 0.0], [0.0, 2.0, 1.0]]).repeat(copies, 1)
+        y_N, yes_N = torch.tensor([0, 1]).repeat(copies), torch.ones(2 * copies, dtype=torch.bool)
+        masks = {f"{split}_mask_N": yes_N for split in ("train", "val", "test")}
+        holds = ClientExamples(name="ward", x_NX=x_NX, y_N=y_N, **masks)
+        (site,) = make_sites([holds], tmp_path / str(copies), lambda: (make_model(), FedAvg()))
+        about = Message.read(site.answer(Message(kind="enrol", about={"strategy": "FedAvg"}).wire)).about
+        told.append({name: value for name, value in about.items() if name not in ("data", "state")})
+    assert told[0] == told[1]
+    assert told[0]["density"] == 0.5
+
+
 def test_a_split_of_few_examples_says_nothing(make_federation) -> None:
     trainer, data, strategy, model, channel = make_federation(policy=SitePolicy(min_examples=3))
     first = channel.sites[0]

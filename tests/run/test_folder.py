@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.run import folder, lock
-from fl_lightning.run.folder import whole_file
+from fl_lightning.run.folder import secret_file, whole_file
 from fl_lightning.run.lock import RunLock
 from fl_lightning.strategies import FedAvg
 
@@ -128,3 +128,18 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
         write_half()
     assert path.read_text() == "first"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_secret_is_made_once_and_whole(tmp_path) -> None:
+    path = tmp_path / "site" / "key"
+
+    def interrupted() -> bytes:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        secret_file(path, interrupted)
+    assert not path.exists()
+
+    assert secret_file(path, lambda: b"first") == b"first"
+    assert secret_file(path, lambda: b"second") == b"first"
+    assert path.stat().st_mode & 0o077 == 0
