@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from campaign.draws import CASES, Drawn
 from campaign.record import Record
+from saving import SavesAfter
 from sites import BadChannel, assert_same_clients, make_sites, server_of
 
 from fl_lightning import Callback, SequentialExecutor
@@ -19,15 +20,6 @@ from fl_lightning.strategies import Strategy
 NUM_DRAWS, NUM_ROUNDS = 2, 4
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # many settings warn, as they should
-
-
-class SavesAfterTwo(Callback):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_checkpoint_point(self, trainer: Any) -> None:
-        if trainer.run.round_idx == 2:
-            trainer.save_checkpoint(self.path)
 
 
 @pytest.mark.parametrize("number", range(NUM_DRAWS))
@@ -73,7 +65,7 @@ def test_random_settings_at_sites(
             return
         saved = tmp_path / "elsewhere" / "two.ckpt"
         for ckpt_path in (None, saved) if local.run.round_idx >= 2 else (None,):
-            remote, result, sites = fit_at_sites(ckpt_path, FederatedCheckpoint(), SavesAfterTwo(saved))
+            remote, result, sites = fit_at_sites(ckpt_path, FederatedCheckpoint(), SavesAfter(2, saved))
             assert_same(result, expected)
             assert_same(server_of(remote), server_of(local))
             assert_same_clients(local, sites)

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from saving import SavesAfter
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from fl_lightning import Callback, ClientModule, Evaluation, Participation, Payload, SequentialExecutor, StackedExecutor
+from fl_lightning import ClientModule, Evaluation, Participation, Payload, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.kernels.randomness import generator
@@ -311,13 +312,14 @@ def test_memory_of_nodes_and_of_clients(fit, assert_same) -> None:
 
 @each_executor
 def test_memory_is_resumed_exactly(executor, fit, federation, make_model, make_trainer, assert_same, tmp_path) -> None:
-    class Save(Callback):
-        def on_checkpoint_point(self, trainer: Any) -> None:
-            if trainer.run.round_idx == 2:
-                trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
-
     busy = Participation(num_clients=3)
-    whole = fit(executor, remembering(), num_rounds=4, participation=busy, callbacks=[Save()])
+    whole = fit(
+        executor,
+        remembering(),
+        num_rounds=4,
+        participation=busy,
+        callbacks=[SavesAfter(2, tmp_path / "v" / "two.ckpt")],
+    )
     resumed = make_trainer(executor=executor(), num_rounds=4, precision="64-true", seed=1, participation=busy)
     resumed.fit(make_model(dropout=0.5), federation, remembering(), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
     assert_same(dict(resumed.run.executor.state().signals), dict(whole.run.executor.state().signals))
@@ -544,12 +546,7 @@ def test_a_stage_rewrites_the_graphs(fit, assert_same) -> None:
 def test_rewritten_graphs_are_resumed(
     executor, fit, federation, make_model, make_trainer, assert_same, tmp_path
 ) -> None:
-    class Save(Callback):
-        def on_checkpoint_point(self, trainer: Any) -> None:
-            if trainer.run.round_idx == 2:
-                trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
-
-    whole = fit(executor, growing(), num_rounds=4, callbacks=[Save()])
+    whole = fit(executor, growing(), num_rounds=4, callbacks=[SavesAfter(2, tmp_path / "v" / "two.ckpt")])
     resumed = make_trainer(executor=executor(), num_rounds=4, precision="64-true", seed=1)
     resumed.fit(make_model(dropout=0.5), federation, growing(), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
     assert_same(dict(resumed.run.executor.state().signals), dict(whole.run.executor.state().signals))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from both_executors import both_executors
+from saving import SavesAfter
 from torch import nn
 
 from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor, StackedExecutor
@@ -108,24 +109,13 @@ def test_executors_agree(kind, settings, shared, fit, assert_same) -> None:
         assert (table != (1 if name.endswith("var") else 0)).any()
 
 
-class SaveAfterTwo(Callback):
-    """Writes a checkpoint after two rounds."""
-
-    def __init__(self, path) -> None:
-        self.path = path
-
-    def on_checkpoint_point(self, trainer) -> None:
-        if trainer.run.round_idx == 2:
-            trainer.save_checkpoint(self.path)
-
-
 @both_executors
 @pytest.mark.parametrize("shared", [True, False])
 def test_resuming_is_exact(shared, executor, fit, assert_same, tmp_path) -> None:
     settings = {"participation": Participation(**BUSY), "shared": shared, "precision": "32-true"}
     whole = fit(FedAvg(), executor, num_rounds=4, **settings)
     path = tmp_path / "v" / "two.ckpt"
-    fit(FedAvg(), executor, num_rounds=2, callbacks=SaveAfterTwo(path), **settings)
+    fit(FedAvg(), executor, num_rounds=2, callbacks=SavesAfter(2, path), **settings)
     resumed = fit(FedAvg(), executor, num_rounds=4, ckpt_path=str(path), **settings)
     assert_same(dict(resumed.run.executor.state().tensors()), dict(whole.run.executor.state().tensors()))
     assert_same(resumed.run.history, whole.run.history)

@@ -2,10 +2,11 @@
 
 import pytest
 from conftest import GROUPS
+from saving import SavesAfter
 from sites import Absent, BadChannel, assert_same_clients, make_sites, server_of
 from strategies.test_contract import STRATEGIES, tiny
 
-from fl_lightning import Callback, SequentialExecutor
+from fl_lightning import SequentialExecutor
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, federate
 from fl_lightning.strategies import FedSheafHN, Kin
@@ -79,15 +80,10 @@ def test_faults_on_the_way_and_a_resume_change_nothing(
     def start_sites():
         return make_sites(three.clients, tmp_path / "sites", lambda: (make_model(kind), quick(kind)))
 
-    class SaveAfterTwo(Callback):
-        def on_checkpoint_point(self, trainer):
-            if trainer.run.round_idx == 2:
-                trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
-
     def fit(channel, num_rounds, ckpt_path=None):
         trainer, strategy = make_trainer(num_rounds=num_rounds), quick(kind)
         data = federate(trainer, channel, strategy, relation_graph=Ring())
-        trainer.callbacks.append(SaveAfterTwo())
+        trainer.callbacks.append(SavesAfter(2, tmp_path / "v" / "two.ckpt"))
         return trainer, trainer.fit(make_model(kind), data, strategy, ckpt_path=ckpt_path)
 
     channel = BadChannel(start_sites(), absent=absent, late=late)

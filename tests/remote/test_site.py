@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from saving import SavesAfter
 from sites import OPEN, BadChannel, assert_same_clients, make_sites
 from torch.optim import SGD
 
-from fl_lightning import Callback, ClientModule, SequentialExecutor, Stage
+from fl_lightning import ClientModule, SequentialExecutor, Stage
 from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, SimilarityLogger
 from fl_lightning.data import ClientExamples
 from fl_lightning.federation import Roster
@@ -317,11 +318,6 @@ def test_graphs_that_a_stage_has_rewritten_are_part_of_the_state(three, make_tra
     def start():
         return make_sites(three.clients, tmp_path / "sites", lambda: (make_model(), Rewriting(num_epochs=1)))
 
-    class SaveAfterOne(Callback):
-        def on_checkpoint_point(self, trainer):
-            if trainer.run.round_idx == 1:
-                trainer.save_checkpoint(tmp_path / "v" / "one.ckpt")
-
     local = make_trainer(num_rounds=2, executor=SequentialExecutor())
     expected = local.fit(make_model(), three, Rewriting(num_epochs=1))
     strategy = Rewriting(num_epochs=1)
@@ -329,7 +325,7 @@ def test_graphs_that_a_stage_has_rewritten_are_part_of_the_state(three, make_tra
     for ckpt_path in (None, str(tmp_path / "v" / "one.ckpt")):
         trainer = make_trainer(num_rounds=2)
         data = federate(trainer, LoopbackChannel(sites), strategy)
-        trainer.callbacks.append(SaveAfterOne())
+        trainer.callbacks.append(SavesAfter(1, tmp_path / "v" / "one.ckpt"))
         assert trainer.fit(make_model(), data, strategy, ckpt_path=ckpt_path) == expected
         for client, site in enumerate(sites):
             held = site.executor.holdings()[client]["edge_index_2E"]

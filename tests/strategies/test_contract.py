@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from both_executors import both_executors
+from saving import SavesAfter
 from torch import Tensor
 
 from fl_lightning import (
@@ -147,13 +148,8 @@ def test_resuming_is_exact(kind, executor, federation, make_model, make_trainer,
     uninterrupted = trainer(5)
     result = uninterrupted.fit(make_model(kind), federation, tiny(kind))
 
-    class SaveAfterTwo(Callback):
-        def on_checkpoint_point(self, trainer: Any) -> None:
-            if trainer.run.round_idx == 2:
-                trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
-
     first = trainer(2)
-    first.callbacks = [SaveAfterTwo()]
+    first.callbacks = [SavesAfter(2, tmp_path / "v" / "two.ckpt")]
     first.fit(make_model(kind), federation, tiny(kind))
     resumed = trainer(5)
     torch.manual_seed(123)

@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 from both_executors import both_executors
+from saving import SavesAfter
 
 from fl_lightning import Callback, Participation
 from fl_lightning.models import ProjectionGCN
@@ -225,13 +226,8 @@ def test_test_labels_choose_nothing(strategy, graphs, given_clients, make_model,
 def test_a_resumed_run_goes_on_with_the_choice(
     strategy, federation, make_model, make_trainer, tmp_path, assert_same
 ) -> None:
-    class SaveAfterThree(Callback):
-        def on_checkpoint_point(self, trainer) -> None:
-            if trainer.run.round_idx == 3:
-                trainer.save_checkpoint(tmp_path / "three.ckpt")
-
     busy = Participation(num_clients=3, dropout_probability=0.2, straggler_probability=0.5, held_out_fraction=0.2)
-    trainer = make_trainer(num_rounds=6, callbacks=SaveAfterThree(), participation=busy, seed=1)
+    trainer = make_trainer(num_rounds=6, callbacks=SavesAfter(3, tmp_path / "three.ckpt"), participation=busy, seed=1)
     whole = trainer.fit(make_model(), federation, strategy(validate_every=2))
     resumed = make_trainer(num_rounds=6, participation=busy, seed=1)
     found = resumed.fit(make_model(), federation, strategy(validate_every=2), ckpt_path=str(tmp_path / "three.ckpt"))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from both_executors import both_executors
+from saving import SavesAfter
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -507,11 +508,6 @@ def test_flipped_labels_hurt_their_client(executor, federation, make_model, make
     ids=["gaussian", "same value", "poisoning", "labels"],
 )
 def test_resuming_is_exact(attack, build, executor, federation, make_model, make_trainer, assert_same, tmp_path):
-    class SaveAfterTwo(Callback):
-        def on_checkpoint_point(self, trainer: Any) -> None:
-            if trainer.run.round_idx == 2:
-                trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
-
     def trainer(num_rounds: int, *others: Callback) -> Any:
         return make_trainer(
             num_rounds=num_rounds,
@@ -526,7 +522,7 @@ def test_resuming_is_exact(attack, build, executor, federation, make_model, make
 
     uninterrupted = trainer(4)
     result = fit(uninterrupted)
-    fit(trainer(2, SaveAfterTwo()))
+    fit(trainer(2, SavesAfter(2, tmp_path / "v" / "two.ckpt")))
     resumed = trainer(4)
     resumed_result = fit(resumed, ckpt_path=str(tmp_path / "v" / "two.ckpt"))
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from both_executors import both_executors
 from grouped_clients import grouped_clients
+from saving import SavesAfter
 
-from fl_lightning import Callback, Participation, Payload, SequentialExecutor
+from fl_lightning import Participation, Payload, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.federation import Federation
 from fl_lightning.relations.minimum_cut import minimum_cut
@@ -155,14 +156,15 @@ def test_with_no_cut_it_is_fedavg_or_fedper(personal, kind, executor, fit, asser
 def test_cuts_are_the_same_after_resuming(
     kind, executor, fit, federation, make_model, make_trainer, assert_same, tmp_path
 ) -> None:
-    class Save(Callback):
-        def on_checkpoint_point(self, trainer: Any) -> None:
-            if trainer.run.round_idx == 2:
-                trainer.save_checkpoint(tmp_path / "v" / "two.ckpt")
-
     extra = {"series_length": 2} if kind is GCFLPlus else {}
     busy = Participation(num_clients=4)
-    whole = fit(kind(**OPEN, **extra), executor, num_rounds=6, callbacks=[Save()], participation=busy)
+    whole = fit(
+        kind(**OPEN, **extra),
+        executor,
+        num_rounds=6,
+        callbacks=[SavesAfter(2, tmp_path / "v" / "two.ckpt")],
+        participation=busy,
+    )
     resumed = make_trainer(executor=executor(), num_rounds=6, seed=1, participation=busy)
     resumed.fit(make_model(dropout=0.5), federation, kind(**OPEN, **extra), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
     assert whole.run.history[-1]["server/clusters"] > 1
