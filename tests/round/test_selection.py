@@ -1,3 +1,5 @@
+from typing import Literal
+
 import pytest
 import torch
 
@@ -28,6 +30,39 @@ def test_every_model_and_every_client_has_the_round_of_its_own_validation() -> N
     assert selection.result["gen/test/acc"] == 0.8
     assert selection.result["gen/test/acc_own_choice"] == 0.3
     assert selection.result["test/acc_client_chosen"] == pytest.approx((0.8 + 0.6) / 2)
+
+
+def test_of_rounds_alike_the_first_is_reported() -> None:
+    selection = Selection()
+    for round_idx, test in enumerate((0.1, 0.2)):
+        selection.update(
+            round_idx, metrics(0.5, test, gen_val_acc=0.5, gen_test_acc=test), scores([0.5] * 2, [test] * 2)
+        )
+    assert selection.best_round == 0
+    assert selection.result["test/acc"] == 0.1
+    assert selection.result["gen/test/acc_own_choice"] == 0.1
+    assert selection.result["test/acc_client_chosen"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("monitor", "mode"), [("val/loss", None), ("val/mse", None), ("val/roughness", "min")])
+def test_less_of_an_error_is_better(monitor: str, mode: Literal["min"] | None) -> None:
+    selection = Selection(monitor, mode)
+    test = monitor.replace("val/", "test/")
+    for round_idx, (of_val, of_test) in enumerate([(3.0, 1.0), (1.0, 2.0), (2.0, 0.5)]):
+        signals = {name: torch.tensor([[10 * v, 10]] * 2) for name, v in ((monitor, of_val), (test, of_test))}
+        selection.update(round_idx, {monitor: of_val, test: of_test}, Payload(clients=(0, 1), signals=signals))
+    assert selection.best_round == 1
+    assert selection.result[test] == 2.0
+    assert selection.result["test/min_over_rounds"] == 0.5
+    assert selection.result[f"{test}_client_chosen"] == 2.0
+
+
+def test_without_test_examples_validation_still_chooses() -> None:
+    selection = Selection()
+    selection.update(0, {"val/acc": 0.5}, Payload(clients=(0,), signals={"val/acc": torch.tensor([[5.0, 10.0]])}))
+    assert selection.result == {"val/acc": 0.5, "best_round": 0}
+    with pytest.raises(ValueError, match=r"trainer\.monitor is 'val/acc', which is not among test/acc"):
+        selection.update(1, {"test/acc": 0.5}, scores([0.5] * 2, [0.5] * 2))
 
 
 def test_a_client_that_is_missing_from_an_evaluation_keeps_its_round_and_shifts_nobody(tmp_path) -> None:

@@ -71,6 +71,19 @@ def test_only_seeds_that_both_have_are_paired() -> None:
     assert math.isnan(row["holm"])
 
 
+def test_three_pairs_and_three_cases_are_enough() -> None:
+    cases = {
+        name: {"Local": BASE[:3], "Better": [v + gain for v in BASE[:3]]}
+        for name, gain in zip("abc", (1, 2, 3), strict=True)
+    }
+    found = table(cases)
+    compared = statistics.against_baselines(found, ["Local"])
+    assert list(compared["verdict"]) == ["above"] * 3
+    assert statistics.over_cases(compared).loc[0, "p"] == pytest.approx(2 / 2**3)
+    assert statistics.wins_ties_losses(found).loc["Better", "Local"] == "3/0/0"
+    assert math.isnan(statistics.over_cases(compared[:2]).loc[0, "p"])
+
+
 def test_equal_figures_are_not_distinguishable() -> None:
     found = table({"a": {"Local": BASE, "Same": BASE}})
     (row,) = statistics.against_baselines(found, ["Local"]).to_dict("records")
