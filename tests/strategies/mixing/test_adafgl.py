@@ -149,6 +149,32 @@ def test_homophily_chooses_the_module(blend_modules) -> None:
         torch.testing.assert_close(found[name], expected)
 
 
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("consistency", ["logits", "probabilities"])
+def test_every_module_is_trained_on_labels_and_the_homophilous_one_on_predictions(consistency, padding) -> None:
+    torch.manual_seed(0)
+    client = ClientModule(functools.partial(AdaptiveGCN, hidden_channels=3))
+    client.build(4, 2)
+    client.double().eval()
+    parameters = {name: p.detach() for name, p in client.parameter_dict().items()}
+    strategy = AdaFGL(consistency=consistency)
+    graph = path_graph(train=(0, 2), y=(0, 1, 1, 1))
+    p_NK = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.3, 0.7]]).double()
+
+    def own(batch: Any) -> dict[str, Tensor]:
+        padded_NK = torch.cat([p_NK, p_NK.new_full((padding, 2), 7.0)])
+        context = Context(memory={"prediction": padded_NK, "homophily": torch.tensor(0.5).double()})
+        own_NK, others = strategy.modules(client, parameters, batch, context)
+        near_NK = own_NK.softmax(dim=1) if consistency == "probabilities" else own_NK
+        expected = (near_NK - padded_NK)[:4].square().mean()
+        for logits_NK in (own_NK, *others):
+            expected = expected + torch.nn.functional.cross_entropy(logits_NK[[0, 2]], batch.y[[0, 2]])
+        return {"found": strategy.objective(client, parameters, batch, context), "expected": expected}
+
+    found = computed(own, graph, padding=padding)
+    torch.testing.assert_close(found["found"], found["expected"])
+
+
 # ------------------------------------------------------------------ the two phases
 
 
