@@ -30,21 +30,22 @@ def fit(fit):
     return functools.partial(fit, kind=FedGNN)
 
 
-def set_up(num_clients: int = 3, **settings: Any) -> FedGNN:
+def set_up(num_clients: int = 3, training: tuple[int, ...] | None = None, **settings: Any) -> FedGNN:
     strategy = FedGNN(**settings)
     parameters = {"convs.0.weight": torch.zeros(6, 2, dtype=torch.float64)}
     known = {"num_features": 6, "seed": 0, "device": torch.device("cpu"), "num_outputs": 3}
-    training = tuple(range(num_clients))
+    training = training or tuple(range(num_clients))
     strategy.setup(Federation(num_clients=num_clients, training_clients=training, parameters=parameters, **known))
     return strategy
 
 
-def send(strategy: FedGNN, name: str, clients: tuple[int, ...], rows: Any) -> None:
+def send(strategy: FedGNN, name: str, clients: tuple[int, ...], rows: Any, *, admit: bool = False) -> None:
     """Let clients register or send their hidden layers, with as many nodes each."""
     stage = strategy.initial_stages()[0] if name == "ids" else strategy.exchange()
     tensor = torch.tensor(rows, dtype=torch.int64 if name == "ids" else torch.float64)
     lengths = {name: torch.full((len(clients),), tensor.shape[1])}
-    strategy.aggregate(stage, Payload(clients=clients, signals={name: tensor}, lengths=lengths))
+    take = strategy.admit if admit else strategy.aggregate
+    take(stage, Payload(clients=clients, signals={name: tensor}, lengths=lengths))
 
 
 #: Node 0 of client 0 and node 1 of client 1 have the same neighbours; node 1 of client 2 has one of them; node 0 of
@@ -71,6 +72,21 @@ def test_means_of_what_was_sent_last() -> None:
     send(strategy, "hidden", (2,), [[[7.0, 8], [9, 9]]])  # the others lend what they sent before
     torch.testing.assert_close(strategy.sent["received"][0, 0], torch.tensor([17 / 3, 19 / 3]).double())
     assert strategy.sent["number"].tolist() == [[3, 0], [1, 2], [0, 2]]
+
+
+def test_a_newcomer_borrows_and_changes_nothing_for_the_others() -> None:
+    strategy = set_up(training=(0, 1))
+    send(strategy, "ids", (0, 1), IDS[:2])
+    send(strategy, "hidden", (0, 1), [[[1.0, 2], [0, 0]], [[3, 4], [5, 6]]])
+    before = {name: tensor[:2].clone() for name, tensor in strategy.sent.items()}
+    assert strategy.expanded(Payload(clients=(2,))).signals["number"].tolist() == [[0, 0]]
+    send(strategy, "ids", (2,), IDS[2:], admit=True)
+    send(strategy, "hidden", (2,), [[[7.0, 8], [9, 9]]], admit=True)
+    lent = strategy.expanded(Payload(clients=(2,)))
+    assert lent.signals["number"].tolist() == [[0, 2]]
+    assert lent.signals["received"][0, 1].tolist() == [3, 4]
+    assert lent.lengths["number"].tolist() == [2]
+    assert all(torch.equal(strategy.sent[name][:2], tensor) for name, tensor in before.items())
 
 
 def test_at_most_so_many_are_drawn_and_anew_each_time() -> None:

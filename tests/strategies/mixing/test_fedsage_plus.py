@@ -1,5 +1,6 @@
 """FedSage+: the generator's losses by hand, the exchange's gradient, the mended graph, what it reduces to."""
 
+import dataclasses
 import functools
 from typing import Any, ClassVar
 
@@ -119,6 +120,41 @@ def test_both_exchanges_give_the_generator_the_same_gradient(graphs) -> None:
     torch.testing.assert_close(chained, direct)
     real = other.features_of(torch.arange(len(other.y)))
     assert torch.cdist(target[counts], real).amin(dim=1).max() < 1e-6  # the targets are neighbours' features
+
+
+def test_what_is_shown_is_what_the_gradient_is_of(graphs, model) -> None:
+    """With the next exchange's noise and dropout."""
+    batch, client, strategy = one(graphs[0]), model(), FedSagePlus(num_shown=6)
+    client.build(6, 3)
+    client.double().train()
+    parameters = {name: p.detach() for name, p in client.parameter_dict().items()}
+    context = knows(batch)
+    shown = strategy.show(client, parameters, batch, dataclasses.replace(context, inbox={"next_key": torch.tensor(5)}))
+    slots = torch.arange(5) < shown["used"][:, None]
+    gradient = torch.randn(6, 5, 6, generator=torch.Generator().manual_seed(0)).double() * slots[..., None]
+    losses = []
+    for sent in (gradient, torch.zeros_like(gradient)):
+        inbox = {"key": torch.tensor(5), "gradient": sent, "share": torch.tensor(0.5)}
+        losses.append(strategy.refine(client, parameters, batch, dataclasses.replace(context, inbox=inbox)))
+    assert slots.any()
+    torch.testing.assert_close(losses[0] - losses[1], (gradient * shown["features"]).sum())
+
+
+def test_an_exchange_has_one_key(fit) -> None:
+    class Note(Callback):
+        keys: ClassVar[dict[str, Any]] = {}
+
+        def on_send(self, trainer: Any, stage: Any, payload: Any) -> None:
+            if "key" in payload.signals:
+                self.keys[stage.name] = tuple(payload.signals[name].tolist() for name in ("key", "next_key"))
+
+    trainer = fit(FedSagePlus(**FEW), callbacks=[note := Note()], num_rounds=1)
+    assert trainer.run.round_idx == 1
+    for before, now in (("pretrain", 0), ("refine-0", 1)):
+        key, following = note.keys[f"refine-{now}"]
+        assert note.keys[before][1] == key
+        assert note.keys[f"compare-{now}"] == (key, following)
+        assert not set(key) & set(following)
 
 
 def test_one_client_has_nothing_to_compare_with(graphs) -> None:

@@ -1,5 +1,6 @@
 """FedTAD: reliability by hand, what it reduces to, what distillation follows, and clients of unequal reliability."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ from both_executors import both_executors
 from path_graph import computed, path_graph
 from torch import Tensor
 
-from fl_lightning import SequentialExecutor
+from fl_lightning import Callback, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.data import ClientGraph
+from fl_lightning.kernels.randomness import generator
 from fl_lightning.models.pseudo_node_generator import PseudoNodeGenerator, nearest_neighbour_graph
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, FedTAD
@@ -87,6 +89,47 @@ def test_alike_models_have_nothing_to_teach(fit) -> None:
     trainer = fit(strategy, dropout=0.0, precision="64-true", num_rounds=1)
     assert trainer.run.history[0]["server/disagreement"] < 1e-12
     assert fit(FedTAD(), dropout=0.0, num_rounds=1).run.history[0]["server/disagreement"] > 1e-3
+
+
+@pytest.mark.parametrize(("class_weight", "diversity_weight"), [(1.0, 1.0), (0.5, 0.0), (0.0, 3.0)])
+def test_what_generator_and_student_minimise(class_weight, diversity_weight, fit) -> None:
+    """By a loop over clients, classes and pairs; the steps are not taken, so that all is known afterwards."""
+
+    class Stands(FedTAD):
+        def step(self, name: str, loss: Tensor) -> None:
+            losses.append((name, loss.item()))
+
+    class Note(Callback):
+        def on_stage_end(self, trainer: Any, stage: Any, payload: Any) -> None:
+            if stage.name == "train":
+                trainer.sent = payload.parameters
+
+    losses: list[tuple[str, float]] = []
+    weights = {"class_weight": class_weight, "diversity_weight": diversity_weight}
+    strategy = Stands(num_iterations=1, num_student_steps=1, num_pseudo_nodes=7, num_neighbors=2, **weights)
+    trainer = fit(strategy, dropout=0.0, precision="64-true", num_rounds=1, callbacks=Note())
+    y_M = torch.tensor([0, 0, 1, 1, 2, 2, 2])
+    noise_MZ = torch.randn(7, 32, generator=generator(1, "pseudo nodes", 0, 0)).double()
+    with torch.no_grad():
+        batch, client = strategy.pseudo_graph(y_M, noise_MZ), strategy.federation.client
+    student_MK = client.frozen_output({name: tensor[0] for name, tensor in strategy.averaged.items()}, batch).logits
+    wrong = apart = 0.0
+    for c in range(5):
+        taught_MK = client.frozen_output({name: tensor[c] for name, tensor in trainer.sent.items()}, batch).logits
+        for k in range(3):
+            share, members = float(strategy.weights(range(5))[c, k]), y_M == k
+            wrong += share * float(torch.nn.functional.cross_entropy(taught_MK[members], y_M[members]))
+            apart += share * float((student_MK - taught_MK)[members].abs().mean())
+    spread = sum(
+        float((noise_MZ[m] - noise_MZ[n]).square().mean() * (batch.x[m] - batch.x[n]).abs().mean())
+        for m in range(7)
+        for n in range(7)
+    )
+    alike = 5 * math.exp(-spread / 49)
+    assert losses[0] == ("generator", pytest.approx(class_weight * wrong - apart + diversity_weight * alike))
+    assert losses[1] == ("student", pytest.approx(apart))
+    assert trainer.run.history[0]["server/pseudo_loss"] == pytest.approx(wrong)
+    assert trainer.run.history[0]["server/disagreement"] == pytest.approx(apart)
 
 
 def test_weights_of_the_clients(fit) -> None:

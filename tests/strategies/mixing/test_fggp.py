@@ -1,15 +1,20 @@
 """FGGP: clusters and prototypes by hand, the alignment, the queue's vote, and what it reduces to."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from both_executors import both_executors
 from grouped_clients import grouped_clients
+from one_client import one_client
+from path_graph import computed, path_graph
 from torch import Tensor
+from torch.func import functional_call
 
 from fl_lightning import Payload, StackedExecutor
 from fl_lightning.batches import GraphBatch
@@ -17,11 +22,13 @@ from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.federation import Federation
-from fl_lightning.models.augmented_gcn import proposed_edges
+from fl_lightning.kernels.randomness import subkey
+from fl_lightning.models import AugmentedGCN
+from fl_lightning.models.augmented_gcn import SecondView, proposed_edges
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FGGP, FedAvg, FedPer
-from fl_lightning.strategies.mixing.fggp import alignment, prototypes
+from fl_lightning.strategies.mixing.fggp import alignment, edge_loss, prototypes
 
 OFF = {"view_weight": 0.0, "alignment_weight": 0.0, "edge_weight": 0.0}
 
@@ -87,6 +94,39 @@ def test_proposed_edges_go_both_ways_and_padding_has_none(graphs) -> None:
     assert edges[1, 8:].sum() == 0
     assert (edges[1, 0, :8] == 1).all()
     assert torch.equal(edges.diagonal(dim1=1, dim2=2), batch.real_mask.double())
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_the_augmentors_loss(padding) -> None:
+    """Cross entropy over all pairs of nodes, in which the edges weigh as much as the other pairs."""
+    score_NN = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double()
+
+    def own(batch: Any) -> dict[str, Tensor]:
+        score, proposed = F.pad(score_NN, (0, padding) * 2, value=9.0), torch.full((4 + padding, 1), -1)
+        edges = proposed_edges(batch, proposed)
+        nothing = NetOutput(batch.y[:, None].to(score), batch.y[:, None].to(score))
+        return {"loss": edge_loss(SecondView(nothing, score, edges), batch)}
+
+    edge_NN = torch.eye(4, dtype=torch.bool)
+    for u, v in ((0, 1), (1, 2), (2, 3)):
+        edge_NN[u, v] = edge_NN[v, u] = True
+    share_NN = score_NN.sigmoid()
+    expected = -(share_NN[edge_NN].log().mean() + (1 - share_NN[~edge_NN]).log().mean()) / 2
+    torch.testing.assert_close(computed(own, path_graph(), padding=padding)["loss"], expected)
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.0, 0.0), (0.0, 0.5, 0.0), (0.0, 0.0, 0.5), (0.3, 0.4, 0.5)])
+def test_objective(graphs, weights) -> None:
+    client, batch, (own,) = one_client(graphs[0], functools.partial(AugmentedGCN, hidden_channels=8))
+    strategy = FGGP(**dict(zip(("view_weight", "alignment_weight", "edge_weight"), weights, strict=True)))
+    key, proposed = torch.tensor(5), torch.full((len(batch.y), 1), -1)
+    context = Context(inbox={"key": key}, memory={"proposed": proposed}, step=2)
+    view = functional_call(client.net, own, (batch, proposed, subkey(key, "step", 2)))
+    first = client.output(own, batch)
+    terms = [client.loss(view.output, batch)]
+    terms += [alignment(prototypes(first, batch), prototypes(view.output, batch), 0.5), edge_loss(view, batch)]
+    expected = client.loss(first, batch) + sum(w * term for w, term in zip(weights, terms, strict=True))
+    torch.testing.assert_close(strategy.both_views(client, own, batch, context), expected)
 
 
 def server(**settings: Any) -> FGGP:

@@ -18,6 +18,7 @@ import math
 import pytest
 import torch
 from both_executors import both_executors
+from one_client import one_client
 from torch import Tensor
 from torch.optim import SGD
 
@@ -26,7 +27,9 @@ from fl_lightning.batches import GraphBatch
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.models import GCN
 from fl_lightning.models.output import NetOutput
+from fl_lightning.round.context import Context
 from fl_lightning.strategies import FGSSL, FedAvg
 
 PLAIN = {f"{view}_{what}_dropout": 0.0 for view in ("weak", "strong") for what in ("edge", "feature")}
@@ -100,10 +103,22 @@ def test_against_itself_the_structural_term_and_its_gradient_are_zero(batch) -> 
     assert gradient.abs().max() < 1e-12
 
 
+def test_objective(graphs) -> None:
+    client, batch, (own, received) = one_client(graphs[0], functools.partial(GCN, hidden_channels=8), 2)
+    strategy = FGSSL(semantic_weight=3.0, structural_weight=0.7, **PLAIN)
+    outputs = [client.output(model, batch) for model in (own, received)]
+    terms = strategy.losses(*outputs, batch)
+    expected = client.loss(outputs[0], batch) + 3.0 * terms["semantic"] + 0.7 * terms["structural"]
+    torch.testing.assert_close(strategy.aligned(client, own, batch, Context(anchor=received)), expected)
+    torch.testing.assert_close(strategy.judge(client, own, batch, Context(anchor=received)), terms)
+
+
 @pytest.mark.parametrize("weights", [(3.0, 0.0), (0.0, 0.1)])
 def test_each_weight_is_felt(weights, fit) -> None:
     strategies = (FGSSL(semantic_weight=weights[0], structural_weight=weights[1], num_epochs=2), FedAvg(num_epochs=2))
-    first, second = (fit(each, num_rounds=1).run.executor.state().parameters for each in strategies)
+    runs = [fit(each, num_rounds=1).run for each in strategies]
+    assert "server/semantic_loss" in runs[0].history[0]
+    first, second = (run.executor.state().parameters for run in runs)
     assert (first["convs.1.weight"] - second["convs.1.weight"]).abs().max() > 1e-4
 
 

@@ -108,10 +108,29 @@ def test_the_absent_are_decided_on_and_receive_their_clusters_model() -> None:
     strategy = server()
     strategy.aggregate(strategy.training(0), answer(strategy, {c: APART[c] for c in (0, 1, 2)}))
     assert strategy.metrics()["server/clusters"] == 1  # the last has not answered yet
-    assert torch.equal(strategy.models["w"][3], strategy.models["w"][0])
+    torch.testing.assert_close(strategy.models["w"][:4], torch.tensor([[1 / 3, 0.1 / 3]]).expand(4, 2))
     strategy.aggregate(strategy.training(1), answer(strategy, {3: APART[3]}))
     assert strategy.server["cluster"].tolist() == [0, 1, 0, 1, -1]
     assert torch.equal(strategy.models["w"][1], strategy.models["w"][3])
+
+
+def test_after_a_cut_all_members_must_answer_anew() -> None:
+    strategy = server(num_clients=6)
+    apart = {client: ((-1.0) ** client, 0.1 * client) for client in range(6)}
+    strategy.aggregate(strategy.training(0), answer(strategy, apart))
+    assert strategy.server["cluster"].tolist() == [0, 1, 0, 1, 0, 1, -1]
+    strategy.aggregate(strategy.training(1), answer(strategy, {0: (0.0, 5.0)}))
+    assert strategy.metrics()["server/clusters"] == 2
+    strategy.aggregate(strategy.training(2), answer(strategy, {2: (0.0, 5.0), 4: (0.0, -5.0)}))
+    assert strategy.metrics()["server/clusters"] == 3
+
+
+def test_a_cluster_without_training_examples_counts_its_members_alike() -> None:
+    strategy = server()
+    strategy.server["cluster"][:4] = torch.tensor([0, 0, 1, 1])
+    upload = answer(strategy, APART, (0, 0, 3, 1))
+    half, share = [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.75, 0.25]
+    assert strategy.mixing_matrix(upload).tolist() == [half, half, share, share]
 
 
 def test_a_newcomer_joins_the_cluster_that_moves_as_it_does() -> None:

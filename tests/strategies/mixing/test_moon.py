@@ -14,12 +14,18 @@ Much of it is that the contrast slows training: z starts at the global represent
 last local one has a gradient.
 """
 
+import functools
+import math
+
 import pytest
 import torch
 from both_executors import both_executors
+from one_client import one_client
 
 from fl_lightning import Callback, Participation
 from fl_lightning.callbacks import CommunicationLedger
+from fl_lightning.models import GCN
+from fl_lightning.round.context import Context
 from fl_lightning.strategies import MOON, FedAvg
 
 
@@ -53,6 +59,17 @@ def test_gradient() -> None:
         (gradient,) = torch.autograd.grad(loss.sum(), [z])
         assert not gradient.any()
         assert float(loss.detach()) == pytest.approx(0.6931471806)
+
+
+def test_objective(graphs) -> None:
+    client, batch, (own, received, last) = one_client(graphs[0], functools.partial(GCN, hidden_channels=8), 3)
+    outputs = [client.output(model, batch) for model in (own, received, last)]
+    strategy = MOON(contrast_weight=0.7)
+    contrast_N = strategy.contrast(*(output.embedding for output in outputs))
+    for has_last, expected in ((True, float(contrast_N[batch.train_mask].mean())), (False, math.log(2))):
+        memory = {f"last/{name}": tensor for name, tensor in last.items()} | {"has_last": torch.tensor(has_last)}
+        found = strategy.contrasted(client, own, batch, Context(anchor=received, memory=memory))
+        assert float(found - client.loss(outputs[0], batch)) == pytest.approx(0.7 * expected)
 
 
 @both_executors
