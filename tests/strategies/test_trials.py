@@ -247,6 +247,8 @@ def test_clients_without_validation_examples_are_told(graphs, given_clients, mak
     ("strategy", "message"),
     [
         (lambda: kin(validate_every=0), "validate_every must be at least 1"),
+        (lambda: Kin(common_share=1.5), r"strategy\.common_share must be in \[0, 1\], got 1\.5"),
+        (lambda: Kin(common_share=None, aggregation=NormClipping()), r"null, which estimates .* ranks whole clients"),
         (lambda: Kin(validate_every=2, common_share=None), "common_share is null: give common_share a number"),
         (lambda: kin(validate_every=2, aggregation=NormClipping()), r"strategy\.aggregation is set"),
         (lambda: kin(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),

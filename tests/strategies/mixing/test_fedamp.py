@@ -9,7 +9,7 @@ from quadratics import parameters
 from fl_lightning import Participation
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.round.context import Context
-from fl_lightning.strategies import FedAMP, FedAvg, Local
+from fl_lightning.strategies import FedAMP, FedAvg, Local, PFedGraph
 
 
 def xi(rows, **settings):
@@ -58,6 +58,25 @@ def test_attention_by_cosines() -> None:
     e = float(torch.tensor(2.0).exp())
     assert found[0].tolist() == pytest.approx([0.4, 0.6 * e / (e + 1), 0.6 / (e + 1)])
     assert found[2].tolist() == pytest.approx([0.3, 0.3, 0.4])
+
+
+@both_executors
+@pytest.mark.parametrize("kind", [FedAMP, PFedGraph])
+def test_a_newcomer_hears_the_mean_of_all_and_then_what_is_mixed_for_it(kind, executor, fit) -> None:
+    strategy = kind()
+    trainer = fit(strategy, executor, participation=Participation(held_out_fraction=0.2))
+    (newcomer,), training = trainer.run.new_clients, list(strategy.federation.training_clients)
+    heard = [*training, newcomer]
+    models = {name: table[heard] for name, table in strategy.last.items()}
+    weight_C = strategy.weights(models, strategy.examples_C[heard])[-1]
+    after = strategy.mixed_models([training[0], newcomer]).parameters
+    strategy.known_C[newcomer] = False
+    before = strategy.mixed_models([training[0], newcomer]).parameters
+    for name, model in models.items():
+        torch.testing.assert_close(after[name][1], torch.tensordot(weight_C.to(model), model, dims=1))
+        torch.testing.assert_close(before[name][1], strategy.models[name][training].mean(dim=0))
+        assert torch.equal(before[name][0], after[name][0])
+    assert 0 <= strategy.metrics()["server/self_weight"] < 1
 
 
 def test_gradient_of_the_pull() -> None:

@@ -17,7 +17,7 @@ from fl_lightning.models import CNN, GCN, MLP
 from fl_lightning.models.routed import Routed, policy_shares, run_route
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, Flow
-from fl_lightning.strategies.mixing.routing import half
+from fl_lightning.strategies.mixing.routing import copy_once, half, local_loss, shared_routes
 
 
 @pytest.fixture
@@ -97,6 +97,35 @@ def test_halves(one) -> None:
     assert torch.equal(parts[0] | parts[1], batch.train_mask)
     assert not (parts[0] & parts[1]).any()
     assert abs(int(parts[0].sum()) - int(parts[1].sum())) <= 1
+
+
+def test_the_local_copy_starts_from_the_global_model(one) -> None:
+    _, parameters, _ = one
+    copied = copy_once(parameters, Context(step=0))
+    assert set(copied) == {name for name in parameters if ".local." in name}
+    assert all(torch.equal(tensor, parameters[name.replace("local", "shared")]) for name, tensor in copied.items())
+    assert copy_once(parameters, Context(step=1)) == {}
+
+
+def test_the_local_copy_is_trained_on_the_first_half(one) -> None:
+    net, parameters, batch = one
+    client = ClientModule()
+    client.net = net
+    context = Context(inbox={"half": torch.tensor(7)})
+    first_N = half(batch, context, 0).train_mask
+    logits_NK = run_route(net, parameters, batch, "local").logits
+    expected = torch.nn.functional.cross_entropy(logits_NK[first_N], batch.y[first_N])
+    torch.testing.assert_close(local_loss(client, parameters, batch, context), expected)
+
+
+def test_the_share_of_the_global_model_is_of_training_examples_and_layers(one) -> None:
+    net, parameters, batch = one
+    client = ClientModule()
+    client.net = net
+    chosen_NL = policy_shares(net, parameters, batch)[batch.train_mask] >= 0.5
+    found = shared_routes(client, parameters, batch, Context())
+    assert 0 < float(found) < 1
+    torch.testing.assert_close(found, chosen_NL.double().mean())
 
 
 class Watch(Callback):

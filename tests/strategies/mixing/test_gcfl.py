@@ -43,6 +43,18 @@ def test_opposed_updates_are_cut_apart() -> None:
     torch.testing.assert_close(strategy.similarity(range(4)), similarity_CC)
 
 
+@pytest.mark.parametrize("standardize", [False, True])
+def test_plus_compares_the_lengths_of_updates_over_rounds(standardize) -> None:
+    """Warped in time: the second begins later, the third is as long again; standardised it is the first."""
+    strategy = server(GCFLPlus, series_length=4, standardize=standardize)
+    series = torch.tensor([[1.0, 1, 2, 4], [1.0, 2, 4, 4], [2.0, 2, 4, 8], [5.0, 0, 5, 0]])
+    strategy.server["series"][:4] = series.to(strategy.server["series"])
+    similarity_CC = strategy.similarity(range(4))
+    assert similarity_CC.min() == 0  # of those furthest apart
+    assert similarity_CC[0, 1] == similarity_CC.max() if not standardize else similarity_CC[0, 1] < similarity_CC.max()
+    assert (similarity_CC[0, 2] == similarity_CC.max()) == standardize
+
+
 def test_random_updates_are_peeled_off_one_by_one() -> None:
     """Why GCFL finds groups only where their updates oppose each other."""
     draw = torch.Generator().manual_seed(0)
