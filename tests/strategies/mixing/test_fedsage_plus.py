@@ -70,6 +70,46 @@ def test_the_nearest_target_counts() -> None:
     assert mending.nearest(target, target, torch.tensor([True] * 3))[0].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.5, 3.0, 2.0)])
+def test_what_the_generator_learns_and_how_wrong_it_is(weights, graphs, monkeypatch) -> None:
+    """By a loop over nodes, slots and targets."""
+    batch, client = one(graphs[0]), ClientModule(GraphSAGE)
+    context, draw = knows(batch), torch.Generator().manual_seed(0)
+    context = dataclasses.replace(context, inbox={"key": torch.tensor(3)})
+    used_NS = torch.arange(5) < torch.randint(6, (30, 1), generator=draw)
+    features_NSF, number_N, logits_NK = (
+        torch.randn(*shape, generator=draw).double() for shape in ((30, 5, 6), (30,), (30, 3))
+    )
+    made = Generated(number_N, features_NSF * used_NS[..., None], used_NS, logits_NK)
+    hidden_N, lost_NS, taught_N = (context.memory[f"impaired/{name}"] for name in ("hidden", "lost", "taught"))
+    missing_N = mending.num_lost(batch, context)
+    x_NF = graphs[0].x_NF.double()
+    count = features = 0.0
+    errors, differences = [], []
+    for v in range(30):
+        targets = x_NF[lost_NS[v][lost_NS[v] >= 0]]
+        made_of_v = made.features[v, used_NS[v]] if len(targets) else x_NF[:0]
+        apart = [float((each - targets).square().sum(dim=1).min()) for each in made_of_v]
+        errors += apart
+        difference = abs(float(number_N[v] - missing_N[v]))
+        if not hidden_N[v]:
+            differences.append(difference)
+        if taught_N[v]:
+            count += 0.5 * difference**2 if difference < 1 else difference - 0.5
+            features += sum(apart) / 6 / 5
+    train_N = batch.train_mask & ~hidden_N
+    classes = float(F.cross_entropy(logits_NK[train_N], batch.y[train_N]))
+    terms = count / int(taught_N.sum()), features / int(taught_N.sum()), classes
+    found = mending.local_loss(client, made, batch, context, weights)
+    assert float(found) == pytest.approx(sum(w * term for w, term in zip(weights, terms, strict=True)))
+
+    monkeypatch.setattr(mending, "generate", lambda *arguments, **settings: made)
+    figures = mending.figures(client, {}, batch, context)
+    assert float(figures["generated_neighbours"]) == int(used_NS.sum())
+    assert float(figures["count_error"]) == pytest.approx(sum(differences) / len(differences))
+    assert float(figures["feature_error"]) == pytest.approx(sum(errors) / len(errors))
+
+
 def test_hidden_nodes_and_the_neighbours_that_lost_them(graphs) -> None:
     batch = one(graphs[0])
     memory = knows(batch).memory
