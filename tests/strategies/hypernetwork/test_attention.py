@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -29,6 +31,34 @@ def test_attention_by_hand() -> None:
     x = torch.stack([torch.zeros(()), log_2.sqrt()])[:, None]
 
     torch.testing.assert_close(attention(x), 5 * log_2.sqrt() * torch.tensor([[1 / 2], [2 / 3]]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"scaled": True}, {"residual": True}, {"scaled": True, "residual": True}])
+def test_attention_with_its_settings(settings) -> None:
+    attention, x_CD = QueryKeyAttention(4, **settings), torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    score_CC = x_CD @ attention.query_DD @ attention.key_DD.T @ x_CD.T / (2 if settings.get("scaled") else 1)
+    share_CC = score_CC.softmax(dim=1)
+    expected = share_CC @ x_CD + (x_CD if settings.get("residual") else 0)
+    torch.testing.assert_close(attention(x_CD), expected)
+    entropy = -(share_CC * share_CC.log()).sum(dim=1).mean() / math.log(5)
+    torch.testing.assert_close(attention.entropy, entropy.detach())
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_hidden_layers_by_hand(activation, layer_norm) -> None:
+    settings = {"scaled_attention": True, "attention_residual": True, "dropout": 0.0, "num_hidden_layers": 1}
+    model = hypernetwork("qkv", activation=activation, layer_norm=layer_norm, **settings)
+    assert (model.attention.scale, model.attention.residual) == (6**-0.5, True)
+    x_CD = embeddings()
+    hidden = model.hidden[0](model.attention(x_CD))
+    if layer_norm:
+        hidden = torch.nn.functional.layer_norm(hidden, (8,))
+    hidden = torch.where(hidden > 0, hidden, (0.2 if activation == "leaky_relu" else 0.0) * hidden)
+    torch.testing.assert_close(model.features(x_CD), hidden)
+    torch.testing.assert_close(model(x_CD), hidden @ model.output.weight.T + model.output.bias)
+    assert 0 < float(model.attention_entropy) < 1
+    assert hypernetwork("none").attention_entropy.isnan()
 
 
 def test_attention_starts_with_each_client_attending_most_to_itself() -> None:

@@ -14,6 +14,7 @@ from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import flatten
 from fl_lightning.strategies.hypernetwork import GATDiffusion, GCNDiffusion, NoDiffusion, SheafDiffusion
+from fl_lightning.strategies.hypernetwork.base import fit
 from fl_lightning.strategies.signals import graph_embedding
 
 
@@ -251,6 +252,36 @@ def test_a_client_that_was_never_heard_stands_amid_the_others() -> None:
     assert torch.equal(flatten(strategy.generate_for_evaluation(range(5)).parameters), flatten(guess.parameters))
 
 
+def test_how_far_embeddings_are_apart() -> None:
+    strategy = sheafhn(num_neighbors=3, normalize_embeddings=False)
+    strategy.setup(federation_of(5, training=(0, 1, 2, 3)))
+    heard(strategy, range(5))
+    rows = strategy.embeddings.rows_CD[:4]
+    apart = sum(float((row - rows.mean(dim=0)).square().sum()) for row in rows)
+    assert strategy.embeddings.spread() == pytest.approx((apart / float(rows.square().sum())) ** 0.5)
+    strategy.embeddings.rows_CD[:] = 1.0
+    assert strategy.embeddings.spread() == 0
+
+
+def test_how_what_is_generated_fits() -> None:
+    """Two clients; one is generated as it was trained, the other half way."""
+    start = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    update = torch.tensor([[1.0, 0.0], [0.0, 2.0]])  # trained: (2, 0) and (0, 3), about their mean (1, 1.5)
+    found = fit(start, update, torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
+    assert found["server/captured_share"] == pytest.approx(1 - 1 / 5)
+    assert found["server/explained"] == pytest.approx(1 - 1 / 6.5)
+    assert found["server/spread"] == pytest.approx((4 / 6.5) ** 0.5)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_clients_are_sent_what_dropout_made_or_what_is_evaluated(clean) -> None:
+    strategy = sheafhn(num_neighbors=3, hypernetwork_dropout=0.5, clean_weights=clean)
+    strategy.setup(federation_of(5))
+    heard(strategy, range(5))
+    sent = flatten(strategy.configure(strategy.stages(0)[0], range(5)).parameters)
+    assert torch.equal(sent, flatten(strategy.generate_for_evaluation(range(5)).parameters)) == clean
+
+
 def test_without_any_embedding_the_message_points_at_the_failures() -> None:
     strategy = sheafhn(num_neighbors=3)
     strategy.setup(federation_of(5))
@@ -281,6 +312,12 @@ def test_a_net_without_convolutions_is_refused() -> None:
 def test_settings_out_of_range() -> None:
     with pytest.raises(ValueError, match=r"strategy.refresh_every must be at least 1"):
         sheafhn(refresh_every=0)
+    with pytest.raises(ValueError, match=r"strategy\.diffusion_lr must not be negative, got -1"):
+        sheafhn(diffusion_lr=-1.0)
+    with pytest.raises(ValueError, match=r"strategy\.num_hidden_layers must not be negative, got -1"):
+        sheafhn(num_hidden_layers=-1)
+    with pytest.raises(ValueError, match=r"strategy\.hypernetwork_dropout must be in \[0, 1\), got 1"):
+        sheafhn(hypernetwork_dropout=1.0)
     with pytest.raises(ValueError, match=r"strategy.num_server_steps must be at least 1"):
         Linear(num_server_steps=0)
 
