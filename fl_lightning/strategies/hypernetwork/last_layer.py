@@ -132,7 +132,7 @@ class ClosedFormLayer(nn.Module):
 
     @staticmethod
     def loss(smoother_CC: Tensor, weight_C: Tensor, gram_TCC: Tensor) -> Tensor:
-        """Mean over the tensors of 1 - transfer: what the clients' updates, left one out, do not tell of each other."""
+        """1 - transfer: what the clients' updates, left one out, do not tell of each other; all tensors count alike."""
         trace_T = gram_TCC.diagonal(dim1=1, dim2=2).sum(dim=1)
         tiny = torch.finfo(trace_T.dtype).tiny
         whole_CC = (gram_TCC / trace_T.clamp(min=tiny)[:, None, None]).sum(dim=0)

@@ -76,6 +76,34 @@ def test_nobody_or_one_client_is_no_regression() -> None:
     assert layer(feature, [2]).tolist() == [[5.0, 6.0]]
 
 
+def test_the_loss_is_what_the_others_do_not_tell() -> None:
+    """By a loop over clients, of whom each is fitted without; each tensor counts by its share of what moved."""
+    draw = torch.Generator().manual_seed(0)
+    feature, update = (torch.randn(5, width, generator=draw, dtype=torch.float64) for width in (3, 7))
+    layer = ClosedFormLayer([4, 3], 5, ridge=0.3, strength=None).double()
+    weight = torch.tensor([4.0, 1, 3, 2, 2]).double() / 12
+    smoother = layer.smoother(feature, torch.ones(5, dtype=torch.bool), weight).detach()
+    error = plain = 0.0
+    for columns in (slice(0, 4), slice(4, 7)):
+        own, scale = update[:, columns], float(update[:, columns].square().sum())
+        for i in range(5):
+            others = [j for j in range(5) if j != i]
+            told = smoother[i, others] @ own[others] / smoother[i, others].sum()
+            mean = weight[others] @ own[others] / weight[others].sum()
+            error += float((own[i] - told).square().sum()) / scale
+            plain += float((own[i] - mean).square().sum()) / scale
+    found = layer.loss(smoother, weight, layer.gram(update))
+    assert found.item() == pytest.approx(error / plain)
+
+
+def test_a_newcomer_keeps_of_its_own_model_as_much_as_the_others_do() -> None:
+    layer = ClosedFormLayer([2, 1], 3, ridge=1.0, strength=1.0)
+    layer.own_T = [0.25, 1.0]
+    generated = torch.tensor([0.0, 4.0, 8.0])
+    layer.keep_own_(generated, torch.tensor([4.0, 0.0, -8.0]))
+    assert generated.tolist() == [1.0, 3.0, -8.0]
+
+
 def test_sheaf_attention_mlp_and_ridge_are_really_trained() -> None:
     strategy = closed(num_server_steps=2)
     strategy.setup(federation_of(5))
