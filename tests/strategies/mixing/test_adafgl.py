@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from both_executors import both_executors
+from one_client import one_client
 from path_graph import computed, path_graph
 from torch import Tensor
 
-from fl_lightning import ClientModule, Participation, SequentialExecutor
+from fl_lightning import Participation, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.data import ClientGraph
 from fl_lightning.models import AdaptiveGCN
@@ -17,6 +18,7 @@ from fl_lightning.models.adaptive_gcn import HopMLP, corrected_propagation, like
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import AdaFGL, FedAvg
 
+ADAPTIVE = functools.partial(AdaptiveGCN, hidden_channels=3)
 MODEL = 6 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3
 
 
@@ -120,11 +122,7 @@ def test_homophily_of_a_path(padding) -> None:
 
 @pytest.mark.parametrize("blend_modules", ["soft", "hard"])
 def test_homophily_chooses_the_module(blend_modules) -> None:
-    torch.manual_seed(0)
-    client = ClientModule(functools.partial(AdaptiveGCN, hidden_channels=3))
-    client.build(4, 2)
-    client.double().eval()
-    parameters = {name: p.detach() for name, p in client.parameter_dict().items()}
+    client, _, (parameters,) = one_client(path_graph(), ADAPTIVE, num_classes=2)
     strategy = AdaFGL(blend_modules=blend_modules, double_softmax=False)
     p_NK = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.3, 0.7]]).double()
 
@@ -152,11 +150,7 @@ def test_homophily_chooses_the_module(blend_modules) -> None:
 @pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("consistency", ["logits", "probabilities"])
 def test_every_module_is_trained_on_labels_and_the_homophilous_one_on_predictions(consistency, padding) -> None:
-    torch.manual_seed(0)
-    client = ClientModule(functools.partial(AdaptiveGCN, hidden_channels=3))
-    client.build(4, 2)
-    client.double().eval()
-    parameters = {name: p.detach() for name, p in client.parameter_dict().items()}
+    client, _, (parameters,) = one_client(path_graph(), ADAPTIVE, num_classes=2)
     strategy = AdaFGL(consistency=consistency)
     graph = path_graph(train=(0, 2), y=(0, 1, 1, 1))
     p_NK = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.3, 0.7]]).double()

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from both_executors import both_executors
+from one_client import one_client
 from path_graph import computed, path_graph
 from torch import Tensor
 
-from fl_lightning import ClientModule, Payload, SequentialExecutor
+from fl_lightning import Payload, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.data import ClientGraph
 from fl_lightning.federation import Federation
@@ -145,11 +146,8 @@ def test_routing_on_a_path() -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_mean_latents_do_not_see_padding(sparse) -> None:
-    torch.manual_seed(0)
-    client = ClientModule(functools.partial(DisentangledGCN, hidden_channels=3, num_factors=2))
-    client.build(4, 2)
-    client.double().eval()
-    parameters = {name: p.detach() for name, p in client.parameter_dict().items()}
+    net = functools.partial(DisentangledGCN, hidden_channels=3, num_factors=2)
+    client, _, (parameters,) = one_client(path_graph(), net, num_classes=2)
 
     def sent(batch: Any) -> dict[str, Tensor]:
         return {"": mean_latents(client, parameters, batch, Context())}
