@@ -2,6 +2,7 @@ import functools
 import gc
 import warnings
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -199,6 +200,23 @@ def test_clients_of_many_ages_step_in_the_order_of_their_ages(
     assert_same(states[1], states[0], tolerance=1e-9)
 
 
+def test_some_of_those_that_stepped_as_one_are_slow_in_the_next_round(
+    federation, make_model, make_trainer, assert_same
+) -> None:
+    class Slow(Participation):
+        def draw(self, clients: Sequence[int], round_idx: int, seed: int) -> tuple[dict[int, float], list[int]]:
+            return {client: 0.5 if round_idx == 1 and client < 2 else 1.0 for client in clients}, []
+
+    states = []
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.8)):
+        trainer = make_trainer(executor=executor, precision="64-true", participation=Slow(), num_rounds=3)
+        trainer.fit(make_model(), federation, FedPer(num_epochs=2))
+        states.append(dict(trainer.run.executor.state().tensors()))
+
+    assert states[1]["optimizer/step/head.bias"].tolist() == [5, 5, 6, 6, 6]
+    assert_same(states[1], states[0], tolerance=1e-9)
+
+
 def test_keys_of_many_clients_are_those_of_each() -> None:
     clients, steps = torch.tensor([0, 3, 2**40]), torch.arange(4)
     for seed in (0, 7, -3, 2**63 + 5, 2**64 - 1):
@@ -216,11 +234,12 @@ def test_keys_of_many_clients_are_those_of_each() -> None:
         functools.partial(Adagrad, lr=0.1),
         functools.partial(torch.optim.RMSprop, lr=0.01, centered=True),
         functools.partial(torch.optim.NAdam, lr=0.02),
+        functools.partial(torch.optim.Adafactor, lr=0.02),  # looks at a whole matrix
     ],
     ids=str,
 )
 @pytest.mark.parametrize("reset", [False, True])
-def test_any_elementwise_optimizer_gives_the_same_in_both_executors(
+def test_any_optimizer_gives_the_same_in_both_executors(
     optimizer, reset, federation, make_model, make_trainer, assert_same, tmp_path
 ) -> None:
     states = []

@@ -104,6 +104,7 @@ def test_epochs_of_a_straggler() -> None:
         ({"dropout_probability": 1.0}, r"participation.dropout_probability must be in \[0, 1\), got 1.0"),
         ({"straggler_probability": -0.1}, "participation.straggler_probability must be"),
         ({"held_out_fraction": 1.0}, "participation.held_out_fraction must be"),
+        ({"max_update_norm": 0.0}, "participation.max_update_norm must be positive, or null for no bound, got 0.0"),
     ],
     ids=str,
 )
@@ -113,6 +114,7 @@ def test_settings_out_of_range(settings, message) -> None:
 
 
 def test_settings_that_do_not_fit_the_federation() -> None:
+    assert len(Participation(num_clients=4, held_out_fraction=0.2).training_clients(5, 0)) == 4
     with pytest.raises(ValueError, match="num_clients is 5, but only 4 clients train: lower it"):
         Participation(num_clients=5, held_out_fraction=0.2).training_clients(5, 0)
     with pytest.raises(ValueError, match=r"held_out_fraction=0.9 leaves no client of 3 to train"):
