@@ -4,7 +4,17 @@ import math
 import pytest
 import torch
 
-from fl_lightning.kernels.randomness import derive_key, dropout, generator, keep_mask, kept_fraction
+from fl_lightning.kernels.randomness import (
+    derive_key,
+    dropout,
+    generator,
+    keep_mask,
+    kept_fraction,
+    pair_words,
+    random_order,
+    random_places,
+    random_uniform,
+)
 
 
 def key_of(*parts: int | str) -> torch.Tensor:
@@ -130,6 +140,32 @@ def test_probabilities_near_the_bounds_drop_some_and_keep_some(probability, kept
     assert kept_fraction(probability) == kept
     out = dropout(torch.ones(300, 64), key_of(3), probability)
     assert out.unique().tolist() == pytest.approx([0, 1 / kept])
+
+
+def test_draws_stay_what_they_are() -> None:
+    """Checkpoints go on by them, and the committed results were made with them."""
+    key, allowed = key_of(7, "train", 3, 1), torch.arange(8) != 3
+    assert int(key) == 81381948413764033
+    torch.testing.assert_close(torch.rand(2, generator=generator(7, "a")), torch.tensor([0.55497068, 0.96415973]))
+    assert keep_mask(key, 2, 8, 0.4).int().tolist() == [[1, 0, 0, 1, 1, 1, 0, 1], [1, 0, 1, 1, 0, 0, 1, 1]]
+    uniform = [[0.28643783927, 0.39033010602, 0.04099658132], [0.80531135201, 0.6797040999, 0.89129039645]]
+    torch.testing.assert_close(random_uniform(key, 2, 3), torch.tensor(uniform).double(), rtol=0, atol=1e-7)
+    order, was_allowed = random_order(key, allowed, 8)
+    assert order.tolist() == [5, 4, 0, 6, 7, 1, 2, 3]
+    assert was_allowed.tolist() == [True] * 7 + [False]
+    assert random_places(key, allowed).tolist() == [2, 5, 6, 7, 1, 0, 3, 4]
+    words = pair_words(key.expand(3), torch.tensor([0, 1, 2]), torch.tensor([1, 0, 5]))
+    assert words.tolist() == [-1861399643, -1143241398, -2143461314]
+
+
+def test_uniform_numbers_are_uniform_and_independent() -> None:
+    drawn = random_uniform(key_of(1), 400, 64)
+    bound = 5 / math.sqrt(drawn.numel())
+    assert abs(float(drawn.mean()) - 0.5) < bound * math.sqrt(1 / 12)
+    assert float(drawn.var()) == pytest.approx(1 / 12, rel=0.03)
+    assert torch.equal(random_uniform(key_of(1), 7, 64), drawn[:7])
+    for other in (drawn.roll(1, 0), drawn.roll(1, 1), random_uniform(key_of(1) + 1, 400, 64)):
+        assert abs(correlation(drawn, other)) < bound
 
 
 def test_dropout_of_nothing_is_the_input() -> None:

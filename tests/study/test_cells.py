@@ -67,6 +67,21 @@ def test_cells_on_the_same_data_are_known(make_study: Callable[..., Study]) -> N
     assert cell(other).data != cell(study).data
 
 
+def test_the_data_are_also_what_the_configuration_says(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = make_study()
+    before = cell(study)
+    config = tmp_path / "quickstart.yaml"
+    config.write_text(config.read_text().replace("data:\n", "data:\n  batch_size: 3\n"))
+    assert cell(study).data != before.data
+
+
+def test_a_cell_in_words(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    assert cell(study).title == "FedAvg on plain, seed 0"
+    tuning = make_cell(study, "FedAvg", "plain", 3, POINT, "tuning")
+    assert tuning.title == "FedAvg on plain, seed 3, tuning lr=0.1"
+
+
 def test_the_version_is_of_the_strategy_and_the_packages(
     make_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
 ) -> None:
