@@ -24,7 +24,7 @@ from fl_lightning.study.runner import Runner, count_of, duration
 from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.single import check, sweep, train_cell
 from fl_lightning.study.store import Record, Store
-from fl_lightning.study.table import leaderboard, markdown, tidy, write_csv
+from fl_lightning.study.table import for_terminal, leaderboard, markdown, tidy, what_was_run, write_csv
 from fl_lightning.study.version import sources
 
 _DESCRIPTION = """Methods × cases × seeds, tuned alike, in parallel; what is done is not done again.
@@ -266,12 +266,13 @@ def _table(study: Study, options: argparse.Namespace) -> int:
         fail(f"{study.results} has no reported cells yet: fl-train study run {study.path}")
     if options.figure not in table:
         fail(f"--figure {options.figure!r} is no column of the results: there are {', '.join(table.columns)}")
-    shown = leaderboard(progress, table, options.figure)
+    shown, lacking = what_was_run(leaderboard(progress, table, options.figure))
     if options.markdown:
         _say(markdown(shown, "method"))
         return 0
-    console_table = Table("method", *shown.columns, title=study.title)
-    for name, row in zip(shown.index, shown.to_numpy(), strict=True):
-        console_table.add_row(str(name), *map(str, row))
-    Console().print(console_table)
+    console = Console()
+    for part in for_terminal(shown, "method", title=study.title, width=console.width):
+        console.print(part)
+    if lacking:
+        _say(f"nothing was run yet of {'; '.join(lacking)}")
     return 0

@@ -10,7 +10,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.table import by_round, leaderboard, markdown, scale_of
+from fl_lightning.study.table import by_round, leaderboard, markdown, scale_of, what_was_run
 from fl_lightning.study.traffic import traffic
 
 _SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼", statistics.SAME: "", statistics.UNTESTED: ""}
@@ -69,9 +69,8 @@ def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
         f"Mean ± standard deviation over seeds {', '.join(map(str, study.seeds))}; accuracy in per cent, errors in "
         "thousandths. Round and settings are chosen on validation. What is empty was not run.",
     ]
-    lacking = [name for axis in (1, 0) for name, there in (shown != "").any(axis=axis).items() if not there]
-    if lacking:
-        lines.append(f"Of these nothing was run yet: {'; '.join(map(str, lacking))}.")
+    if lacking := what_was_run(shown)[1]:
+        lines.append(f"Of these nothing was run yet: {'; '.join(lacking)}.")
     if tuning.budget:
         seeds = ", ".join(map(str, tuning.seeds))
         lines.append(f"Every method tried {tuning.budget} settings on the seeds {seeds}, which are not reported.")
@@ -98,8 +97,7 @@ def _leaderboard(progress: Progress, shown: pd.DataFrame, table: pd.DataFrame, c
 
 def _markdown(shown: pd.DataFrame) -> str:
     """Without the methods and cases of which nothing was run; the preamble names them."""
-    there = shown != ""
-    return markdown(shown.loc[there.any(axis=1), there.any(axis=0)], "method")
+    return markdown(what_was_run(shown)[0], "method")
 
 
 def _papers(progress: Progress, table: pd.DataFrame) -> str:

@@ -1,12 +1,14 @@
 """The results as one tidy table, and as a leaderboard."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.table import Table
 
 from fl_lightning.round.goal import less_is_better
 from fl_lightning.run.folder import whole_file
@@ -43,6 +45,8 @@ def tidy(progress: Progress) -> pd.DataFrame:
 
 _LEADING = ("method", "case", "seed", "setting", "metric", "round", "val", "test", "test_std", "test_worst")
 _SPENT = ("seconds", "cpu_seconds", "training_seconds", "rounds", "bytes_up", "bytes_down", "bytes_peer", "failures")
+#: Characters of a terminal's column into which a case's name is wrapped at the least.
+_NARROW_HEAD = 12
 _TRAILING = (*_SPENT, "stale", "error", "partition", "version", "command")
 
 
@@ -110,6 +114,14 @@ def leaderboard(progress: Progress, table: pd.DataFrame, figure: str = "test") -
     return shown
 
 
+def what_was_run(shown: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """A leaderboard's methods and cases that have a figure, and the names of the others."""
+    there = shown != ""
+    rows, columns = there.any(axis=1), there.any(axis=0)
+    lacking = [str(name) for kept in (columns, rows) for name, has in kept.items() if not has]
+    return shown.loc[rows, columns], lacking
+
+
 def cell_text(found: pd.DataFrame, figure: str, study: Study) -> str:
     """Mean ± standard deviation over the seeds, and how many failed or are missing."""
     values = found[figure].dropna()
@@ -142,6 +154,29 @@ def markdown(table: pd.DataFrame, first: str) -> str:
     lines = [f"| {first} | " + " | ".join(map(str, table.columns)) + " |", "|" + "---|" * (len(table.columns) + 1)]
     lines += [f"| {name} | " + " | ".join(map(str, row)) + " |" for name, row in _rows(table)]
     return "\n".join(lines)
+
+
+def for_terminal(table: pd.DataFrame, first: str, *, title: str, width: int) -> Iterator[Table]:
+    """A table of text, in several parts where it has more columns than fit side by side in so many characters."""
+    names = list(map(str, table.index))
+    room = left = width - max(map(len, (first, *names))) - 4  # the edges of a table; those of a column take three
+    parts: list[list[tuple[str, list[str]]]] = [[]]
+    for name in table.columns:
+        cells = list(map(str, table[name]))
+        head = textwrap.wrap(str(name), max(_NARROW_HEAD, *map(len, cells)))
+        needed = max(map(len, (*head, *cells))) + 3
+        if needed > left and parts[-1]:
+            parts.append([])
+            left = room
+        parts[-1].append(("\n".join(head), cells))
+        left -= needed
+    for number, part in enumerate(parts):
+        shown = Table(first, title="" if number else title)
+        for head_of_column, _ in part:
+            shown.add_column(head_of_column, no_wrap=True)
+        for row in zip(names, *(cells for _, cells in part), strict=True):
+            shown.add_row(*row)
+        yield shown
 
 
 def _rows(table: pd.DataFrame) -> Sequence[tuple[object, Sequence[object]]]:

@@ -127,6 +127,31 @@ def test_table_and_report_by_command(progress: Progress, capsys: pytest.CaptureF
     assert (progress.study.results / "results.csv").read_text().count("\n") == 46
 
 
+def test_a_terminal_that_is_narrow_has_the_columns_below_each_other(
+    progress: Progress, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = leaderboard(progress, tidy(progress))
+    for width, parts in ((30, 3), (80, 1)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["table", str(progress.study.path)]) == 0
+        told = capsys.readouterr().out
+        assert told.count("FedPer") == parts
+        assert all(len(line) <= width for line in told.splitlines())
+        assert all(cell in told for cell in shown.to_numpy().flatten())
+
+
+def test_cases_without_figures_are_named(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
+    case = next(iter(progress.study.cases))
+    keys = {cell.key for method in progress.study.methods for cell in progress.report(method, case)}
+    cells = progress.study.results / "cells.jsonl"
+    kept = [line for line in cells.read_text().splitlines() if json.loads(line)["key"] not in keys]
+    cells.write_text("\n".join(kept) + "\n")
+    assert main(["table", str(progress.study.path), "--markdown"]) == 0
+    assert case not in capsys.readouterr().out
+    assert main(["table", str(progress.study.path)]) == 0
+    assert capsys.readouterr().out.endswith(f"nothing was run yet of {case}\n")
+
+
 def test_status_tells_every_kind_of_news_once(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
     known_sources = progress.study.results / "sources.json"
     of_files = {"trainer.py": "another", "gone.py": "1"}
