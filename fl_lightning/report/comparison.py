@@ -6,6 +6,7 @@ configurations have runs of the same seed on the same partition.
 
 import html
 import math
+import textwrap
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -491,11 +492,19 @@ def _cell(value: Any) -> str:
     return number(value) if isinstance(value, int | float) else str(value)
 
 
+#: Cells up to so many characters are not broken in a terminal; labels and long values are.
+_SHORT = 20
+
+
 def _rich(title: str, table: Table) -> RichTable:
     style = {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
     drawn = RichTable(title=title, box=box.SIMPLE_HEAD, **style)  # type: ignore[arg-type]
     for place, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if place else "left", no_wrap=not place)
+        longest = max((len(row[place]) for row in table.rows), default=0)
+        is_short = place > 0 and longest <= _SHORT
+        room = max(longest, *map(len, column.split()))
+        head = "\n".join(textwrap.wrap(column, room)) if is_short else column
+        drawn.add_column(head, justify="right" if place else "left", overflow="fold", no_wrap=is_short)
     for row in table.rows:
         drawn.add_row(*row)
     return drawn

@@ -126,6 +126,17 @@ def test_page_terminal_and_notebook(runs: Path, tmp_path: Path) -> None:
     assert '"' not in frame.partition('srcdoc="')[2].partition('" style')[0]
 
 
+def test_a_narrow_terminal_breaks_labels_and_no_figure(runs: Path) -> None:
+    found = compare([runs])
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as printed:
+        console.print(found)
+    text = printed.get()
+    assert "…" not in text
+    for table in (found._summary_table(), found._gaps_table(found.over_seeds), found._gaps_table(found.over_clients)):
+        assert all(cell in text for row in table.rows for cell in row[1:])
+
+
 def test_one_run_alone(runs: Path, tmp_path: Path) -> None:
     words = check_page(compare(runs / "FedAvg" / "version_0").write(tmp_path / "page.html").read_text())
     assert "nothing to compare" in words
