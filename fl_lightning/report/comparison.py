@@ -502,7 +502,7 @@ def _rich(title: str, table: Table) -> RichTable:
     for place, column in enumerate(table.columns):
         longest = max((len(row[place]) for row in table.rows), default=0)
         is_short = place > 0 and longest <= _SHORT
-        room = max(longest, *map(len, column.split()))
+        room = max([longest, *map(len, column.split())])
         head = "\n".join(textwrap.wrap(column, room)) if is_short else column
         drawn.add_column(head, justify="right" if place else "left", overflow="fold", no_wrap=is_short)
     for row in table.rows:

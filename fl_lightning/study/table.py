@@ -16,6 +16,9 @@ from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.store import Record, Rounds
 
+#: Characters of a terminal's column into which a case's name is wrapped at the least.
+_NARROW_HEAD = 12
+
 
 def tidy(progress: Progress) -> pd.DataFrame:
     """A row for each reported cell that is there: what was chosen, what it came to, what it took.
@@ -45,8 +48,6 @@ def tidy(progress: Progress) -> pd.DataFrame:
 
 _LEADING = ("method", "case", "seed", "setting", "metric", "round", "val", "test", "test_std", "test_worst")
 _SPENT = ("seconds", "cpu_seconds", "training_seconds", "rounds", "bytes_up", "bytes_down", "bytes_peer", "failures")
-#: Characters of a terminal's column into which a case's name is wrapped at the least.
-_NARROW_HEAD = 12
 _TRAILING = (*_SPENT, "stale", "error", "partition", "version", "command")
 
 
