@@ -4,16 +4,16 @@ Under ``torch.vmap`` over clients, :func:`block_matmul` stacks its dense operand
 one kernel for the message passing of a whole federation.
 """
 
-import warnings
 from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from fl_lightning.kernels.autograd import lead_with_clients, quick
+from fl_lightning.kernels.csr import csr_from_coo, csr_matmul
+from fl_lightning.kernels.edge_products import Edges
 
 
 class BlockSparse:
@@ -47,8 +47,8 @@ class BlockSparse:
         """
         size = (num_blocks * shape[0], num_blocks * shape[1])
         coo = torch.sparse_coo_tensor(index, values, size, check_invariants=False).coalesce()
-        matrix = _csr(coo)
-        transposed = matrix if symmetric else _csr(coo.t().coalesce())
+        matrix = csr_from_coo(coo)
+        transposed = matrix if symmetric else csr_from_coo(coo.t().coalesce())
         return cls(matrix, transposed, num_blocks)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "BlockSparse":
@@ -65,6 +65,11 @@ class BlockSparse:
         parts = (self.matrix.crow_indices(), self.matrix.col_indices() % width, self.matrix.values())
         return torch.sparse_csr_tensor(*parts, size, check_invariants=False)
 
+    @cached_property
+    def edges(self) -> Edges:
+        """What is not zero off the diagonal of square blocks, for products along edges."""
+        return Edges(self.matrix, self.num_blocks)
+
     def multiply(self, x: Tensor, *, transpose: bool = False) -> Tensor:
         """What :func:`block_matmul` returns, without a gradient and not under ``vmap``."""
         matrix = self.transposed if transpose else self.matrix
@@ -72,7 +77,7 @@ class BlockSparse:
         x = x.detach().to(matrix.dtype)  # detached, or the kernel would prepare for a backward pass of its own
         if x.dim() > 2 and self.num_blocks == 1:  # one matrix for all clients: their columns side by side
             columns = x.flatten(0, -3).movedim(0, 1).flatten(1)
-            product = _csr_matmul(matrix, columns).view(len(matrix), -1, width).movedim(0, 1)
+            product = csr_matmul(matrix, columns).view(len(matrix), -1, width).movedim(0, 1)
             return product.reshape(*leading, -1, width).to(dtype)
         if x.shape[:-1].numel() != matrix.shape[1]:
             raise ValueError(
@@ -80,9 +85,9 @@ class BlockSparse:
                 f"a matrix of shape {tuple(x.shape)}: it needs one for each block. Under vmap name the blocks' owner"
             )
         if x.dim() == 3 and x.stride(0) == 0 and not transpose:
-            product = _csr_matmul(self.common, x[0])
+            product = csr_matmul(self.common, x[0])
         else:
-            product = _csr_matmul(matrix, x.flatten(0, -2))
+            product = csr_matmul(matrix, x.flatten(0, -2))
         return product.view(*leading, -1, width).to(dtype)
 
     def select(self, blocks: Tensor, num_rows: int, num_columns: int | None = None) -> "BlockSparse":
@@ -95,15 +100,6 @@ class BlockSparse:
         is_symmetric = self.transposed is self.matrix
         transposed = matrix if is_symmetric else _select(self.transposed, self.num_blocks, blocks, (width, num_rows))
         return BlockSparse(matrix, transposed, len(blocks))
-
-
-def _csr(coo: Tensor) -> Tensor:
-    """Convert to CSR with 32-bit indices, which the libraries take without converting them in every product."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
-        csr = coo.to_sparse_csr()
-        crow, col = csr.crow_indices().int(), csr.col_indices().int()
-        return torch.sparse_csr_tensor(crow, col, csr.values(), csr.shape, check_invariants=False)
 
 
 def _select(matrix: Tensor, num_blocks: int, blocks: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -121,24 +117,6 @@ def _select(matrix: Tensor, num_blocks: int, blocks: Tensor, shape: tuple[int, i
     col = matrix.col_indices()[source] + column_shift_B.repeat_interleave(count_B)
     size = (len(blocks) * num_rows, len(blocks) * num_columns)
     return torch.sparse_csr_tensor(crow, col, matrix.values()[source], size, check_invariants=False)
-
-
-def _csr_matmul(matrix: Tensor, x: Tensor) -> Tensor:
-    """CSR matrix times dense matrix; no gradient."""
-    if x.device.type == "cpu":
-        # a row of the product is a weighted sum of rows of x, and PyTorch's kernel for such bags is two to four times
-        # as fast as its sparse product (27 ms against 104 ms at ogbn-arxiv's size on two cores)
-        return F.embedding_bag(
-            matrix.col_indices(),
-            x,
-            matrix.crow_indices(),
-            mode="sum",
-            per_sample_weights=matrix.values(),
-            include_last_offset=True,
-        )
-    product = torch.empty(matrix.shape[0], x.shape[1], dtype=matrix.dtype, device=x.device)
-    # beta=0 into an empty result: `matrix @ x` would fill a result with zeros and copy it before it multiplies
-    return torch.addmm(product, matrix, x, beta=0, out=product)
 
 
 @quick

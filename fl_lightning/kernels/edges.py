@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from fl_lightning.kernels.autograd import lead_with_clients, quick
 from fl_lightning.kernels.block_sparse import BlockSparse
+from fl_lightning.kernels.csr import coordinates, with_values
 from fl_lightning.kernels.randomness import pair_words
 
 
@@ -21,7 +22,7 @@ class _SampleNeighbours(Function):
     @staticmethod
     def forward(key: Tensor, allowed: Tensor, operator: BlockSparse, count: int) -> Tensor:
         num_nodes = allowed.shape[-1]
-        row, column = _coordinates(operator.matrix)
+        row, column = coordinates(operator.matrix)
         usable = (row != column) & allowed.flatten()[column]
         row, column = row[usable], column[usable]
         drawn = pair_words(
@@ -72,7 +73,7 @@ class _DropEdges(Function):
     @staticmethod
     def forward(key: Tensor, operator: BlockSparse, probability: float) -> tuple[Tensor, Tensor]:
         key_C, size = _keys(key, operator), len(operator.matrix) // operator.num_blocks
-        row, column = _coordinates(operator.matrix)
+        row, column = coordinates(operator.matrix)
         first, last = torch.minimum(row, column) % size, torch.maximum(row, column) % size
         kept = _kept(pair_words(key_C[row // size], first, last), probability) | (row == column)
         count = torch.zeros(len(operator.matrix), dtype=torch.int64, device=row.device)
@@ -101,7 +102,7 @@ class _MaskColumns(Function):
         key_C = _keys(key, operator)
         found = []
         for matrix, transposed in ((operator.matrix, False), (operator.transposed, True)):
-            column = _coordinates(matrix)[0 if transposed else 1]
+            column = coordinates(matrix)[0 if transposed else 1]
             width = operator.matrix.shape[1] // operator.num_blocks
             kept = _kept(pair_words(key_C[column // width], column % width, torch.zeros_like(column)), probability)
             found.append(matrix.values() * kept)
@@ -130,7 +131,7 @@ def drop_edges(key: Tensor, operator: BlockSparse, probability: float) -> tuple[
         Â of the rest, and its number of neighbours of each node, (C, N) or (N,).
     """
     values, degree = _DropEdges.apply(key, operator, probability)  # type: ignore[no-untyped-call]
-    matrix = _with_values(operator.matrix, values)
+    matrix = with_values(operator.matrix, values)
     return BlockSparse(matrix, matrix, operator.num_blocks), degree
 
 
@@ -143,7 +144,7 @@ def mask_columns(key: Tensor, operator: BlockSparse, probability: float) -> Bloc
         probability: Of a column, in [0, 1].
     """
     values, transposed = _MaskColumns.apply(key, operator, probability)  # type: ignore[no-untyped-call]
-    pair = (_with_values(operator.matrix, values), _with_values(operator.transposed, transposed))
+    pair = (with_values(operator.matrix, values), with_values(operator.transposed, transposed))
     return BlockSparse(*pair, operator.num_blocks)
 
 
@@ -167,16 +168,3 @@ def _keys(key: Tensor, operator: BlockSparse) -> Tensor:
     if key.numel() != operator.num_blocks:
         raise ValueError(f"{key.numel()} keys for {operator.num_blocks} matrices: give each matrix a key of its own")
     return key.reshape(-1)
-
-
-def _with_values(matrix: Tensor, values: Tensor) -> Tensor:
-    """The CSR matrix with other values."""
-    parts = (matrix.crow_indices(), matrix.col_indices(), values)
-    return torch.sparse_csr_tensor(*parts, matrix.shape, check_invariants=False)
-
-
-def _coordinates(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of every entry within the block-diagonal matrix."""
-    crow, column = matrix.crow_indices().long(), matrix.col_indices().long()
-    row = torch.arange(len(crow) - 1, device=crow.device).repeat_interleave(crow.diff())
-    return row, column

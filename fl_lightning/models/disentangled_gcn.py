@@ -3,7 +3,8 @@
 Yu, Chen, Tong, Gu, Gong: "Modeling Inter-Intra Heterogeneity for Graph Federated Learning", AAAI 2025; the layers are
 those of Ma, Cui, Kuang, Wang, Zhu: "Disentangled Graph Convolutional Networks", ICML 2019.
 
-Shape legend: N nodes of one client, F features, K factors, D width of a factor.
+Shape legend: N nodes of one client, F features, E edges in both
+directions, K factors, D width of a factor.
 """
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_lightning.batches import GraphBatch
+from fl_lightning.kernels.edge_products import edge_products, edge_sums
 from fl_lightning.kernels.linear import check_dropout, check_widths
 from fl_lightning.kernels.randomness import dropout
 from fl_lightning.models.output import NetOutput
@@ -74,18 +76,17 @@ class DisentangledGCN(nn.Module):
 
     def forward(self, batch: GraphBatch) -> NetOutput:
         """Return logits and the last routing layer's output (N, K * D)."""
-        linked_NN = neighbours(batch)
         h_KND = self._activated(torch.stack([factor(batch) for factor in self.factors]), batch, 0)
         for layer in range(self.num_routing):
-            h_KND = self._activated(route(h_KND, linked_NN, self.num_iterations), batch, 1 + layer)
+            h_KND = self._activated(route(h_KND, batch, self.num_iterations), batch, 1 + layer)
         logits_NC = torch.stack([h_ND @ head for h_ND, head in zip(h_KND, self.heads, strict=True)]).sum(dim=0)
         return NetOutput(logits_NC + self.bias, h_KND.transpose(0, 1).flatten(1))
 
     def latents(self, embedding_NE: Tensor, batch: GraphBatch) -> Tensor:
         """Means of the factors' latent distributions, which more routing layers make of the output; (K, N, D)."""
-        h_KND, linked_NN = self._split(embedding_NE), neighbours(batch)
+        h_KND = self._split(embedding_NE)
         for _ in range(self.num_latent):
-            h_KND = F.leaky_relu(route(h_KND, linked_NN, self.num_iterations))
+            h_KND = F.leaky_relu(route(h_KND, batch, self.num_iterations))
         return h_KND
 
     def _activated(self, h_KND: Tensor, batch: GraphBatch, layer: int) -> Tensor:
@@ -98,22 +99,17 @@ class DisentangledGCN(nn.Module):
         return wide_NE.view(len(wide_NE), len(self.factors), -1).transpose(0, 1)
 
 
-def neighbours(batch: GraphBatch) -> Tensor:
-    """1 where two nodes are linked, else 0; dense, (N, N)."""
-    return batch.sum_neighbours(torch.eye(len(batch.y), dtype=batch.dtype, device=batch.y.device)).round()
-
-
-def route(h_KND: Tensor, linked_NN: Tensor, num_iterations: int) -> Tensor:
+def route(h_KND: Tensor, batch: GraphBatch, num_iterations: int) -> Tensor:
     """Share each node's neighbours out between the factors, (K, N, D).
 
     With z = h / ‖h‖ and c_v = z_v in the beginning: p_k = softmax_k(⟨z_uk, c_vk⟩), c_vk <- z_vk + Σ_u p_k z_uk over
     the neighbours u of v, divided by its length.
     """
     z_KND = unit(h_KND)
-    center_KND = z_KND
+    center_KND, edges, owner = z_KND, batch.adjacency.edges, batch.real_mask
     for _ in range(num_iterations):
-        share_KNN = (center_KND @ z_KND.mT).softmax(dim=0) * linked_NN
-        center_KND = unit(z_KND + share_KNN @ z_KND)
+        share_KE = edge_products(edges, center_KND, z_KND, owner=owner).softmax(dim=0)
+        center_KND = unit(z_KND + edge_sums(edges, share_KE, z_KND, owner=owner))
     return center_KND
 
 

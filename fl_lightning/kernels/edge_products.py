@@ -1,0 +1,203 @@
+"""Products along the edges of many clients' graphs: of the two ends of every edge, and sums over the edges of a node.
+
+Time and memory are linear in the edges. Both functions are bilinear and are each other's gradients, so that they can be
+differentiated as often as wanted.
+
+Shape legend: C clients, N nodes (padded to the largest client), E edges in both directions (padded likewise), K maps of
+one graph side by side, D width, M = C·N.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from fl_lightning.kernels.autograd import quick
+from fl_lightning.kernels.csr import coordinates, csr_matmul, with_values
+
+
+class Edges:
+    """The edges of C graphs without loops, ordered by the node that they lead to.
+
+    It is an opaque object to ``vmap``: all clients' edges travel in one instance.
+
+    Args:
+        matrix: Block-diagonal CSR matrix of the graphs (C·N x C·N); what is not zero is an edge, from column to row.
+        num_blocks: C.
+    """
+
+    def __init__(self, matrix: Tensor, num_blocks: int) -> None:
+        row, column = coordinates(matrix)
+        is_edge = (row != column) & (matrix.values() != 0)
+        self._row, self._column = row[is_edge], column[is_edge]
+        self._like, self.num_blocks = matrix, num_blocks
+        block = self._row // (len(matrix) // num_blocks)
+        count_C = block.bincount(minlength=num_blocks)
+        self.longest = max(1, int(count_C.max()))
+        """E."""
+        first_C = count_C.cumsum(0) - count_C
+        self._place = block * self.longest + torch.arange(len(block), device=block.device) - first_C[block]
+
+    @cached_property
+    def _forwards(self) -> tuple[Tensor, Tensor]:
+        """A CSR matrix of zeros with the edges as entries, and where each of them lies in (C, E), flat."""
+        return self._matrix(self._row, self._column), self._place
+
+    @cached_property
+    def _backwards(self) -> tuple[Tensor, Tensor]:
+        """The same of the edges turned round."""
+        order = self._column.argsort(stable=True)
+        return self._matrix(self._column[order], self._row[order]), self._place[order]
+
+    def _matrix(self, row: Tensor, column: Tensor) -> Tensor:
+        crow = torch.searchsorted(row, torch.arange(len(self._like) + 1, device=row.device), out_int32=True)
+        values = torch.zeros(len(row), dtype=self._like.dtype, device=row.device)
+        return torch.sparse_csr_tensor(crow, column.int(), values, self._like.shape, check_invariants=False)
+
+    def products(self, to_KMD: Tensor, from_KMD: Tensor) -> Tensor:
+        """What :func:`edge_products` returns for all clients, (K, C·E), without a gradient and not under ``vmap``."""
+        matrix, place = self._forwards
+        found_KE = to_KMD.new_zeros(len(to_KMD), self.num_blocks * self.longest)
+        for found_E, to_MD, from_MD in zip(found_KE, to_KMD.to(matrix.dtype), from_KMD.to(matrix.dtype), strict=True):
+            product = torch.sparse.sampled_addmm(matrix, to_MD, from_MD.mT, beta=0.0)
+            found_E[place] = product.values().to(found_E.dtype)
+        return found_KE
+
+    def sums(self, weight_KE: Tensor, from_KMD: Tensor, *, turned: bool) -> Tensor:
+        """What :func:`edge_sums` returns for all clients, (K, M, D); likewise."""
+        matrix, place = self._backwards if turned else self._forwards
+        pairs = zip(weight_KE.to(matrix.dtype), from_KMD.to(matrix.dtype), strict=True)
+        return torch.stack([csr_matmul(with_values(matrix, w_E[place]), x_MD) for w_E, x_MD in pairs]).to(from_KMD)
+
+
+@quick
+class _EdgeProducts(Function):
+    @staticmethod
+    def forward(to_KND: Tensor, from_KND: Tensor, edges: Edges, owner: Tensor) -> Tensor:
+        found_KE = edges.products(_all_nodes(to_KND), _all_nodes(from_KND))
+        return found_KE.view(*to_KND.shape[:-2], edges.longest)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.edges, owner = inputs
+        ctx.save_for_backward(*tensors, owner)
+
+    @staticmethod
+    def backward(ctx: Any, grad_KE: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        to_KND, from_KND, owner = ctx.saved_tensors
+        grad_to = edge_sums(ctx.edges, grad_KE, from_KND, owner=owner)
+        return grad_to, edge_sums(ctx.edges, grad_KE, to_KND, owner=owner, turned=True), None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], to_KND: Tensor, from_KND: Tensor, edges: Edges, owner: Tensor
+    ) -> tuple[Tensor, int]:
+        *dims, _, owner_dim = in_dims
+        folded = _Folded(info.batch_size, owner, owner_dim)
+        ends = folded.stacked([to_KND, from_KND], dims)
+        return folded.unstacked(edge_products(edges, *ends, owner=folded.owner))
+
+
+@quick
+class _EdgeSums(Function):
+    @staticmethod
+    def forward(weight_KE: Tensor, from_KND: Tensor, edges: Edges, turned: bool, owner: Tensor) -> Tensor:
+        return edges.sums(weight_KE.flatten(1), _all_nodes(from_KND), turned=turned).view(from_KND.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.edges, ctx.turned, owner = inputs
+        ctx.save_for_backward(*tensors, owner)
+
+    @staticmethod
+    def backward(ctx: Any, grad_KND: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        weight_KE, from_KND, owner = ctx.saved_tensors
+        ends = (from_KND, grad_KND) if ctx.turned else (grad_KND, from_KND)
+        grad_from = edge_sums(ctx.edges, weight_KE, grad_KND, owner=owner, turned=not ctx.turned)
+        return edge_products(ctx.edges, *ends, owner=owner), grad_from, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        weight_KE: Tensor,
+        from_KND: Tensor,
+        edges: Edges,
+        turned: bool,
+        owner: Tensor,
+    ) -> tuple[Tensor, int]:
+        *dims, _, _, owner_dim = in_dims
+        folded = _Folded(info.batch_size, owner, owner_dim)
+        weight_KE, from_KND = folded.stacked([weight_KE, from_KND], dims)
+        return folded.unstacked(edge_sums(edges, weight_KE, from_KND, owner=folded.owner, turned=turned))
+
+
+class _Folded:
+    """What ``vmap`` maps over, as a further dimension of tensors: clients behind the K maps, else as more maps.
+
+    Args:
+        size: Of the mapped dimension.
+        owner: Has a client dimension wherever edges have one.
+        owner_dim: Where the mapped dimension is in it; None where this ``vmap`` is not over the clients.
+    """
+
+    def __init__(self, size: int, owner: Tensor, owner_dim: int | None) -> None:
+        self.size, self.over_clients = size, owner_dim is not None
+        self.owner = owner if owner_dim is None else owner.movedim(owner_dim, 0)
+
+    def stacked(self, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+        """The tensors with it."""
+        place = 1 if self.over_clients else 0
+        moved = [
+            tensor.movedim(dim, place)
+            if dim is not None
+            else tensor.unsqueeze(place).expand(*tensor.shape[:place], self.size, *tensor.shape[place:])
+            for tensor, dim in zip(tensors, dims, strict=True)
+        ]
+        return moved if self.over_clients else [tensor.flatten(0, 1) for tensor in moved]
+
+    def unstacked(self, result: Tensor) -> tuple[Tensor, int]:
+        """The result, and where it has it."""
+        return (result, 1) if self.over_clients else (torch.unflatten(result, 0, (self.size, -1)), 0)
+
+
+def _all_nodes(x_KND: Tensor) -> Tensor:
+    """(K, C·N, D), of (K, N, D) or (K, C, N, D)."""
+    return x_KND.detach().flatten(1, -2)
+
+
+def edge_products(edges: Edges, to_KND: Tensor, from_KND: Tensor, *, owner: Tensor) -> Tensor:
+    """Inner product of the two ends of every edge, once for each of K maps; also under ``vmap``.
+
+    Args:
+        edges: The clients' edges.
+        to_KND: What the nodes have that edges lead to.
+        from_KND: What those have that edges come from.
+        owner: Any tensor of the clients' that has a leading client dimension wherever they have graphs of their own,
+            such as a mask of their batch (see :func:`fl_lightning.kernels.block_sparse.block_matmul`).
+
+    Shapes:
+        to_KND, from_KND: (K, N, D) of one client, under ``vmap`` too; of a stack (K, C, N, D).
+
+    Returns:
+        (K, E), or (K, C, E); 0 where a client has no more edges.
+    """
+    products: Tensor = _EdgeProducts.apply(to_KND, from_KND, edges, owner)  # type: ignore[no-untyped-call]
+    return products
+
+
+def edge_sums(edges: Edges, weight_KE: Tensor, from_KND: Tensor, *, owner: Tensor, turned: bool = False) -> Tensor:
+    """At every node the sum over the edges that lead to it of weight times what is at the other end, (K, N, D).
+
+    Args:
+        edges: The clients' edges.
+        weight_KE: Of the edges, as :func:`edge_products` returns them; padding is not read.
+        from_KND: What the nodes have.
+        owner: See there.
+        turned: Sum over the edges that come from a node instead.
+    """
+    sums: Tensor = _EdgeSums.apply(weight_KE, from_KND, edges, turned, owner)  # type: ignore[no-untyped-call]
+    return sums
