@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser
 
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.data.settings import check_count
+from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.remote.policy import SitePolicy
 from fl_lightning.remote.site import Site
 from fl_lightning.round.client import ClientModule
@@ -72,26 +74,28 @@ def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> 
     Raises:
         ValueError: The site's file holds something else.
     """
-    own: dict[str, Any] = yaml.safe_load(site_file.read_text()) or {} if site_file.exists() else {}
-    if unknown := sorted(set(own) - set(_SITE_KEYS)):
-        raise ValueError(f"{site_file} has {', '.join(unknown)}: a site's file has {', '.join(_SITE_KEYS)}")
+    own = _own_settings(site_file)
     settings = yaml.safe_load(run_file.read_text())
     settings["trainer"] = {"accelerator": "cpu", "logger": False, "callbacks": []}  # the server's are not made here
-    if own.get("data") is not None:
+    if "data" in own:
         settings["data"] = own["data"]
     folder.mkdir(parents=True, exist_ok=True)
     whole = folder / "settings.yaml"
     whole.write_text(yaml.safe_dump(settings))
-    parts, policy = Parts(["--config", str(whole)]), read_policy(own.get("policy") or {})
+    try:
+        policy = read_policy(own.get("policy", {}))
+    except (ArgumentError, ValueError) as error:
+        raise ValueError(f"{site_file}: {' '.join(str(error).split())}") from error
+    parts = Parts(["--config", str(whole)])
     policy.check_strategy(type(parts.strategy).__name__)
     data = parts.datamodule
     data.prepare_data()
     data.setup()
-    client = int(own.get("client", 0))
-    if not 0 <= client < data.num_clients:
+    client = own.get("client", 0)
+    if client >= data.num_clients:
         raise ValueError(f"{site_file}: client is {client}, but the data have {data.num_clients} clients")
     holds = data.clients[client]
-    if name and own.get("data") is not None:
+    if name and "data" in own:
         holds = dataclasses.replace(holds, name=name)
     return Site(
         holds,
@@ -103,6 +107,29 @@ def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> 
         steps_per_epoch=data.steps_per_epoch,
         accelerator=str(own.get("accelerator", "cpu")),
     )
+
+
+def _own_settings(site_file: Path) -> dict[str, Any]:
+    """What a site's file says; what is empty in it is left out.
+
+    Raises:
+        ValueError: It says something else than a site's file may.
+    """
+    try:
+        own = yaml.safe_load(site_file.read_text()) if site_file.exists() else None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{site_file} cannot be read ({one_line(error)}): correct it") from error
+    keys = ", ".join(_SITE_KEYS)
+    if not isinstance(own, dict | None):
+        raise ValueError(f"{site_file} holds {own!r}: write settings, one of {keys} on a line")
+    said = {key: value for key, value in (own or {}).items() if value is not None}
+    if unknown := sorted(map(str, set(said) - set(_SITE_KEYS))):
+        raise ValueError(f"{site_file} has {', '.join(unknown)}: a site's file has {keys}")
+    check_count(f"{site_file}: client", said.get("client", 0), least=0)
+    for key in ("data", "policy"):
+        if not isinstance(said.get(key, {}), dict):
+            raise ValueError(f"{site_file}: {key} is {said[key]!r}: write its settings below it")
+    return said
 
 
 def read_policy(settings: dict[str, Any]) -> SitePolicy:

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 
 from fl_lightning import command_line
 from fl_lightning.remote import TopK
-from fl_lightning.remote.job import Parts, open_site, read_policy
+from fl_lightning.remote.job import Parts, open_site
 from fl_lightning.remote.policy import Refused
 
 pytestmark = pytest.mark.filterwarnings("default")  # jsonargparse's own
@@ -79,10 +79,23 @@ def test_what_a_sites_file_may_not_say(run_file, tmp_path) -> None:
         opened({"polcy": {}})
     with pytest.raises(ValueError, match="client is 3, but the data have 3 clients"):
         opened({"client": 3})
+    for client in (True, 1.5, "ward", -1):
+        with pytest.raises(ValueError, match=r"site\.yaml: client must be "):
+            opened({"client": client})
+    with pytest.raises(ValueError, match=r"site\.yaml holds \['client'\]: write settings"):
+        opened(["client"])
+    for key in ("data", "policy"):
+        with pytest.raises(ValueError, match=rf"site\.yaml: {key} is False: write its settings below it"):
+            opened({key: False})
+    with pytest.raises(ValueError, match=r"site\.yaml: .*policy.*min_examples.*Got value: few"):
+        opened({"policy": {"min_examples": "few"}})
+    with pytest.raises(ValueError, match=r"site\.yaml: site\.min_examples must be at least 1, got 0"):
+        opened({"policy": {"min_examples": 0}})
+    (tmp_path / "site.yaml").write_text("client: [")
+    with pytest.raises(ValueError, match=r"site\.yaml cannot be read \(.*\): correct it"):
+        open_site(run_file, tmp_path / "site.yaml", tmp_path / "site")
     with pytest.raises(Refused, match="this site runs FedPer alone, not FedAvg"):
         opened({"policy": {"strategies": ["FedPer"]}})
-    with pytest.raises(ValueError, match="min_examples"):
-        read_policy({"min_examples": 0})
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ Leaves the client: the model; K mean latents of width D, which say where its nod
 
 Departures: means are taken without dropout (released code: from the last training pass, so that s differs from m by
 noise). The variational terms of the paper are left out: in released code their optimiser holds only numbers that are
-used nowhere else, so that they change neither the model nor the mixing. The routing shares edges out, not pairs of nodes
-(released code: dense), so that time and memory are linear in the edges. A newcomer trains the mean of all models, and
-has then its row of W over the training clients.
+used nowhere else, so that they change neither the model nor the mixing. Time and memory of the routing are linear in
+the edges (released code: quadratic in the nodes). A newcomer trains the mean of all models, and has then its row of W
+over the training clients.
 """
 
 import math
