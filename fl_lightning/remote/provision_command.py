@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.command_line import fail
+from fl_lightning.data.settings import check_count, check_text
 from fl_lightning.remote.verbs import Parser, run_verb
 
 _DESCRIPTION = """Make kits with certificates for a server, its sites and who submits runs.
@@ -22,7 +23,7 @@ federation.yaml:
   sites: [berlin, paris, rome]
   admin: lead@example.org
 """
-_NEEDED = ("name", "server", "sites", "admin")
+_NEEDED = {"name": "wards", "server": "fl.example.org", "sites": "berlin", "admin": "lead@example.org"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,13 +47,14 @@ def _provision(options: argparse.Namespace, rest: list[str]) -> int:
         fail(f"{options.file} must have {', '.join(_NEEDED)}, may have port, and has nothing else")
     if not isinstance(told["sites"], list) or not told["sites"]:
         fail(f"{options.file}: sites is {told['sites']!r}, give a list of names")
-    folder = provision(
-        Path(options.folder),
-        name=str(told["name"]),
-        sites=[str(site) for site in told["sites"]],
-        server=str(told["server"]),
-        port=int(told.get("port", 8002)),
-        admin=str(told["admin"]),
-    )
+    port = told.get("port", 8002)
+    check_count(f"{options.file}: port", port, most=65535)
+    for key, example in _NEEDED.items():
+        for name in told[key] if key == "sites" else [told[key]]:
+            check_text(f"{options.file}: {key}", name, example)
+    if Path(told["name"]).name != told["name"]:
+        fail(f"{options.file}: name is {told['name']!r}, give one that a folder can have")
+    named = {key: told[key] for key in _NEEDED}
+    folder = provision(Path(options.folder), **named, port=port)
     sys.stdout.write(f"kits in {folder}; give each participant its own, whose startup/start.sh starts it\n")
     return 0

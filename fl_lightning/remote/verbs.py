@@ -68,9 +68,10 @@ def submission_of(options: argparse.Namespace, rest: Sequence[str], sites: Seque
 
     if options.ckpt_path and not options.name:
         fail("--ckpt_path last needs --name, that of the run to go on with")
-    for name in ("attempts", "timeout_seconds"):
-        if getattr(options, name) < 1:
-            fail(f"--{name} must be at least 1, got {getattr(options, name)}")
+    for name in ("attempts", "timeout_seconds", "num_outputs"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            fail(f"--{name} must be at least 1, got {value}")
     trainer = Parts(rest).trainer
     submission = Submission(
         name=options.name or f"{trainer.root.name}-{time.strftime('%Y%m%d-%H%M%S')}",

@@ -107,6 +107,7 @@ def test_what_a_sites_file_may_not_say(run_file, tmp_path) -> None:
         (["submit", "--config", "given.yaml"], "--kit"),
         (["submit", "--kit", "."], "--kit . is no kit of who submits runs"),
         (["sites", "--num_sites", "0"], "--num_sites must be at least 1, got 0"),
+        (["sites", "--num_outputs", "0"], "--num_outputs must be at least 1, got 0"),
     ],
     ids=lambda each: each if isinstance(each, str) else " ".join(each),
 )
@@ -121,6 +122,27 @@ def test_mistakes_end_in_one_line(words, message, tmp_path, monkeypatch, capsys)
     assert error.startswith("fl-train: error: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"port": "http"}, "port must be a whole number, got 'http'"),
+        ({"port": 70_000}, "port must be at most 65535, got 70000"),
+        ({"sites": ["de", False]}, "sites must be a text such as 'berlin', got False"),  # what YAML takes "no" for
+        ({"name": None}, "name must be a text such as 'wards', got None"),
+        ({"name": "our/wards"}, "name is 'our/wards', give one that a folder can have"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else next(iter(each)),
+)
+def test_a_federation_that_cannot_be(changed, message, tmp_path, monkeypatch, capsys) -> None:
+    pytest.importorskip("nvflare", reason="needs the extra flare")
+    monkeypatch.chdir(tmp_path)
+    told = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"} | changed
+    with pytest.raises(SystemExit):
+        command_line.main(["provision", written(tmp_path / "federation.yaml", told)])
+    assert f"{tmp_path / 'federation.yaml'}: {message}" in capsys.readouterr().err
+    assert not (tmp_path / "kits").exists()
 
 
 def test_kits_have_certificates_and_leave_what_is_allowed_to_their_owners(tmp_path, monkeypatch, capsys) -> None:
