@@ -52,15 +52,6 @@ class Cell:
         return f"{self.method} on {self.case}, seed {self.seed}{how}"
 
 
-def tuning_cells(study: Study, method: str, case: str) -> list[Cell]:
-    """Every setting of a method's grid × every tuning seed, on the case that is tuned on."""
-    return [
-        make_cell(study, method, case, seed, point, "tuning")
-        for point in study.grid_of(method, case)
-        for seed in study.tuning.seeds
-    ]
-
-
 def make_cell(
     study: Study, method: str, case: str, seed: int, point: Point, purpose: Literal["tuning", "report"]
 ) -> Cell:

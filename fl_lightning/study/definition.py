@@ -88,6 +88,23 @@ class Study:
         rest.remove(own[0])
         return [_joined([*shared, *mine]) for shared, mine in zip(chosen, [own[0], *rest], strict=False)]
 
+    def beyond(self, case: str, point: Point) -> list[Point]:
+        """The settings past the ends of the axes of ``tuning.beyond`` at which a setting stands."""
+        label, settings = point
+        parts = label.split(", ")
+        axes = {**self.tuning.grid, **self.cases[case].grid}
+        found: list[Point] = []
+        for name in self.tuning.beyond:
+            values, value = sorted(axes[name]), settings[name]
+            if _label(name, value) not in parts:  # a setting of the method's own has the last word
+                continue
+            for end, before in ((values[0], values[1]), (values[-1], values[-2])):
+                if (value <= end) if end < before else (value >= end):
+                    further = float(f"{value * end / before:.3g}")
+                    changed = [_label(name, further) if part == _label(name, value) else part for part in parts]
+                    found.append((", ".join(changed), settings | {name: further}))
+        return found
+
     @cached_property
     def other(self) -> "Study | None":
         """The study whose choices are taken, if any."""
@@ -178,7 +195,7 @@ class Study:
     def _check_tuning(self) -> None:
         tuning, other = self.tuning, self.other
         if other is not None:
-            if tuning.grid or tuning.seeds or tuning.budget:
+            if tuning.grid or tuning.seeds or tuning.budget or tuning.beyond:
                 self._refuse("tuning.study", tuning.study, "give it alone, or a grid, seeds and budget of this study's")
             if shared := sorted(set(other.tuning.seeds) & set(self.seeds)):
                 self._refuse("seeds", shared, f"{tuning.study} tuned on them: report others")
@@ -195,6 +212,11 @@ class Study:
                 if len(axis) != len(tuning.grid[name]):
                     remedy = f"give {len(tuning.grid[name])} values, as tuning.grid.{name} has"
                     self._refuse(f"cases.{case}.grid.{name}", axis, remedy)
+        for name in tuning.beyond:
+            self._known("tuning.beyond", name, tuning.grid)
+            for axis in (tuning.grid[name], *(case.grid[name] for case in self.cases.values() if name in case.grid)):
+                if not _goes_on(axis):
+                    self._refuse("tuning.beyond", name, f"its axis must be two positive numbers or more, not {axis}")
         if bool(tuning.budget) != bool(tuning.grid) or bool(tuning.budget) != bool(tuning.seeds):
             self._refuse("tuning", "incomplete", "give grid, budget and seeds, or none of them")
         if tuning.budget > points:
@@ -232,6 +254,12 @@ class Study:
         raise WrongStudy(f"{self.path}: {where} is {value}: {remedy}")
 
 
+def _goes_on(axis: Axis) -> bool:
+    """Whether an axis has ends, and a ratio of values by which it can go on."""
+    numbers = [value for value in axis if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
+    return isinstance(axis, list) and len(set(numbers)) == len(axis) > 1
+
+
 def _at(place: int | float, part: Any) -> Any:
     """A part of a case with ``{x}`` filled in."""
     if isinstance(part, dict):
@@ -262,7 +290,11 @@ def _values(name: str, axis: Axis) -> Iterator[Point]:
             yield f"{name}={label}", settings
     else:
         for value in axis:
-            yield f"{name.rpartition('.')[2]}={value}", {name: value}
+            yield _label(name, value), {name: value}
+
+
+def _label(name: str, value: Any) -> str:
+    return f"{name.rpartition('.')[2]}={value}"
 
 
 def _joined(points: Sequence[Point]) -> Point:

@@ -2,17 +2,30 @@
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
 from fl_lightning.round.goal import less_is_better
-from fl_lightning.study.cells import Cell, make_cell, tuning_cells
+from fl_lightning.study.cells import Cell, make_cell
 from fl_lightning.study.definition import Point, Study
 from fl_lightning.study.store import Record, Store
 
 State = Literal["missing", "failed", "stale", "done"]
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A setting that a method tries on a case, and its cells, one a tuning seed."""
+
+    point: Point
+    cells: Sequence[Cell]
+
+    @property
+    def label(self) -> str:
+        """The setting's labels."""
+        return self.point[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +57,8 @@ class Progress:
         self.store = store
         self.partitions = dict(partitions or {})
         self.records = store.records()
-        self.cells_of_tuning = cache(tuning_cells)
+        self.grid = cache(self._grid)
+        self.beyond = cache(self._beyond)
         self.reported = cache(self._reported)
 
     @cached_property
@@ -70,42 +84,73 @@ class Progress:
         """The cells whose validation chooses the setting of a method on a case; none where another study has them."""
         if self.study.other is not None:
             return []
-        return self.cells_of_tuning(self.study, *self.study.tuned_on(method, case))
+        return [cell for trial in self.trials(*self.study.tuned_on(method, case)) for cell in trial.cells]
+
+    def trials(self, method: str, case: str) -> list[Trial]:
+        """What a method tries on a case: the grid, then what is past the ends of its axes as long as that is best."""
+        trials = list(self.grid(method, case))
+        further = trials if self.study.tuning.beyond and len(self.scores(trials)) == len(trials) else []
+        while further and (best := self._best(trials)) is not None:
+            known = {trial.label for trial in trials}
+            further = [trial for trial in self.beyond(method, case, best) if trial.label not in known]
+            trials += further
+        return trials
+
+    def _grid(self, method: str, case: str) -> list[Trial]:
+        return [self._trial(method, case, point) for point in self.study.grid_of(method, case)]
+
+    def _beyond(self, method: str, case: str, trial: Trial) -> list[Trial]:
+        return [self._trial(method, case, point) for point in self.study.beyond(case, trial.point)]
+
+    def _trial(self, method: str, case: str, point: Point) -> Trial:
+        seeds = self.study.tuning.seeds
+        return Trial(point, [make_cell(self.study, method, case, seed, point, "tuning") for seed in seeds])
+
+    def scores(self, trials: Sequence[Trial]) -> dict[str, float]:
+        """Mean validation figure of each setting, of which no cell is missing; nan for one that failed."""
+        scores: dict[str, float] = {}
+        for trial in trials:
+            records = [self.records.get(cell.key) for cell in trial.cells]
+            found = [math.nan if record["val"] is None else record["val"] for record in records if record is not None]
+            if len(found) == len(trial.cells):
+                scores[trial.label] = statistics.fmean(found)
+        return scores
+
+    def _best(self, trials: Sequence[Trial]) -> Trial | None:
+        """The first of the best; None if all failed."""
+        scores = self.scores(trials)
+        finite = [trial for trial in trials if math.isfinite(scores.get(trial.label, math.nan))]
+        records = [self.records[cell.key] for trial in finite for cell in trial.cells]
+        sign = -1.0 if any(less_is_better(record["monitor"]) for record in records) else 1.0
+        return max(finite, key=lambda trial: sign * scores[trial.label], default=None)
 
     def choice(self, method: str, case: str) -> Choice | None:
         """The chosen setting: best mean validation over the tuning seeds, the first of equals.
 
+        What is past the ends of the grid counts as soon as it was tried.
+
         Returns:
-            None as long as a cell is missing, and where every setting failed.
+            None as long as a cell of the grid is missing, and where every setting failed.
         """
-        source, (tuned_as, tuned_on) = self.source, self.study.tuned_on(method, case)
-        grid = source.study.grid_of(tuned_as, tuned_on)
-        if not grid:
+        source, tuned = self.source, self.study.tuned_on(method, case)
+        trials = source.trials(*tuned)
+        if not trials:
             return Choice(point=("", {}), validation=math.nan, tried={})
-        values: dict[str, list[float]] = {label: [] for label, _ in grid}
-        sign = 1.0
-        for cell in source.cells_of_tuning(source.study, tuned_as, tuned_on):
-            record = source.records.get(cell.key)
-            if record is None:
-                return None
-            values[cell.setting].append(math.nan if record["val"] is None else record["val"])
-            sign = -1.0 if record["monitor"] and less_is_better(record["monitor"]) else sign
-        tried = {label: statistics.fmean(found) for label, found in values.items()}
-        finite = [label for label, value in tried.items() if math.isfinite(value)]
-        if not finite:
+        tried = source.scores(trials)
+        best = source._best(trials)
+        if best is None or any(trial.label not in tried for trial in source.grid(*tuned)):
             return None
-        best = max(finite, key=lambda label: sign * tried[label])
-        return Choice(point=next(point for point in grid if point[0] == best), validation=tried[best], tried=tried)
+        return Choice(point=best.point, validation=tried[best.label], tried=tried)
 
     def _reported(self, method: str, case: str, label: str) -> list[Cell]:
-        grid = self.source.study.grid_of(*self.study.tuned_on(method, case))
-        point = next((point for point in grid if point[0] == label), ("", {}))
+        trials = self.source.trials(*self.study.tuned_on(method, case))
+        point = next((trial.point for trial in trials if trial.label == label), ("", {}))
         return [make_cell(self.study, method, case, seed, point, "report") for seed in self.study.seeds]
 
     def first_label(self, method: str, case: str) -> str:
         """The first setting of the grid that a method's choice on a case is made from; empty without one."""
-        grid = self.source.study.grid_of(*self.study.tuned_on(method, case))
-        return grid[0][0] if grid else ""
+        grid = self.source.grid(*self.study.tuned_on(method, case))
+        return grid[0].label if grid else ""
 
     def report(self, method: str, case: str) -> list[Cell]:
         """The reported cells of a method on a case, one a seed; none as long as no setting is chosen."""

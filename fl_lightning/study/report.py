@@ -74,11 +74,29 @@ def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
     if tuning.budget:
         seeds = ", ".join(map(str, tuning.seeds))
         lines.append(f"Every method tried {tuning.budget} settings on the seeds {seeds}, which are not reported.")
+        if tuning.beyond:
+            lines.append(
+                f"Where the best has the smallest or the largest {' or '.join(tuning.beyond)}, the grid goes on as "
+                f"long as that is better{_untried(progress)}."
+            )
     lines.append(
         f"`fl-train study run {study.path.parent.name}/{study.path.name}` makes what is missing, `fl-train study "
         "report` this file; every figure stands in `results.csv` with its command."
     )
     return " ".join(lines)
+
+
+def _untried(progress: Progress) -> str:
+    """Whose grid is not at its end yet."""
+    source = progress.source
+    open_at = [
+        f"{method} on {case}"
+        for method, case in source.groups(source.study.methods, source.study.cases)
+        if source.study.tuned_on(method, case) == (method, case)
+        and len(source.scores(trials := source.trials(method, case))) < len(trials)
+        and source.choice(method, case) is not None
+    ]
+    return f", which is yet to be tried by {', '.join(open_at)}" if open_at else ""
 
 
 def _leaderboard(progress: Progress, shown: pd.DataFrame, table: pd.DataFrame, comparisons: pd.DataFrame) -> str:

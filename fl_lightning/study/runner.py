@@ -107,14 +107,13 @@ class Runner:
         seen: set[str] = set()
         for method, case in self.groups:
             tuning = [cell for cell in self.progress.tuning(method, case) if self._is_open(cell)]
-            cells = tuning
-            if not tuning:
-                cells = [cell for cell in self.progress.report(method, case) if self._is_open(cell)]
+            report = self.progress.report(method, case)
+            cells = tuning if tuning and ready else [*tuning, *(cell for cell in report if self._is_open(cell))]
             for cell in cells:
                 if cell.key not in seen:
                     seen.add(cell.key)
                     yield cell
-            if tuning and not ready:
+            if tuning and not report and not ready:
                 yield from (_any_of(tuning[0], method, case, seed) for seed in self.study.seeds)
 
     def _is_open(self, cell: Cell) -> bool:

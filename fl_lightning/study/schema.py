@@ -78,12 +78,15 @@ class Tuning(_Part):
         seeds: Of the tuning; none of them may be reported.
         budget: How many settings of the grid every method tries.
         grid: The axes that all methods share.
+        beyond: Those of them, lists of positive numbers, that go on where the best setting stands at an end: the
+            next value, by the ratio of the last two, is tried as long as it is better.
         study: Another study's file, whose choices are taken instead.
     """
 
     seeds: list[int] = []
     budget: int = Field(default=0, ge=0)
     grid: dict[str, Axis] = {}
+    beyond: list[str] = []
     study: str | None = None
 
 

@@ -69,6 +69,17 @@ from fl_lightning.study.schema import WrongStudy
             "tuning.budget is 3: the axes that all methods share have 2 settings",
         ),
         ({"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": []}}}, "tuning.grid.a.b is []: give values"),
+        (
+            {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": [1, 2]}, "beyond": ["a.c"]}},
+            "tuning.beyond is a.c: did you mean a.b?",
+        ),
+        *(
+            (
+                {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": axis}, "beyond": ["a.b"]}},
+                "tuning.beyond is a.b: its axis must be two positive numbers or more, not",
+            )
+            for axis in ([1], [0, 1], [True, 2], ["x", "y"], {"x": {"a.b": 1}, "y": {"a.b": 2}}, [2, 2])
+        ),
         ({"tuning": {"study": "other.yaml", "seeds": [7]}}, "other.yaml cannot be read"),
         ({"pictures": {"p": {"kind": "curves", "figure": "test/acc"}}}, "its curves need test/acc in history"),
         ({"pictures": {"p": {"kind": "lines"}}}, "pictures.p is lines: no case has an x"),

@@ -12,6 +12,7 @@ from study_pool import HerePool, invented, partition
 from fl_lightning.study import cells, version, worker
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.progress import Progress
+from fl_lightning.study.report import write_report
 from fl_lightning.study.runner import Runner, Tally
 from fl_lightning.study.single import check, sweep, train_cell
 from fl_lightning.study.store import Store
@@ -292,3 +293,78 @@ def test_cells_are_sent_to_wandb(
     assert len(list((tmp_path / "sent" / "wandb").glob("offline-run-*"))) == 2
     without = make_study(tuning=None, seeds=[0])
     assert [progress(without).state(cell) for cell in progress(without).report("Local", "plain")] == ["done"]
+
+
+def peaked(best: float) -> Callable[..., dict[str, Any]]:
+    """Invents validation figures that are highest at a learning rate."""
+
+    def train(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
+        (rate,) = (a.partition("=")[2] for a in arguments if a.startswith("--model.optimizer.lr="))
+        found = invented(arguments)
+        found["result"]["val/acc"] = 1.0 - abs(math.log(float(rate) / best)) / 10
+        return found
+
+    return train
+
+
+BEYOND: dict[str, Any] = {
+    "seeds": [7],
+    "budget": 2,
+    "grid": {"model.optimizer.lr": [0.01, 0.02], "kind": {"adam": {"model.optimizer": "torch.optim.Adam"}}},
+    "beyond": ["model.optimizer.lr"],
+}
+
+
+@pytest.mark.parametrize(
+    ("best", "tried", "chosen"),
+    [
+        (0.1, [0.01, 0.02, 0.04, 0.08, 0.16], 0.08),
+        (0.003, [0.01, 0.02, 0.005, 0.0025, 0.00125], 0.0025),
+        (0.021, [0.01, 0.02, 0.04], 0.02),
+    ],
+)
+def test_the_grid_goes_on_past_its_end_as_long_as_that_is_better(
+    best: float, tried: list[float], chosen: float, make_study: Callable[..., Study]
+) -> None:
+    study = make_study(tuning=BEYOND)
+    tally, pool, _ = run(study, HerePool(train=peaked(best)), methods=["FedAvg"])
+    labels = [f"lr={rate}, kind=adam" for rate in tried]
+    assert [cell.setting for cell in pool.trained if cell.purpose == "tuning"] == labels
+    assert {cell.setting for cell in pool.trained if cell.purpose == "report"} == {f"lr={chosen}, kind=adam"}
+    assert (len(pool.trained), tally.missing) == (len(tried) + 4, 0)
+    assert len(run(study, HerePool(train=peaked(best)), methods=["FedAvg"])[1].trained) == 0
+
+
+def test_until_it_was_tried_the_choice_of_the_grid_stands(make_study: Callable[..., Study]) -> None:
+    pool = HerePool(train=peaked(0.05))
+    run(make_study(tuning={**BEYOND, "beyond": []}), pool)
+    study = make_study(tuning=BEYOND)
+    chosen = progress(study).choice("FedAvg", "wide")
+    assert chosen is not None
+    assert chosen.point[0] == "lr=0.02, kind=adam"
+    table = tidy(progress(study))
+    assert table["test"].notna().all()
+    text = write_report(progress(study), table).read_text()
+    assert "as long as that is better, which is yet to be tried by Local on plain, FedAvg on plain." in text
+    tally, pool, said = run(study, HerePool(train=peaked(0.05)), methods=["FedAvg"])
+    assert said[0].startswith("[1/6] FedAvg on plain, seed 7, tuning lr=0.04")  # one beyond it, four by the new choice
+    assert (tally.trained, tally.missing) == (6, 0)
+    chosen = progress(study).choice("FedAvg", "wide")
+    assert chosen is not None
+    assert (chosen.point[0], len(chosen.tried)) == ("lr=0.04, kind=adam", 4)
+    assert "yet to be tried by Local on plain." in write_report(progress(study), tidy(progress(study))).read_text()
+
+
+def test_a_setting_of_the_methods_own_is_not_at_the_grids_end(make_study: Callable[..., Study]) -> None:
+    rates = {"fast": {"model.optimizer.lr": 3.0}, "slow": {"model.optimizer.lr": 1.0}}
+    methods = {"FedAvg": {"config": "quickstart.yaml", "tune": {"own": rates}}}
+    _, pool, _ = run(make_study(tuning=BEYOND, methods=methods, baselines=[]), HerePool(train=peaked(9.0)))
+    assert sum(cell.purpose == "tuning" for cell in pool.trained) == 2
+
+
+def test_choices_past_the_grid_are_taken_by_other_studies(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    make_study(tuning=BEYOND).path.rename(tmp_path / "first.yaml")
+    run(Study(tmp_path / "first.yaml"), HerePool(train=peaked(0.04)))
+    second = make_study(tuning={"study": "first.yaml"}, seeds=[3], results="results/other")
+    _, pool, _ = run(second, HerePool(train=peaked(0.04)))
+    assert {cell.setting for cell in pool.trained} == {"lr=0.04, kind=adam"}
