@@ -100,26 +100,22 @@ def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure
 
 
 def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
-    """Average ranks in each panel of cases, methods that Nemenyi's test does not tell apart joined by a bar."""
+    """Average ranks over the cases that all methods have; those that Nemenyi's test does not tell apart share a bar."""
     import scikit_posthocs
 
-    found = panel_means(table, progress.study.panels, picture.figure)
-    means = {name: each for name, each in found.items() if min(each.shape) > 2 and (name or len(found) == 1)}
-    if not means:
+    means = panel_means(table, progress.study.panels, picture.figure).get("")
+    if means is None or min(means.shape) < 3:
         return None
-    heights = [1.6 + 0.24 * each.shape[1] for each in means.values()]
-    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
-    all_axes = figure.subplots(len(means), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (name, each) in zip(all_axes, means.items(), strict=True):
-        scikit_posthocs.critical_difference_diagram(
-            average_ranks(each),
-            nemenyi(each),
-            ax=axes,
-            label_fmt_left="{label} ({rank:.1f}) ",
-            label_fmt_right=" ({rank:.1f}) {label}",
-        )
-        of = f", {name}" if name else ""
-        axes.set_title(f"average rank over {len(each)} cases{of}", loc="left", fontsize="medium")
+    figure = Figure(figsize=(9, 1.6 + 0.24 * means.shape[1]), layout="constrained")
+    axes = figure.subplots()
+    scikit_posthocs.critical_difference_diagram(
+        average_ranks(means),
+        nemenyi(means),
+        ax=axes,
+        label_fmt_left="{label} ({rank:.1f}) ",
+        label_fmt_right=" ({rank:.1f}) {label}",
+    )
+    axes.set_title(f"average rank over {len(means)} cases", loc="left", fontsize="medium")
     return figure
 
 

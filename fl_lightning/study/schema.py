@@ -96,7 +96,7 @@ class Picture(_Part):
     Attributes:
         kind: ``lines``: the figure against the cases' ``x``, a panel for each ``panel``; ``curves``: against the rounds
             or another figure of every round (of ``history``), a panel for each case; ``ranks``: average ranks over the
-            cases of each ``panel`` with Nemenyi's critical difference.
+            cases with Nemenyi's critical difference.
         figure: A column of ``results.csv``; of curves a figure of every round.
         change: Of lines, whether they show how far the figure moves from the first place, paired by seed.
         x: Of curves, what they are drawn against.
