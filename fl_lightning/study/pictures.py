@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.schema import Picture
-from fl_lightning.study.statistics import average_ranks, nemenyi, panel_means
+from fl_lightning.study.statistics import average_ranks, case_means, nemenyi
 from fl_lightning.study.table import by_round, scale_of
 
 _WIDTH, _HEIGHT = 4.6, 3.8
@@ -103,8 +103,8 @@ def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
     """Average ranks over the cases that all methods have; those that Nemenyi's test does not tell apart share a bar."""
     import scikit_posthocs
 
-    means = panel_means(table, progress.study.panels, picture.figure).get("")
-    if means is None or min(means.shape) < 3:
+    means = case_means(table, picture.figure)
+    if min(means.shape) < 3:
         return None
     figure = Figure(figsize=(9, 1.6 + 0.24 * means.shape[1]), layout="constrained")
     axes = figure.subplots()

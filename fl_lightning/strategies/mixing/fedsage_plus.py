@@ -51,7 +51,7 @@ class FedSagePlus(FedSage, NotesFigures):
 
     Args:
         personal: Shell-style patterns of parameters that never leave their client: the generator's.
-        hidden_fraction: Share of the validation nodes that is hidden, in [0, 1]; 0 mends nothing.
+        hidden_fraction: Share of the validation nodes that is hidden, in [0, 1]; with 0 nothing real is there to learn.
         generator_nodes: T, whose lost neighbours teach the generator: the ``training`` nodes, as in released code, or
             ``all``, which with few labels are many more.
         pretrain_epochs: Epochs on L_A.
