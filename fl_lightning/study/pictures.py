@@ -108,13 +108,15 @@ def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
         return None
     figure = Figure(figsize=(9, 1.6 + 0.24 * means.shape[1]), layout="constrained")
     axes = figure.subplots()
-    scikit_posthocs.critical_difference_diagram(
+    drawn = scikit_posthocs.critical_difference_diagram(
         average_ranks(means),
         nemenyi(means),
         ax=axes,
         label_fmt_left="{label} ({rank:.1f}) ",
         label_fmt_right=" ({rank:.1f}) {label}",
     )
+    for (bar,) in drawn["crossbars"]:  # whose points are a set: the file would differ from one drawing to the next
+        bar.set_xdata(sorted(bar.get_xdata()))
     axes.set_title(f"average rank over {len(means)} cases", loc="left", fontsize="medium")
     return figure
 
