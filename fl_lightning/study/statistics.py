@@ -151,21 +151,17 @@ def wins_ties_losses(table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
     methods = list(dict.fromkeys(table["method"]))
     values = {case: _by_seed(table, case, figure) for case in dict.fromkeys(table["case"])}
     shown = pd.DataFrame("", index=methods, columns=methods)
-    gc.freeze()  # every correction collects garbage, which takes 0.1 s with all that is imported
-    try:
-        for first, second in itertools.combinations(methods, 2):
-            pairs = [found for found in values.values() if {first, second} <= set(found.columns)]
-            gains = [(found[first] - found[second]).dropna().to_numpy() for found in pairs]
-            gains = [gain_S for gain_S in gains if len(gain_S) >= FEWEST_PAIRS]
-            if not gains:
-                continue
-            holm = corrected([paired_p(gain_S) for gain_S in gains])
-            told = [verdict(float(gain_S.mean()), p) for gain_S, p in zip(gains, holm, strict=True)]
-            above, same, below = (str(told.count(word)) for word in (ABOVE, SAME, BELOW))
-            shown.loc[first, second] = f"{above}/{same}/{below}"
-            shown.loc[second, first] = f"{below}/{same}/{above}"
-    finally:
-        gc.unfreeze()
+    for first, second in itertools.combinations(methods, 2):
+        pairs = [found for found in values.values() if {first, second} <= set(found.columns)]
+        gains = [(found[first] - found[second]).dropna().to_numpy() for found in pairs]
+        gains = [gain_S for gain_S in gains if len(gain_S) >= FEWEST_PAIRS]
+        if not gains:
+            continue
+        holm = corrected([paired_p(gain_S) for gain_S in gains])
+        told = [verdict(float(gain_S.mean()), p) for gain_S, p in zip(gains, holm, strict=True)]
+        above, same, below = (str(told.count(word)) for word in (ABOVE, SAME, BELOW))
+        shown.loc[first, second] = f"{above}/{same}/{below}"
+        shown.loc[second, first] = f"{below}/{same}/{above}"
     return shown
 
 
@@ -194,7 +190,11 @@ def corrected(p_values: Iterable[float]) -> list[float]:
     p_T = np.array(list(p_values), dtype=float)
     tested_T = ~np.isnan(p_T)
     if tested_T.any():
-        p_T[tested_T] = multipletests(p_T[tested_T], alpha=LEVEL, method="holm")[1]
+        gc.freeze()  # multipletests collects garbage at every call: 0.1 s with all that is imported
+        try:
+            p_T[tested_T] = multipletests(p_T[tested_T], alpha=LEVEL, method="holm")[1]
+        finally:
+            gc.unfreeze()
     return [float(p) for p in p_T]
 
 
