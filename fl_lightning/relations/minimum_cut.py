@@ -1,7 +1,9 @@
 """The lightest cut of a complete weighted graph.
 
-Stoer, Wagner: "A Simple Min-Cut Algorithm", Journal of the ACM 44(4), 1997.
+Stoer, Wagner: "A Simple Min-Cut Algorithm", Journal of the ACM 44(4), 1997, by networkx.
 """
+
+import itertools
 
 import torch
 from torch import Tensor
@@ -9,8 +11,6 @@ from torch import Tensor
 
 def minimum_cut(weight_CC: Tensor) -> Tensor:
     """One side of the global minimum cut, boolean (C,); the side without the first vertex.
-
-    Every phase begins at the first vertex; of equally tight vertices the first is taken, of equal cuts the first found.
 
     Args:
         weight_CC: Symmetric and not negative, at least two vertices; the diagonal is not read.
@@ -20,22 +20,11 @@ def minimum_cut(weight_CC: Tensor) -> Tensor:
         >>> minimum_cut(pairs).tolist()
         [False, False, True, True]
     """
-    weights = weight_CC.double().tolist()
-    merged = {vertex: {vertex} for vertex in range(len(weights))}
-    lightest, side = float("inf"), {0}
-    while len(merged) > 1:
-        first, *others = merged
-        before, last, tight = first, first, weights[first].copy()
-        while others:
-            before, last = last, max(others, key=tight.__getitem__)
-            others.remove(last)
-            cut = tight[last]
-            tight = [own + other for own, other in zip(tight, weights[last], strict=True)]
-        if cut < lightest:
-            lightest, side = cut, merged[last]
-        merged[before] |= merged.pop(last)
-        for other in merged:
-            weights[before][other] += weights[last][other]
-            weights[other][before] = weights[before][other]
-    on_side_C = torch.tensor([vertex in side for vertex in range(len(weights))], device=weight_CC.device)
-    return ~on_side_C if on_side_C[0] else on_side_C
+    import networkx
+
+    weights, graph = weight_CC.double().tolist(), networkx.Graph()
+    pairs = itertools.combinations(range(len(weights)), 2)
+    graph.add_weighted_edges_from((one, other, weights[one][other]) for one, other in pairs)
+    _, sides = networkx.stoer_wagner(graph)
+    away = next(side for side in sides if 0 not in side)
+    return torch.tensor([vertex in away for vertex in range(len(weights))], device=weight_CC.device)
