@@ -9,12 +9,14 @@ from torch import Tensor
 class ClientGraph:
     """A client's private subgraph: features, edges, labels and the roles of its nodes.
 
-    Shape legend: N nodes of this client, F features, E directed edges, M most neighbours that a node may have.
+    Shape legend: N nodes of this client, F features, E directed edges, K attributes of an edge, M most neighbours that
+    a node may have.
 
     Attributes:
         name: Zero-padded, so that names sort as the clients do: ``"client-07"``.
         x_NF: Node features, float32, dense.
-        edge_index_2E: int64, both directions of every edge, sorted by source and target, no self-loops.
+        edge_index_2E: int64, source and target of every edge, sorted by source and then by target, no self-loops, no
+            duplicates; both directions of every edge unless the graph is directed.
         y_N: Class of each node, int64; negative where it is unknown.
         train_mask_N: Boolean; the three masks never overlap.
         val_mask_N: Boolean.
@@ -23,6 +25,9 @@ class ClientGraph:
             it: ``FederatedDataModule.source_idx_N``).
         neighbour_ids_NM: int64, by which the neighbours of each node, those lost to other clients too, are known to all
             clients (``callbacks/neighbour_ids.py``); 0 for none. None where nobody needs them.
+        edge_weight_E: Non-negative weight of each edge, float32, in the order of the edges; None where edges have none.
+        edge_attr_EK: Attributes of each edge, float32, in the order of the edges; None where edges have none.
+        is_directed: Whether an edge may be there in one direction only; a message goes from its source to its target.
     """
 
     name: str
@@ -34,6 +39,9 @@ class ClientGraph:
     test_mask_N: Tensor
     node_idx_N: Tensor
     neighbour_ids_NM: Tensor | None = None
+    edge_weight_E: Tensor | None = None
+    edge_attr_EK: Tensor | None = None
+    is_directed: bool = False
 
     @property
     def num_nodes(self) -> int:

@@ -28,7 +28,9 @@ class PlainGraph:
 
     Attributes:
         x: Features (N, F).
-        edge_index: Edges (2, E), both directions, without self loops.
+        edge_index: Edges (2, E), source and target, without self loops; both directions unless the graph is directed.
+        edge_weight: Weight of each edge (E,), or None.
+        edge_attr: Attributes of each edge (E, K), or None.
     """
 
     def __init__(self, graph: ClientGraph, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -43,6 +45,18 @@ class PlainGraph:
     def edge_index(self) -> Tensor:
         """Edges (2, E)."""
         return self._graph.edge_index_2E.to(self._device)
+
+    @cached_property
+    def edge_weight(self) -> Tensor | None:
+        """Weights of the edges (E,), None where they have none."""
+        weight_E = self._graph.edge_weight_E
+        return None if weight_E is None else weight_E.to(self._device, self._dtype)
+
+    @cached_property
+    def edge_attr(self) -> Tensor | None:
+        """Attributes of the edges (E, K), None where they have none."""
+        attr_EK = self._graph.edge_attr_EK
+        return None if attr_EK is None else attr_EK.to(self._device, self._dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
