@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fl_lightning.callback import Callback, Trainer
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.data.preparation import prepare_graph
 from fl_lightning.data.sources.base import GraphSource
 
 
@@ -51,7 +50,7 @@ class NeighbourIds(Callback):
         data = trainer.datamodule
         if not (isinstance(data, FederatedDataModule) and isinstance(data.source, GraphSource)):
             raise ValueError("NeighbourIds is for one graph that is cut into clients: leave the callback out")
-        graph = prepare_graph(data.source.load(data.root, data.cache_dir), data.source.preparation, str(data.source))
+        _, graph = data.source.prepared(data.root, data.cache_dir)
         ids_NM = neighbour_ids(graph.edge_index, graph.num_nodes, secret=self.secret, max_ids=self.max_ids)
         return tuple(dataclasses.replace(each, neighbour_ids_NM=ids_NM[each.node_idx_N]) for each in clients)
 
@@ -60,7 +59,7 @@ def neighbour_ids(edge_index_2E: Tensor, num_nodes: int, *, secret: str, max_ids
     """The hashes of each node's neighbours, ascending, int64 (N, M) with 0 for none; the smallest, if they are many.
 
     Args:
-        edge_index_2E: Both directions of every edge.
+        edge_index_2E: Source and target of every edge; a node's neighbours are the sources of its edges.
         num_nodes: N.
         secret: Key of the hash (BLAKE2b, 40 bits, so that nobody takes the numbers for a model that has diverged).
         max_ids: Most neighbours of a node.
@@ -69,12 +68,12 @@ def neighbour_ids(edge_index_2E: Tensor, num_nodes: int, *, secret: str, max_ids
     digests = [hashlib.blake2b(str(node).encode(), digest_size=5, key=key).digest() for node in range(num_nodes)]
     hash_N = torch.tensor([int.from_bytes(digest, "big") for digest in digests]).clamp(min=1)
     source_E, target_E = edge_index_2E
-    order_E = hash_N[target_E].argsort(stable=True)
-    order_E = order_E[source_E[order_E].argsort(stable=True)]
-    source_E, hash_E = source_E[order_E], hash_N[target_E[order_E]]
-    degree_N = source_E.bincount(minlength=num_nodes)
-    rank_E = torch.arange(len(source_E)) - (degree_N.cumsum(0) - degree_N)[source_E]
+    order_E = hash_N[source_E].argsort(stable=True)
+    order_E = order_E[target_E[order_E].argsort(stable=True)]
+    target_E, hash_E = target_E[order_E], hash_N[source_E[order_E]]
+    degree_N = target_E.bincount(minlength=num_nodes)
+    rank_E = torch.arange(len(target_E)) - (degree_N.cumsum(0) - degree_N)[target_E]
     kept_E = rank_E < max_ids
     ids_NM = torch.zeros(num_nodes, max(1, min(int(degree_N.max()), max_ids)), dtype=torch.int64)
-    ids_NM[source_E[kept_E], rank_E[kept_E]] = hash_E[kept_E]
+    ids_NM[target_E[kept_E], rank_E[kept_E]] = hash_E[kept_E]
     return ids_NM

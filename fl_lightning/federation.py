@@ -28,6 +28,9 @@ class Roster:
         relation_CC: Client relation graph: float32, non-negative, symmetric, zero diagonal, (C, C); None if the data
             have none.
         groups: Each client's group, where the partition draws several clients from one part of a graph; else empty.
+        is_directed: Whether edges of any client's graph may go in one direction only.
+        has_edge_weights: Whether the edges of the clients' graphs have weights.
+        num_edge_attributes: Attributes of an edge; 0 where edges have none. Alike in all clients.
         partition_hash: SHA-256 (hex) of data, partition and split.
         layout: What a collator decides over all clients (``sparse_features`` of graphs), so that batches made where
             only some of them are at hand are the same.
@@ -41,6 +44,9 @@ class Roster:
     num_outputs: int
     relation_CC: Tensor | None = None
     groups: tuple[int, ...] = ()
+    is_directed: bool = False
+    has_edge_weights: bool = False
+    num_edge_attributes: int = 0
     partition_hash: str = ""
     layout: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,6 +70,7 @@ class Roster:
             num_outputs=num_outputs,
             relation_CC=relation_CC,
             groups=groups,
+            **common_edges({graph.name: edge_facts(graph) for graph in graphs}),
             partition_hash=partition_hash,
             layout=GraphCollator.layout_of(graphs) if graphs else {},
         )
@@ -71,6 +78,33 @@ class Roster:
     def __len__(self) -> int:
         """Clients."""
         return len(self.names)
+
+
+def edge_facts(client: ClientGraph | ClientExamples) -> dict[str, Any]:
+    """What a roster says of a client's edges, by the names that it has there; nothing where there are none."""
+    if not isinstance(client, ClientGraph):
+        return {}
+    return {
+        "is_directed": client.is_directed,
+        "has_edge_weights": client.edge_weight_E is not None,
+        "num_edge_attributes": 0 if client.edge_attr_EK is None else client.edge_attr_EK.shape[1],
+    }
+
+
+def common_edges(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a roster says of all clients' edges, from what is said of each by name.
+
+    Raises:
+        ValueError: The edges of some clients carry what those of others do not.
+    """
+    clients = [each for each in facts.values() if each]
+    if not clients:
+        return {}
+    for fact in ("has_edge_weights", "num_edge_attributes"):
+        if len({each[fact] for each in clients}) > 1:
+            values = {name: each[fact] for name, each in facts.items()}
+            raise ValueError(f"the clients' {fact} must be alike: {values}")
+    return {**clients[0], "is_directed": any(each["is_directed"] for each in clients)}
 
 
 def _width(client: ClientGraph | ClientExamples) -> int | tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -27,7 +28,11 @@ class ClientGraph:
             clients (``callbacks/neighbour_ids.py``); 0 for none. None where nobody needs them.
         edge_weight_E: Non-negative weight of each edge, float32, in the order of the edges; None where edges have none.
         edge_attr_EK: Attributes of each edge, float32, in the order of the edges; None where edges have none.
-        is_directed: Whether an edge may be there in one direction only; a message goes from its source to its target.
+        is_directed: Whether edges, or their weights, may differ between the directions; a message goes from source to
+            target. Set by itself where they do, whatever was given.
+
+    Raises:
+        ValueError: There is not a weight, or not a row of attributes, for each edge.
     """
 
     name: str
@@ -42,6 +47,16 @@ class ClientGraph:
     edge_weight_E: Tensor | None = None
     edge_attr_EK: Tensor | None = None
     is_directed: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the sizes of what edges have, and see whether they go both ways."""
+        for name, value in (("edge_weight_E", self.edge_weight_E), ("edge_attr_EK", self.edge_attr_EK)):
+            if value is not None and len(value) != self.num_edges:
+                raise ValueError(
+                    f"{self.name}: {name} has {len(value)} rows for {self.num_edges} edges; give a row for each edge"
+                )
+        if not self.is_directed and not goes_both_ways(self.edge_index_2E, self.num_nodes, self.edge_weight_E):
+            object.__setattr__(self, "is_directed", True)
 
     @property
     def num_nodes(self) -> int:
@@ -72,3 +87,23 @@ class ClientGraph:
     def num_examples(self) -> int:
         """Labelled training examples: what strategies weight clients by."""
         return int(self.train_mask_N.sum())
+
+
+def goes_both_ways(edge_index_2E: Tensor, num_nodes: int, weight_E: Tensor | None = None) -> bool:
+    """Whether every edge has its reverse, with the same weight.
+
+    Args:
+        edge_index_2E: int64 edges (2, E), without duplicates.
+        num_nodes: Nodes.
+        weight_E: Weights; None where edges have none.
+
+    Example:
+        >>> goes_both_ways(torch.tensor([[0, 1], [1, 0]]), 2), goes_both_ways(torch.tensor([[0], [1]]), 2)
+        (True, False)
+    """
+    source_E, target_E = edge_index_2E
+    forth_E, forth_order_E = (source_E * num_nodes + target_E).sort()
+    back_E, back_order_E = (target_E * num_nodes + source_E).sort()
+    if not torch.equal(forth_E, back_E):
+        return False
+    return weight_E is None or torch.equal(weight_E[forth_order_E], weight_E[back_order_E])

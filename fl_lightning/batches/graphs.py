@@ -16,6 +16,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch, Collator, pad
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
+from fl_lightning.kernels.edge_products import Edges
 from fl_lightning.kernels.edges import drop_edges, kept_columns, mask_columns
 from fl_lightning.kernels.randomness import subkey
 
@@ -64,13 +65,16 @@ class GraphBatch(Batch):
     """Graphs as a client's model sees them, trained full-batch. Padding nodes have every mask false and no edges.
 
     Attributes:
-        degree: Neighbours of each node, itself not among them, int64 (C, N).
+        degree: Neighbours of each node, itself not among them, int64 (C, N); of a directed graph those that send
+            it messages.
         x: The features X (C, N, F) where they are dense, else None.
         propagated_x: Â X (C, N, F) where the features are dense and neither they nor Â are random, else None.
-        adjacency: The normalised adjacency Â as an (N, N) operator.
+        adjacency: The normalised adjacency Â as an (N, N) operator: row t sums what target t receives from its sources.
         sparse_x: The features as an (N, F) operator where they are sparse, else None.
         plain: The graph for nets of PyG layers, in a batch of one client (under the sequential executor).
         neighbour_ids: By what each node's neighbours are known, int64 (C, N, M), 0 for none; None if clients have none.
+        links: Where there are edges, as an (N, N) operator of ones without loops; None where Â says it, as it does of
+            graphs without weights.
     """
 
     degree: Tensor
@@ -80,6 +84,7 @@ class GraphBatch(Batch):
     sparse_x: BlockSparse | None
     plain: PlainGraph | None = None
     neighbour_ids: Tensor | None = None
+    links: BlockSparse | None = None
 
     def transform(self, weight_FD: Tensor) -> Tensor:
         """X W, (N, D): the features, dense or sparse, through a linear map; also on a stack and under ``vmap``."""
@@ -102,11 +107,19 @@ class GraphBatch(Batch):
     def sum_neighbours(self, value_ND: Tensor) -> Tensor:
         """Σ over the neighbours of each node, itself not among them, (N, D); also on a stack and under ``vmap``.
 
-        It is D^(1/2) Â D^(1/2) - I with the loops in D, so that no other operator is kept.
+        Neighbours count alike, whatever the weights of edges. Without weights it is D^(1/2) Â D^(1/2) - I with the
+        loops in D, so that no other operator is kept.
         """
+        if self.links is not None:
+            return block_matmul(self.links, value_ND, owner=self.real_mask)
         scale_N1 = (self.degree + 1).to(value_ND.dtype).sqrt().unsqueeze(-1)
         summed_ND = block_matmul(self.adjacency, scale_N1 * value_ND, owner=self.real_mask)
         return scale_N1 * summed_ND - value_ND * self.real_mask.unsqueeze(-1)
+
+    @property
+    def edges(self) -> Edges:
+        """The edges, for products along them."""
+        return (self.adjacency if self.links is None else self.links).edges
 
     def augmented(self, number: int, *, edge_dropout: float, feature_dropout: float) -> "GraphBatch":
         """A random view of the graph: without some edges (Â normalised anew) and without some features of all nodes.
@@ -117,14 +130,14 @@ class GraphBatch(Batch):
             feature_dropout: Probability that a feature is zero.
         """
         view = self.with_draw(number)
-        adjacency, degree = drop_edges(subkey(view.key, "edges"), self.adjacency, edge_dropout)
+        adjacency, degree, links = drop_edges(subkey(view.key, "edges"), self.adjacency, edge_dropout, self.links)
         key, x, sparse_x = subkey(view.key, "features"), self.x, self.sparse_x
         if sparse_x is not None:
             sparse_x = mask_columns(key, sparse_x, feature_dropout)
         elif x is not None:
             x = x * kept_columns(key, x.shape[-1], feature_dropout).unsqueeze(-2)
         return dataclasses.replace(
-            view, adjacency=adjacency, degree=degree, x=x, sparse_x=sparse_x, propagated_x=None, plain=None
+            view, adjacency=adjacency, links=links, degree=degree, x=x, sparse_x=sparse_x, propagated_x=None, plain=None
         )
 
     @property
@@ -143,6 +156,7 @@ class GraphBatch(Batch):
             chosen,
             adjacency=self.adjacency.select(rows, num_nodes, num_nodes),
             sparse_x=None if self.sparse_x is None else self.sparse_x.select(rows, num_nodes),
+            links=None if self.links is None else self.links.select(rows, num_nodes, num_nodes),
             plain=None,
         )
 
@@ -215,6 +229,7 @@ class GraphCollator(Collator):
             sparse_x=self._features(graphs, real_mask_CN.shape[1]) if self.sparse_features else None,
             plain=PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
             neighbour_ids=self._neighbour_ids(graphs, real_mask_CN.shape[1]),
+            links=self._links(graphs, real_mask_CN.shape[1]),
         )
 
     def _neighbour_ids(self, graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor | None:
@@ -226,14 +241,44 @@ class GraphCollator(Collator):
         return F.pad(ids_CNM, (0, 0, 0, num_nodes - ids_CNM.shape[1]))
 
     def _adjacency(self, graphs: Sequence[ClientGraph], real_mask_CN: Tensor) -> BlockSparse:
-        """Â = D^(-1/2) (A + I) D^(-1/2) of every client, exact and on the CPU."""
+        """Â = D^(-1/2) (A + I) D^(-1/2) of every client, exact and on the CPU.
+
+        As PyG's ``gcn_norm``: A has targets as rows, and the weights of edges as entries; D sums the rows of A + I.
+        """
         num_clients, num_nodes = real_mask_CN.shape
-        edges_2E = _offset([graph.edge_index_2E for graph in graphs], (num_nodes, num_nodes))
+        edges_2E = _messages(graphs, num_nodes)
         index_2E = torch.cat([edges_2E, real_mask_CN.flatten().nonzero().t().expand(2, -1)], dim=1)
-        scale = torch.bincount(index_2E[0], minlength=real_mask_CN.numel()).to(self.exact_dtype).rsqrt()
+        weight_E = self._weights(graphs, index_2E.shape[1])
+        degree = torch.bincount(index_2E[0], weight_E, minlength=real_mask_CN.numel())
+        scale = degree.to(self.exact_dtype).rsqrt()
+        values = scale[index_2E[0]] * scale[index_2E[1]]
         return BlockSparse.from_coordinates(
-            index_2E, scale[index_2E[0]] * scale[index_2E[1]], (num_nodes, num_nodes), num_clients, symmetric=True
+            index_2E,
+            values if weight_E is None else values * weight_E.to(values),
+            (num_nodes, num_nodes),
+            num_clients,
+            symmetric=not any(graph.is_directed for graph in graphs),
         )
+
+    def _weights(self, graphs: Sequence[ClientGraph], num_entries: int) -> Tensor | None:
+        """Weights of all edges, then those of the loops, which are 1; None where edges have none."""
+        weights = [graph.edge_weight_E for graph in graphs if graph.edge_weight_E is not None]
+        if not weights:
+            return None
+        if len(weights) < len(graphs):
+            raise ValueError(f"{len(weights)} of {len(graphs)} clients have weights of edges: all must, or none")
+        weight_E = torch.cat(weights).to(self.exact_dtype)
+        return F.pad(weight_E, (0, num_entries - len(weight_E)), value=1.0)
+
+    def _links(self, graphs: Sequence[ClientGraph], num_nodes: int) -> BlockSparse | None:
+        """Where weighted graphs have edges."""
+        if graphs[0].edge_weight_E is None:
+            return None
+        edges_2E = _messages(graphs, num_nodes)
+        ones = torch.ones(edges_2E.shape[1], dtype=self.operator_dtype)
+        symmetric = not any(graph.is_directed for graph in graphs)
+        links = BlockSparse.from_coordinates(edges_2E, ones, (num_nodes, num_nodes), len(graphs), symmetric=symmetric)
+        return links.to(self.device, self.operator_dtype)
 
     def _propagate(self, graphs: Sequence[ClientGraph], adjacency: BlockSparse) -> Tensor:
         """Â X of every client, dense, (C, N, F)."""
@@ -251,8 +296,13 @@ class GraphCollator(Collator):
 
 
 def _degree(graph: "ClientGraph") -> Tensor:
-    """Neighbours of each node, (N,)."""
-    return torch.bincount(graph.edge_index_2E[0], minlength=graph.num_nodes)
+    """Neighbours of each node, those that send it messages, (N,)."""
+    return torch.bincount(graph.edge_index_2E[1], minlength=graph.num_nodes)
+
+
+def _messages(graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor:
+    """Target and source of every edge of all clients, within the block-diagonal matrix, (2, E)."""
+    return _offset([graph.edge_index_2E.flip(0) for graph in graphs], (num_nodes, num_nodes))
 
 
 def _offset(coordinates: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:

@@ -31,7 +31,7 @@ from fl_lightning.data.partition.record import (
     hash_graph,
 )
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.preparation import Dropped, dropped, names_of_classes, names_of_nodes, prepare_graph
+from fl_lightning.data.preparation import Dropped, dropped, names_of_classes, names_of_nodes
 from fl_lightning.data.settings import check_count, check_folder, check_seed
 from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.sources.examples import ExampleSource
@@ -354,8 +354,7 @@ class FederatedDataModule(LightningDataModule):
 
     def _load_graph(self) -> Data:
         assert isinstance(self.source, GraphSource)
-        raw = self.source.load(self.root, self.cache_dir)
-        data = prepare_graph(raw, self.source.preparation, str(self.source))
+        raw, data = self.source.prepared(self.root, self.cache_dir)
         self._node_names = names_of_nodes(raw, str(self.source))
         self._class_names = names_of_classes(raw, str(self.source))
         self._dropped = dropped(raw, data)
@@ -386,14 +385,18 @@ class FederatedDataModule(LightningDataModule):
 def _extract(
     data: Data, record: PartitionRecord, names: Sequence[str] | None = None
 ) -> tuple[tuple[ClientGraph, ...], tuple[int, ...]]:
-    """Cut out each client's induced subgraph; also count the directed edges from it to other nodes."""
-    matrix = adjacency_matrix(data.edge_index, data.num_nodes)
+    """Cut out each client's induced subgraph; also count the directed edges that it lacks from other nodes."""
+    weight_E, attr_EK = data.get("edge_weight"), data.get("edge_attr")
+    carried = weight_E is not None or attr_EK is not None
+    matrix = adjacency_matrix(data.edge_index, data.num_nodes, numbered=carried)
+    received_N = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
     width = max(2, len(str(len(record.node_idx) - 1)))
     clients, edges_lost = [], []
     for client, (node_idx_N, role_N) in enumerate(zip(record.node_idx, record.roles, strict=True)):
         rows = matrix[node_idx_N.numpy()]
         inside = rows[:, node_idx_N.numpy()].tocoo()
-        edges_lost.append(int(rows.nnz - inside.nnz))
+        edges_lost.append(int(received_N[node_idx_N].sum()) - inside.nnz)
+        number_E = torch.from_numpy(inside.data) if carried else None
         clients.append(
             ClientGraph(
                 name=f"client-{client:0{width}d}" if names is None else names[client],
@@ -404,6 +407,8 @@ def _extract(
                 val_mask_N=role_N == Role.VAL,
                 test_mask_N=role_N == Role.TEST,
                 node_idx_N=node_idx_N,
+                edge_weight_E=None if weight_E is None else weight_E[number_E],
+                edge_attr_EK=None if attr_EK is None else attr_EK[number_E],
             )
         )
     return tuple(clients), tuple(edges_lost)

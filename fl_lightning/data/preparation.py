@@ -3,6 +3,7 @@
 Shape legend: N nodes, F features, E directed edges.
 """
 
+import warnings
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
-from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
+from torch_geometric.utils import coalesce, to_undirected
 
+from fl_lightning.data.edge_data import checked_attributes, checked_weights
 from fl_lightning.data.settings import check_flag
 
 _MANY_CLASSES = 1000
@@ -55,33 +57,35 @@ class Dropped:
     num_classes: int = 0
 
 
-def prepare_graph(data: Data, preparation: Preparation, name: str = "the graph") -> Data:
+def prepare_graph(data: Data, preparation: Preparation, name: str = "the graph", *, warns: bool = False) -> Data:
     """Return a copy of ``data`` with clean edges, float32 features and int64 labels.
 
-    Self-loops and duplicate edges always go: GNN layers add their own loops, and METIS allows neither.
+    Self-loops and duplicate edges always go: GNN layers add their own loops, and METIS allows neither. Of duplicate
+    edges the weights are added and the attributes averaged; where ``undirected`` makes one of two directions, both are
+    averaged, so that a graph that has both already keeps them.
 
     Args:
         data: Graph with ``x`` (num_nodes, num_features), ``edge_index`` (2, num_edges) and ``y`` (num_nodes) or
-            (num_nodes, 1): classes 0, 1, ..., negative or nan where a node has none.
+            (num_nodes, 1): classes 0, 1, ..., negative or nan where a node has none. ``edge_weight`` (num_edges), not
+            negative, and ``edge_attr`` (num_edges, num_attributes) are carried along.
         preparation: The optional steps.
-        name: What error messages call the graph.
+        name: What messages call the graph.
+        warns: Warn where ``undirected`` adds edges.
 
     Returns:
         A graph whose node attributes (masks, ``membership`` ...) follow the kept nodes; ``source_idx`` is the number
-        that each of them has in ``data``, int64. Edge attributes are dropped.
+        that each of them has in ``data``, int64.
 
     Raises:
-        ValueError: Features, edges or single-class labels are missing or unsound; names the first place and the remedy.
+        ValueError: Features, edges or single-class labels are missing or unsound, or weights or attributes of edges
+            are; names the first place and the remedy.
+
+    Warns:
+        UserWarning: Edges are added, if it is asked for; self-loops with weights or attributes are dropped.
     """
     prepared = _checked_copy(data, name)
     num_nodes = prepared.num_nodes
-    edge_index_2E, _ = remove_self_loops(_checked_edges(data.edge_index, num_nodes, name))
-    if edge_index_2E.shape[1] == 0:
-        raise ValueError(f"{name} has no edges (self-loops do not count): add some; federated graph methods need them.")
-    if preparation.undirected:
-        prepared.edge_index = to_undirected(edge_index_2E, num_nodes=num_nodes)
-    else:
-        prepared.edge_index = coalesce(edge_index_2E, num_nodes=num_nodes)
+    _set_edges(prepared, data, preparation.undirected, name, warns)
     prepared.source_idx = torch.arange(num_nodes)
     if preparation.largest_component:
         prepared = LargestConnectedComponents()(prepared)
@@ -206,6 +210,40 @@ def _checked_edges(edge_index_2E: Tensor, num_nodes: int, name: str) -> Tensor:
             f"{num_nodes - 1}; correct edge_index, or give x and y of all nodes."
         )
     return edge_index_2E
+
+
+def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: bool) -> None:
+    """Give the prepared graph the edges, without loops and duplicates, with what they carry."""
+    num_nodes = prepared.num_nodes
+    given_2E = _checked_edges(data.edge_index, num_nodes, name)
+    values = {"edge_weight": checked_weights(data, name), "edge_attr": checked_attributes(data, name)}
+    kept_E = given_2E[0] != given_2E[1]
+    edges_2E = given_2E[:, kept_E]
+    if edges_2E.shape[1] == 0:
+        raise ValueError(f"{name} has no edges (self-loops do not count): add some; federated graph methods need them.")
+    once_2E = coalesce(edges_2E, num_nodes=num_nodes)
+    prepared.edge_index = to_undirected(once_2E, num_nodes=num_nodes) if undirected else once_2E
+    for key, value in values.items():
+        if value is not None:
+            reduce = "sum" if key == "edge_weight" else "mean"
+            _, value = coalesce(edges_2E, value[kept_E], num_nodes=num_nodes, reduce=reduce)
+            if undirected:
+                _, value = to_undirected(once_2E, value, num_nodes=num_nodes, reduce="mean")
+            prepared[key] = value
+    carried = " and ".join(key for key, value in values.items() if value is not None)
+    if carried and not bool(kept_E.all()):
+        warnings.warn(
+            f"{name}: {int((~kept_E).sum()):,} self-loops are dropped with their {carried}; layers that need loops add "
+            "their own, of weight 1.",
+            stacklevel=2,
+        )
+    num_added = prepared.edge_index.shape[1] - once_2E.shape[1]
+    if num_added and warns:
+        warnings.warn(
+            f"{name}: undirected adds the missing direction of {num_added:,} of {once_2E.shape[1]:,} edges; set it to "
+            "false on the source to keep the directions.",
+            stacklevel=2,
+        )
 
 
 def _check_not_negative(prepared: Data, name: str) -> None:

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from fl_lightning.kernels.autograd import lead_with_clients, quick
 from fl_lightning.kernels.block_sparse import BlockSparse
-from fl_lightning.kernels.csr import coordinates, with_values
+from fl_lightning.kernels.csr import coordinates, csr_matmul, with_values
 from fl_lightning.kernels.randomness import pair_words
 
 
@@ -56,7 +56,7 @@ def sample_neighbours(key: Tensor, allowed: Tensor, operator: BlockSparse, count
     Args:
         key: int64 key of each client (C,), or a scalar for one client, also under ``vmap``.
         allowed: Nodes that may be drawn, (C, N) or (N,).
-        operator: Its entries are the edges, (N, N) for each client.
+        operator: Its entries are the edges, (N, N) for each client; the neighbours of a row are its columns.
         count: Most neighbours of a node.
 
     Returns:
@@ -68,29 +68,57 @@ def sample_neighbours(key: Tensor, allowed: Tensor, operator: BlockSparse, count
 
 @quick
 class _DropEdges(Function):
-    """Values of a normalised adjacency after some edges are dropped, (nnz,), and degrees; under ``vmap`` of all."""
+    """Values of Â and of its transpose after some edges are dropped, of links likewise, and degrees; of all clients."""
 
     @staticmethod
-    def forward(key: Tensor, operator: BlockSparse, probability: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        key: Tensor, operator: BlockSparse, probability: float, links: BlockSparse | None
+    ) -> tuple[Tensor, ...]:
         key_C, size = _keys(key, operator), len(operator.matrix) // operator.num_blocks
+
+        def is_kept(row: Tensor, column: Tensor) -> Tensor:
+            first, last = torch.minimum(row, column) % size, torch.maximum(row, column) % size
+            return _kept(pair_words(key_C[row // size], first, last), probability) | (row == column)
+
         row, column = coordinates(operator.matrix)
-        first, last = torch.minimum(row, column) % size, torch.maximum(row, column) % size
-        kept = _kept(pair_words(key_C[row // size], first, last), probability) | (row == column)
+        kept = is_kept(row, column)
         count = torch.zeros(len(operator.matrix), dtype=torch.int64, device=row.device)
         count = count.index_add(0, row, kept.long())
-        scale = count.clamp(min=1).to(operator.matrix.dtype).rsqrt()
-        values = kept * scale[row] * scale[column]
-        return values, (count - 1).clamp(min=0).view(*key.shape, size)
+        degree = (count - 1).clamp(min=0).view(*key.shape, size)
+        values = []
+        if links is None:
+            scale = count.clamp(min=1).to(operator.matrix.dtype).rsqrt()
+            for matrix in _forms(operator):
+                row, column = coordinates(matrix)
+                values.append(is_kept(row, column) * scale[row] * scale[column])
+            return *values, degree
+        loop, entry = row == column, operator.matrix.values()
+        old = torch.ones_like(entry[:1]).repeat(len(count))  # D^(1/2), for the loops' entries in Â are those of D^(-1)
+        old[row[loop]] = entry[loop].rsqrt()
+        rest = with_values(operator.matrix, kept * entry * old[row] * old[column])
+        total = csr_matmul(rest, torch.ones_like(old)[:, None])[:, 0]
+        scale = old * torch.where(total > 0, total, 1.0).rsqrt()
+        for matrix in _forms(operator):
+            row, column = coordinates(matrix)
+            values.append(is_kept(row, column) * matrix.values() * (scale[row] * scale[column]))
+        values += [is_kept(*coordinates(matrix)) * matrix.values() for matrix in _forms(links)]
+        return *values, degree
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], key: Tensor, operator: BlockSparse, probability: float
-    ) -> tuple[tuple[Tensor, Tensor], tuple[None, int]]:
-        return _DropEdges.apply(key.movedim(in_dims[0], 0), operator, probability), (None, 0)  # type: ignore[no-untyped-call]
+        info: Any,
+        in_dims: tuple[Any, ...],
+        key: Tensor,
+        operator: BlockSparse,
+        probability: float,
+        links: BlockSparse | None,
+    ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+        found = _DropEdges.apply(key.movedim(in_dims[0], 0), operator, probability, links)  # type: ignore[no-untyped-call]
+        return found, (*[None] * (len(found) - 1), 0)
 
 
 @quick
@@ -119,20 +147,39 @@ class _MaskColumns(Function):
         return _MaskColumns.apply(key.movedim(in_dims[0], 0), operator, probability), (None, None)  # type: ignore[no-untyped-call]
 
 
-def drop_edges(key: Tensor, operator: BlockSparse, probability: float) -> tuple[BlockSparse, Tensor]:
-    """Drop undirected edges at random from Â = D^(-1/2) (A + I) D^(-1/2), and normalise what is left.
+def drop_edges(
+    key: Tensor, operator: BlockSparse, probability: float, links: BlockSparse | None = None
+) -> tuple[BlockSparse, Tensor, BlockSparse | None]:
+    """Drop edges at random from Â = D^(-1/2) (A + I) D^(-1/2), and normalise what is left.
+
+    An edge and its reverse are dropped together.
 
     Args:
         key: int64 key of each client (C,), or a scalar for one client, also under ``vmap``.
-        operator: Â of the clients, symmetric.
+        operator: Â of the clients, D the sums of the rows of A + I.
         probability: Of an edge to be dropped, in [0, 1]; loops stay.
+        links: Ones where A has entries, if these are weights; None if they are ones.
 
     Returns:
-        Â of the rest, and its number of neighbours of each node, (C, N) or (N,).
+        Â of the rest, its number of neighbours of each node, (C, N) or (N,), and the links of the rest.
     """
-    values, degree = _DropEdges.apply(key, operator, probability)  # type: ignore[no-untyped-call]
-    matrix = with_values(operator.matrix, values)
-    return BlockSparse(matrix, matrix, operator.num_blocks), degree
+    *values, degree = _DropEdges.apply(key, operator, probability, links)  # type: ignore[no-untyped-call]
+    rest = _with_values(operator, values)
+    return rest, degree, None if links is None else _with_values(links, values)
+
+
+def _forms(operator: BlockSparse) -> list[Tensor]:
+    """The matrix, and its transpose where that is another."""
+    symmetric = operator.transposed is operator.matrix
+    return [operator.matrix] if symmetric else [operator.matrix, operator.transposed]
+
+
+def _with_values(operator: BlockSparse, values: list[Tensor]) -> BlockSparse:
+    """The operator with other values, which are taken from the front of a list; those of its transpose are next."""
+    matrix = with_values(operator.matrix, values.pop(0))
+    symmetric = operator.transposed is operator.matrix
+    transposed = matrix if symmetric else with_values(operator.transposed, values.pop(0))
+    return BlockSparse(matrix, transposed, operator.num_blocks)
 
 
 def mask_columns(key: Tensor, operator: BlockSparse, probability: float) -> BlockSparse:

@@ -117,6 +117,9 @@ class GraphConvolution(nn.Module):
         bias: Whether there is b; none is felt before a normalisation.
     """
 
+    #: Weights of edges are in Â.
+    takes_edge_weight = True
+
     def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(in_channels, out_channels))

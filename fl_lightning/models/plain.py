@@ -42,6 +42,9 @@ class PlainNet(nn.Module):
         super().__init__()
         self.net = net
         self.takes_data = _first_parameter(net) == "data"
+        self.takes_edge_weight, self.takes_edge_attr = (
+            self.takes_data or name in _names(net.forward) for name in ("edge_weight", "edge_attr")
+        )
         #: Whether the head is the module's own last layer; what it reads is the embedding.
         self.has_own_head = False
         self.head: nn.Module | None = None

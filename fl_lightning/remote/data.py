@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.batches.graphs import GraphCollator
-from fl_lightning.federation import Roster
+from fl_lightning.federation import Roster, common_edges
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.message import Message
@@ -122,6 +122,7 @@ class RemoteData(LightningDataModule):
             num_features=tuple(width) if isinstance(width, list) else width,
             num_outputs=self.num_outputs or max(card["num_outputs"] for card in clients),
             relation_CC=relation_CC,
+            **common_edges({name: card["edges"] for name, card in zip(names, clients, strict=True)}),
             partition_hash=hashlib.sha256(identity).hexdigest(),
             layout=GraphCollator.layout_for(density) if clients[0]["kind"] == "graphs" else {},
         )

@@ -2,7 +2,7 @@
 
 | message | what the site does | what leaves it |
 |---|---|---|
-| ``enrol`` | | its client's name, kind, numbers of features and outputs, density of the features |
+| ``enrol`` | | its client's name, kind, numbers of features and outputs, density of the features, what edges carry |
 | ``start`` | builds net, strategy and executor from its own settings, and compares them with the server's | a digest |
 | ``run`` | a stage, from the named state | the stage's payload, after the site's filters; a digest |
 | ``evaluate`` | scores models | a numerator and a denominator for each metric and split of at least ``min_examples`` |
@@ -30,7 +30,7 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.executors import SequentialExecutor, Work
-from fl_lightning.federation import Roster
+from fl_lightning.federation import Roster, edge_facts
 from fl_lightning.remote.filters import CannotFilter
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.policy import Refused, SitePolicy
@@ -41,7 +41,14 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, to_wire
 from fl_lightning.round.stage import Evaluation, Stage, StageAddress
 from fl_lightning.run import settings
-from fl_lightning.run.assembly import build_nets, check_architectures, check_kind, describe_federation, executor_for
+from fl_lightning.run.assembly import (
+    build_nets,
+    check_architectures,
+    check_directions,
+    check_kind,
+    describe_federation,
+    executor_for,
+)
 from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 
@@ -146,6 +153,7 @@ class Site:
             num_features=width[0] if len(width) == 1 else width,
             num_outputs=targets,
             has_validation=bool(holds.val_mask_N.any()),
+            edges=edge_facts(holds),
             density=round(int(torch.count_nonzero(x)) / max(1, x.numel()), 3),  # more digits would tell how many rows
             data=self.states.digest(_content(holds)),
         )
@@ -182,8 +190,10 @@ class Site:
             num_outputs=about["num_outputs"],
             relation_CC=start.tensors.get("relation"),
             layout=about["layout"],
+            **edge_facts(self.holds),
         )
         check_kind(self.strategy, roster)
+        check_directions(self.strategy, roster)
         self.strategy.check_client(self.model)
         self.architectures = build_nets(fabric, self.model, self.strategy, roster, about["seed"])
         check_architectures(self.strategy, len(self.architectures))

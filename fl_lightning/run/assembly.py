@@ -122,12 +122,15 @@ def assemble(
     """
     roster = prepare_data(fabric, datamodule)
     check_kind(strategy, roster)
+    check_directions(strategy, roster)
     strategy.check_client(model)
     training_clients = participation.training_clients(len(roster), seed)
     strategy.check_round(participation.num_chosen(len(training_clients)))
     architectures = build_nets(fabric, model, strategy, roster, seed)
     check_architectures(strategy, len(architectures))
     check_statistics(strategy, model)
+    if fabric.is_global_zero:
+        say_unused_edge_data(strategy, model, roster)
     strategy.setup(describe_federation(fabric, model, roster, training_clients, architectures, seed))
     return Run(
         fabric=fabric,
@@ -186,6 +189,52 @@ def check_kind(strategy: Strategy, roster: Roster) -> None:
             f"{type(strategy).__name__} is for clients that hold graphs, but these hold examples: choose a source "
             "of graphs, or another strategy"
         )
+
+
+def check_directions(strategy: Strategy, roster: Roster) -> None:
+    """Refuse graphs whose edges a strategy would get wrong: directed ones, or those that carry what new ones lack.
+
+    Raises:
+        ValueError: It would.
+    """
+    name = type(strategy).__name__
+    if strategy.needs_undirected and roster.is_directed:
+        raise ValueError(
+            f"{name} is for graphs whose edges go both ways, with like weights, but source.undirected is false and "
+            "edges lack their reverse: set data.source.undirected to true, or choose another strategy"
+        )
+    carried = ["edge_weight"] * roster.has_edge_weights + ["edge_attr"] * bool(roster.num_edge_attributes)
+    if strategy.adds_edges and carried:
+        raise ValueError(
+            f"{name} adds edges to the clients' graphs, and nobody knows the {' and '.join(carried)} of these: take "
+            "them from the graph, or choose another strategy"
+        )
+
+
+def say_unused_edge_data(strategy: Strategy, model: ClientModule, roster: Roster) -> None:
+    """Warn where what edges carry is not used.
+
+    A net uses weights or attributes if it, or a layer in it, says so by ``takes_edge_weight`` or ``takes_edge_attr``.
+
+    Warns:
+        UserWarning: A net, or the strategy beside it, does not.
+    """
+    there = {"edge_weight": roster.has_edge_weights, "edge_attr": bool(roster.num_edge_attributes)}
+    for what in (name for name, is_there in there.items() if is_there):
+        deaf = [type(net).__name__ for net in model.nets if not takes(net, what)]
+        if what == "edge_weight" and not strategy.takes_edge_weight:
+            deaf.append(type(strategy).__name__)
+        if deaf:
+            warnings.warn(
+                f"{' and '.join(dict.fromkeys(deaf))} {'does' if len(set(deaf)) == 1 else 'do'} not use the graph's "
+                f"{what}: to them edges are alike. Choose another, or take {what} from the graph.",
+                stacklevel=2,
+            )
+
+
+def takes(net: torch.nn.Module, what: str) -> bool:
+    """Whether a net or a layer in it uses ``edge_weight`` or ``edge_attr``."""
+    return any(getattr(layer, f"takes_{what}", False) for layer in net.modules())
 
 
 def build_nets(

@@ -56,6 +56,12 @@ class Strategy(ABC):
     shares_statistics: ClassVar[bool] = False
     #: Whether clients must hold graphs.
     needs_graphs: ClassVar[bool] = False
+    #: Whether edges must go both ways.
+    needs_undirected: ClassVar[bool] = False
+    #: Whether it gives clients' graphs edges, of which nobody knows weights or attributes.
+    adds_edges: ClassVar[bool] = False
+    #: Whether what it computes of edges itself, beside the clients' nets, takes their weights into account.
+    takes_edge_weight: ClassVar[bool] = True
     #: Whether a model's output takes something kept of its client's own examples, so that it has none on others'.
     needs_own_examples: ClassVar[bool] = False
 

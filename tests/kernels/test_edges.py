@@ -53,7 +53,7 @@ def test_a_client_alone_and_under_vmap_draws_the_same(collator) -> None:
 @pytest.mark.parametrize("probability", [0.0, 0.4, 1.0])
 def test_edges_are_dropped_both_ways_and_the_rest_is_normalised(probability, collator) -> None:
     batch = collator(CLIENTS)
-    operator, degree_CN = drop_edges(KEYS, batch.adjacency, probability)
+    operator, degree_CN, _ = drop_edges(KEYS, batch.adjacency, probability)
     for row in range(3):
         found, before = (dense(each.matrix, row, batch) for each in (operator, batch.adjacency))
         kept = (found > 0).double()

@@ -53,7 +53,8 @@ def label_divergence(histogram_CK: np.ndarray[tuple[int, int], np.dtype[np.int64
 def neighbourhood_discrepancy(clients: Sequence[ClientGraph], *, seed: int = 0, max_nodes: int = 4000) -> float:
     r"""Return the mean over client pairs of the squared maximum mean discrepancy of their neighbourhoods.
 
-    A node is embedded as the mean of the features of its neighbours and itself. The kernel is
+    A node is embedded as the mean of the features of its neighbours (in a directed graph the sources of its edges) and
+    itself. The kernel is
     :math:`\exp(-d^2 / 2\sigma^2)` with :math:`\sigma` the median distance between the nodes of all clients.
 
     Args:
@@ -83,6 +84,6 @@ def _neighbourhood_means(client: ClientGraph, quota: int, seed: int, idx: int) -
     """Embed at most ``quota`` nodes of a client, float64."""
     draw = generator(seed, "non-IIDness", idx)
     chosen = torch.randperm(client.num_nodes, generator=draw)[:quota].sort().values
-    rows = adjacency_matrix(client.edge_index_2E, client.num_nodes)[chosen.numpy()]
+    rows = adjacency_matrix(client.edge_index_2E.flip(0), client.num_nodes)[chosen.numpy()]
     total = torch.from_numpy(rows @ client.x_NF.numpy()).double() + client.x_NF[chosen].double()
     return total / (torch.from_numpy(np.diff(rows.indptr)) + 1)[:, None]

@@ -39,7 +39,7 @@ class Partitioner(ABC):
         """Partition a prepared graph.
 
         Args:
-            data: The graph; its edges go both ways.
+            data: The graph. Partitioners see which nodes its edges join; directions and weights count for nothing.
             seed: Used unless the partitioner has its own.
 
         Returns:

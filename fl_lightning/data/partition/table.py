@@ -32,9 +32,9 @@ class ClientStatistics:
         client: Its name.
         num_nodes: Nodes.
         num_edges: Directed edges.
-        edges_lost: Directed edges of the global graph from its nodes to nodes it does not hold.
+        edges_lost: Directed edges of the global graph to its nodes from nodes it does not hold: messages they miss.
         num_classes: Classes that occur in it.
-        clustering: Average local clustering coefficient, in [0, 1].
+        clustering: Average local clustering coefficient, in [0, 1]; of directed graphs Fagiolo's.
         num_train: Training nodes.
         num_val: Validation nodes.
         num_test: Test nodes.
@@ -125,7 +125,9 @@ class PartitionTable:
                 num_edges=client.num_edges,
                 edges_lost=lost,
                 num_classes=int(np.count_nonzero(histogram_K)),
-                clustering=clustering_coefficient(adjacency_matrix(client.edge_index_2E, client.num_nodes)),
+                clustering=clustering_coefficient(
+                    adjacency_matrix(client.edge_index_2E, client.num_nodes), directed=client.is_directed
+                ),
                 num_train=client.num_examples,
                 num_val=int(client.val_mask_N.sum()),
                 num_test=int(client.test_mask_N.sum()),

@@ -13,12 +13,15 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
+from fl_lightning.data.edge_data import same_edge_data
 from fl_lightning.data.preparation import Preparation, prepare_graph
 from fl_lightning.data.settings import is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 
 #: The node attribute that says which of several graphs a node is of.
 GRAPH = "graph"
+#: What is done to graphs that were prepared before they were joined.
+NOTHING_MORE = Preparation(normalize_features=False, largest_component=False, undirected=False)
 
 
 class Source(ABC):
@@ -68,11 +71,17 @@ class GraphSource(Source):
             cache_dir: Where converted files go if ``root`` is read-only; None for the default cache folder.
 
         Returns:
-            A graph with ``x``, ``edge_index``, ``y`` and perhaps public masks.
+            A graph with ``x``, ``edge_index``, ``y`` and perhaps public masks, ``edge_weight`` and ``edge_attr``.
 
         Raises:
             FileNotFoundError: If files are missing and cannot be downloaded.
         """
+
+    def prepared(self, root: Path, cache_dir: Path | None = None) -> tuple[Data, Data]:
+        """The raw graph and the prepared one; graphs that are a client each were prepared one by one, as they say."""
+        preparation = NOTHING_MORE if self.clients_by == GRAPH else self.preparation
+        raw = self.load(root, cache_dir)
+        return raw, prepare_graph(raw, preparation, str(self), warns=not self.benchmark)
 
 
 @contextlib.contextmanager
@@ -96,7 +105,7 @@ def joined(graphs: Iterable[Data]) -> Data:
         The graph; :data:`GRAPH` is the number of the one that each node was of, ``own_idx`` its number there.
 
     Raises:
-        ValueError: They have different features.
+        ValueError: They have different features, or the edges of some carry what those of others do not.
     """
     parts = list(graphs)
     for idx, part in enumerate(parts):
@@ -109,6 +118,7 @@ def joined(graphs: Iterable[Data]) -> Data:
     first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
     shared = set.intersection(*(set(part.node_attrs()) for part in parts)) - {"source_idx", "own_idx", GRAPH}
     attributes = {name: torch.cat([part[name] for part in parts]) for name in sorted(shared)}
+    attributes |= {name: torch.cat([part[name] for part in parts]) for name in same_edge_data(parts)}
     return Data(
         **attributes,
         edge_index=torch.cat([part.edge_index + start for part, start in zip(parts, first, strict=True)], dim=1),
@@ -119,6 +129,8 @@ def joined(graphs: Iterable[Data]) -> Data:
 
 class FileSource(GraphSource):
     """A graph of your own: a ``torch_geometric.data.Data``, or its ``to_dict()``, written by ``torch.save``.
+
+    Weights ``edge_weight`` and attributes ``edge_attr`` of its edges are carried along.
 
     A list of graphs in the file is a client each, and needs no partitioner; so is each of several files, which is then
     called as its file. A list of texts ``node_names``, one for each node, goes into the file of predictions; a list
@@ -164,7 +176,9 @@ class FileSource(GraphSource):
         if not isinstance(saved, list):
             return saved
         names = (f"{self}, graph {idx}" for idx in range(len(saved)))
-        whole = joined(prepare_graph(graph, self.preparation, name) for graph, name in zip(saved, names, strict=True))
+        whole = joined(
+            prepare_graph(graph, self.preparation, name, warns=True) for graph, name in zip(saved, names, strict=True)
+        )
         whole.class_names = saved[0].get("class_names")
         return whole
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch_geometric.data import Data
 
-from fl_lightning.data.preparation import prepare_graph
 from fl_lightning.data.sources.base import GRAPH, FileSource, GraphSource, joined
 
 
@@ -14,7 +13,7 @@ class InMemorySource(GraphSource):
     """A graph that is there already.
 
     Args:
-        data: With ``x``, ``edge_index`` and ``y``.
+        data: With ``x``, ``edge_index`` and ``y``, and perhaps ``edge_weight`` and ``edge_attr``.
         normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
@@ -68,9 +67,7 @@ class ManyGraphs(GraphSource):
         self.client_names = None if names is None else tuple(names)
 
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
-        return joined(
-            prepare_graph(source.load(root, cache_dir), source.preparation, str(source)) for source in self.sources
-        )
+        return joined(source.prepared(root, cache_dir)[1] for source in self.sources)
 
     def identity(self) -> dict[str, Any]:
         """What each of the graphs depends on."""

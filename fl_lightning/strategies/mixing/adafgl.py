@@ -79,6 +79,7 @@ class AdaFGL(FedAvg):
     blend: bool = field(default=False, init=False)
 
     needs_graphs = True
+    takes_edge_weight = False
     needs_own_examples = True
     default_net = AdaptiveGCN
 

@@ -73,6 +73,7 @@ class FedGNN(FedAvg, NotesFigures):
 
     default_net = ExpandedGCN
     needs_graphs = True
+    takes_edge_weight = False
     needs_own_examples = True
 
     def __post_init__(self) -> None:

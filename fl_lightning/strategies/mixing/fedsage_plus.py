@@ -72,6 +72,8 @@ class FedSagePlus(FedSage, NotesFigures):
     noise_std: float = 0.0
 
     client_class = MendingClient
+    needs_undirected = True  # generated neighbours are joined both ways
+    adds_edges = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -83,6 +83,8 @@ class FedTAD(FedAvg, NotesFigures):
     personal: Sequence[str] = field(default=(), init=False)
 
     needs_graphs = True
+    needs_undirected = True  # its random walks go along edges and back
+    takes_edge_weight = False
     takes_statistics = False  # the server runs the clients' models, and their statistics stay at home
 
     def __post_init__(self) -> None:

@@ -69,6 +69,8 @@ class FGGP(FedAvg):
 
     default_net = AugmentedGCN
     needs_graphs = True
+    needs_undirected = True  # as the second views are
+    takes_edge_weight = False
 
     def __post_init__(self) -> None:
         """Check the settings."""

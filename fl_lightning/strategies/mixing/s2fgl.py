@@ -76,6 +76,7 @@ class S2FGL(FedAvg, NotesFigures):
     spectrum: Literal["spaces", "pairs"] = "spaces"
 
     needs_graphs = True
+    takes_edge_weight = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
