@@ -11,8 +11,9 @@ benchmarks/results/method_speed.csv (what is there of other methods is kept) and
 import argparse
 
 import torch
-import yaml
 from methods import CASES, RESULTS, ROOT, read, run, write
+
+from fl_lightning.yaml_input import read_yaml
 
 FIELDS = ("method", "net", "seconds", "fedavg_seconds", "ratio")
 #: Phases that come after many rounds of another kind, measured at once.
@@ -22,7 +23,7 @@ PHASES = {"adafgl, second phase": ("adafgl", "--strategy.init_args.num_federated
 def measure(name: str, num_rounds: int) -> dict[str, str]:
     """Both, in CPU seconds of a round."""
     method, *phase = PHASES.get(name, (name,))
-    config = yaml.safe_load((ROOT / "configs" / f"{method}_cora.yaml").read_text())
+    config = read_yaml(ROOT / "configs" / f"{method}_cora.yaml")
     arguments = ["fit", f"--config=configs/{method}_cora.yaml", *CASES["Cora-20"], f"--trainer.num_rounds={num_rounds}"]
     settings = config["strategy"].get("init_args", {})
     epochs = sum(settings.get(setting, 0) for setting in ("num_epochs", "num_head_epochs")) or 1

@@ -35,6 +35,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
+from fl_lightning.yaml_input import parse_yaml, use_in_parsers
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -219,7 +220,7 @@ def _check_nested(settings: Any, place: tuple[str, ...]) -> None:
 def _read(word: str) -> Any:
     """A word of the command line as YAML; None where it is none."""
     try:
-        return yaml.safe_load(word)
+        return parse_yaml(word)
     except yaml.YAMLError:
         return None
 
@@ -268,7 +269,7 @@ class _SaveConfig(Callback):
                     temporary.write_text(run.config)
             for logger in run.loggers:
                 if hasattr(logger, "continue_run"):
-                    logger.log_hyperparams(yaml.safe_load(run.config))
+                    logger.log_hyperparams(parse_yaml(run.config))
 
 
 class FederatedCLI(LightningCLI):
@@ -305,6 +306,7 @@ class FederatedCLI(LightningCLI):
         Unlike LightningCLI, arguments given from Python do not mind those of the process.
         """
         words = sys.argv[1:] if args is None else args
+        use_in_parsers()
         if isinstance(words, list):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
             _check_init_args(words)

@@ -6,20 +6,20 @@ fraction of the time that takes.
 
 import argparse
 import ast
+import contextlib
 import difflib
 import importlib
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 import fl_lightning
-from fl_lightning.settings_text import settings_from
+from fl_lightning.yaml_input import MOST_DIGITS, WrongYaml, read_yaml
 
 #: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
 #: The first line of a module's docstring is what ``--help`` says of its verb.
@@ -113,10 +113,25 @@ def _purpose(module: str) -> str:
 def check_files(words: Sequence[str]) -> None:
     """End the program where a file that is named cannot be one of settings, or a checkpoint is not there."""
     for option, value in options(words):
+        if len(value) > MOST_DIGITS and value.lstrip("+-").isdigit():
+            fail(f"{option} is a number of {len(value)} characters: write at most {MOST_DIGITS}")
         if option in ("-c", "--config") and value:
-            settings_in(value)
+            _check_endless(f"--config {value}", settings_in(value))
+        elif option not in ("--csv", "--picture"):
+            _check_endless(option, value)
         if option == "--ckpt_path" and value not in ("", "last", "best", "null") and not Path(value).exists():
             fail(f"--ckpt_path {value} does not exist: give a .ckpt file, or last, or best")
+
+
+def _check_endless(place: str, value: Any) -> None:
+    """End the program where a value names what the parser would read from for ever: a pipe, or a device."""
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_endless(place, part)
+    if isinstance(value, str):
+        with contextlib.suppress(OSError, ValueError):  # no name of a file
+            mode = os.stat(value).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                fail(f"{place}: {value} cannot be read (it is no file): give a YAML file of settings")
 
 
 def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -129,13 +144,9 @@ def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 def settings_in(config: str) -> dict[str, Any]:
     """The settings of a configuration file; what cannot be one is the user's mistake."""
     try:
-        settings = settings_from(Path(config).read_text())
-    except UnicodeDecodeError:
-        fail(f"--config {config} is no text: give a YAML file of settings")
-    except OSError as error:
-        fail(f"--config {config} cannot be read ({error.strerror}): give a YAML file of settings")
-    except yaml.YAMLError as error:
-        fail(f"--config {config} is no YAML: {error}")
+        settings = read_yaml(Path(config))
+    except WrongYaml as error:
+        fail(f"--config {error}")
     if not isinstance(settings, dict):
         fail(
             f"--config {config} holds no settings (name: value), but {'nothing' if settings is None else 'other text'}"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import yaml
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -36,6 +35,7 @@ from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
 from fl_lightning.run.processes import check_cores, gather_objects, leave_at_exit
 from fl_lightning.run.profiling import RoundTrace
 from fl_lightning.strategies import Strategy
+from fl_lightning.yaml_input import parse_yaml
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -389,7 +389,7 @@ class FederatedTrainer(RoundLoop):
         with nullcontext() if error is None else suppress(OSError):  # which would hide what ended the run
             for logger in run.loggers:
                 if hasattr(logger, "log_result"):
-                    logger.log_result(run.selection.result, yaml.safe_load(run.config) or run.settings)
+                    logger.log_result(run.selection.result, parse_yaml(run.config) or run.settings)
                 logger.finalize("success" if error is None else "failed")
             if self.started and self.fabric.is_global_zero:
                 result.write(run, error)

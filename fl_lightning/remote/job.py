@@ -20,18 +20,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.settings import check_count
-from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.remote.policy import SitePolicy
 from fl_lightning.remote.site import Site
 from fl_lightning.round.client import ClientModule
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.yaml_input import dump_yaml, read_yaml
 
 #: Name of a site's own file in its kit's folder ``local``.
 SITE_FILE = "fl_site.yaml"
@@ -75,13 +74,13 @@ def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> 
         ValueError: The site's file holds something else.
     """
     own = _own_settings(site_file)
-    settings = yaml.safe_load(run_file.read_text())
+    settings = read_yaml(run_file)
     settings["trainer"] = {"accelerator": "cpu", "logger": False, "callbacks": []}  # the server's are not made here
     if "data" in own:
         settings["data"] = own["data"]
     folder.mkdir(parents=True, exist_ok=True)
     whole = folder / "settings.yaml"
-    whole.write_text(yaml.safe_dump(settings))
+    whole.write_text(dump_yaml(settings))
     try:
         policy = read_policy(own.get("policy", {}))
     except (ArgumentError, ValueError) as error:
@@ -115,10 +114,7 @@ def _own_settings(site_file: Path) -> dict[str, Any]:
     Raises:
         ValueError: It says something else than a site's file may.
     """
-    try:
-        own = yaml.safe_load(site_file.read_text()) if site_file.exists() else None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{site_file} cannot be read ({one_line(error)}): correct it") from error
+    own = read_yaml(site_file) if site_file.exists() else None
     keys = ", ".join(_SITE_KEYS)
     if not isinstance(own, dict | None):
         raise ValueError(f"{site_file} holds {own!r}: write settings, one of {keys} on a line")

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fl_lightning.command_line import fail
 from fl_lightning.data.settings import check_count, check_text
 from fl_lightning.remote.verbs import Parser, run_verb
+from fl_lightning.yaml_input import WrongYaml, read_yaml
 
 _DESCRIPTION = """Make kits with certificates for a server, its sites and who submits runs.
 
@@ -40,9 +39,9 @@ def _provision(options: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         fail(f"fl-train provision has no option {rest[0]}")
     try:
-        told: dict[str, Any] = yaml.safe_load(Path(options.file).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        fail(f"{options.file} cannot be read: {error}")
+        told: dict[str, Any] = read_yaml(Path(options.file))
+    except WrongYaml as error:
+        fail(str(error))
     if not isinstance(told, dict) or set(told) - {*_NEEDED, "port"} or not set(_NEEDED) <= set(told):
         fail(f"{options.file} must have {', '.join(_NEEDED)}, may have port, and has nothing else")
     if not isinstance(told["sites"], list) or not told["sites"]:

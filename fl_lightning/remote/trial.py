@@ -6,10 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import yaml
-
 from fl_lightning.remote.job import SITE_FILE
 from fl_lightning.remote.kits import Processes, free_port, keep_together, provision, wait_until_connected
+from fl_lightning.yaml_input import dump_yaml
 
 SERVER, ADMIN = "localhost", "lead@localhost.org"
 
@@ -52,7 +51,7 @@ class Trial:
         keep_together(kits / SERVER)
         for client, site in enumerate(self.sites):
             settings = {"client": client, "policy": {"min_examples": 1}}
-            (kits / site / "local" / SITE_FILE).write_text(yaml.safe_dump(settings))
+            (kits / site / "local" / SITE_FILE).write_text(dump_yaml(settings))
         note.write_text(json.dumps({"sites": self.sites, "kits": str(kits)}))
         return kits
 

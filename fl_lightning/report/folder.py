@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from fl_lightning.report.record import RunRecord
+from fl_lightning.yaml_input import read_yaml
 
 Column = NDArray[np.float64]
 
@@ -226,8 +226,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_settings(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
+    content = read_yaml(path)
     return content if isinstance(content, dict) else {}

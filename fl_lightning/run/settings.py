@@ -5,9 +5,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from fl_lightning.callback import Callback
+from fl_lightning.yaml_input import parse_yaml
 
 #: Settings that say where and how fast, not what: a resume may change them. Data, partition and split are compared by
 #: their hash, the root of all draws (the seed) by itself.
@@ -57,7 +56,7 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[st
 
 def of_config(config: str) -> dict[str, Any]:
     """What matters of a configuration in YAML: without what is neutral, and without callbacks that only watch."""
-    settings: dict[str, Any] = yaml.safe_load(config) or {}
+    settings: dict[str, Any] = parse_yaml(config) or {}
     callbacks = (settings.get("trainer") or {}).pop("callbacks", None) or []
     acting = [each for each in (callbacks if isinstance(callbacks, list) else [callbacks]) if not _only_watches(each)]
     flat = {name: value for name, value in _flat(settings).items() if not _is_neutral(name)}

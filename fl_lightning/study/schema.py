@@ -4,10 +4,9 @@ import difflib
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fl_lightning.settings_text import settings_from
+from fl_lightning import yaml_input
 
 #: Overrides: the value of each setting by its dotted name, in the order in which they are given to ``fl-train fit``.
 Settings = dict[str, Any]
@@ -208,11 +207,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         WrongStudy: It cannot be read, or holds no settings.
     """
     try:
-        content = settings_from(path.read_text())
-    except OSError as error:
-        raise WrongStudy(f"{path} cannot be read ({error.strerror}): give the YAML file of a study") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise WrongStudy(f"{path} is no YAML: {error}") from error
+        content = yaml_input.read_yaml(path)
+    except yaml_input.WrongYaml as error:
+        raise WrongStudy(str(error)) from error
     if not isinstance(content, dict):
         raise WrongStudy(f"{path} holds no settings (name: value): give the YAML file of a study")
     return content

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fl_lightning.study.cells import Cell
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
@@ -13,12 +11,13 @@ from fl_lightning.study.runner import Runner, kept_rounds, make_record, task_arg
 from fl_lightning.study.schema import Wandb
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.version import digest_of_sources, sources
+from fl_lightning.yaml_input import dump_yaml
 
 
 def sweep(study: Study, store: Store) -> str:
     """A W&B sweep, as YAML, over the cells that can be trained now: those of the tuning, then the reported ones."""
     cells = list(Runner(study, store).todo(ready=True))
-    return yaml.safe_dump(
+    return dump_yaml(
         {
             "name": study.title,
             "program": "fl-train",

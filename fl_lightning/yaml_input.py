@@ -1,0 +1,184 @@
+"""YAML from people and from elsewhere: read by the rules of YAML 1.2's core schema, within limits.
+
+PyYAML's own loader reads YAML 1.1, in which ``010`` is eight, ``1:30`` is ninety, ``no`` is false and ``1e-2`` is text;
+it lets the last of two equal names count, and follows aliases and nesting until memory or the stack ends. Everything
+that the program reads as YAML is read here.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+#: Bytes of a file, levels of nesting, values after all aliases are written out, and characters of a number.
+MOST_BYTES, MOST_LEVELS, MOST_VALUES, MOST_DIGITS = 1 << 20, 64, 100_000, 40
+
+_NULL, _BOOL, _INT, _FLOAT, _TEXT, _MERGE = (
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "merge")
+)
+_IS_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_IS_FLOAT = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+#: What a value without quotes is, by its first character; the first that fits.
+_RULES: list[tuple[str, re.Pattern[str], list[str]]] = [
+    (_NULL, re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
+    (_BOOL, re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
+    (_INT, _IS_INT, list("-+0123456789")),
+    (_FLOAT, _IS_FLOAT, list("-+.0123456789")),
+    (_MERGE, re.compile(r"<<"), ["<"]),
+]
+
+
+class WrongYaml(ValueError):
+    """A file that is no YAML, or more than is read; the message begins with its path."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 within limits, in which no name stands twice in a mapping."""
+
+    yaml_implicit_resolvers: ClassVar[Any] = {}
+    _level = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """As PyYAML, to a certain depth."""
+        self._level += 1
+        if self._level > MOST_LEVELS:
+            raise yaml.YAMLError(f"more than {MOST_LEVELS} levels of nesting: write it flatter")
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+    def get_single_node(self) -> Any:
+        """As PyYAML, after a count of the values that the aliases stand for."""
+        node = super().get_single_node()
+        if node is not None:
+            _count(node, {})
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """As PyYAML, after a look at the names; what a merge (``<<``) brings may be overridden."""
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise yaml.YAMLError(
+                    f"{key.value} stands twice, in lines {lines[key.value]} and {line}: take one of them out"
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+    def number(self, node: yaml.ScalarNode) -> int | float:
+        """An integer or a float of YAML 1.2."""
+        text, line = str(self.construct_scalar(node)), node.start_mark.line + 1
+        if len(text) > MOST_DIGITS:
+            raise yaml.YAMLError(f"line {line}: a number of {len(text)} characters: write at most {MOST_DIGITS}")
+        if node.tag == _INT and _IS_INT.fullmatch(text):
+            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        if node.tag == _FLOAT and _IS_FLOAT.fullmatch(text):
+            return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
+        raise yaml.YAMLError(f"line {line}: {text!r} is no {node.tag.rpartition(':')[2]}")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text into quotes that either YAML would take for something else."""
+
+
+for _tag, _pattern, _first in _RULES:
+    _whole = re.compile(f"(?:{_pattern.pattern})\\Z")
+    _Loader.add_implicit_resolver(_tag, _whole, _first)
+    _Dumper.add_implicit_resolver(_tag, _whole, _first)
+for _tag in (_INT, _FLOAT):
+    _Loader.add_constructor(_tag, _Loader.number)
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values below a node, each as often as aliases repeat it."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if known.setdefault(id(node), 0):
+        return known[id(node)]
+    parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+    known[id(node)] = -1
+    total = 1
+    for part in parts:
+        if known.get(id(part)) == -1:
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: it holds itself: write it out")
+        total += _count(part, known)
+        if total > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values, with what aliases repeat: write less")
+    known[id(node)] = total
+    return total
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text says.
+
+    Raises:
+        yaml.YAMLError: It is no YAML, has a name twice, or is beyond the limits.
+
+    Example:
+        >>> parse_yaml("{rounds: 010, rate: 1e-2, time: 1:30, shuffle: no}")
+        {'rounds': 10, 'rate': 0.01, 'time': '1:30', 'shuffle': 'no'}
+    """
+    return yaml.load(text, _Loader)
+
+
+def dump_yaml(value: Any, **options: Any) -> str:
+    """YAML that :func:`parse_yaml` reads as the same value, and other programs too; options as of ``yaml.dump``."""
+    return str(yaml.dump(value, Dumper=_Dumper, **{"allow_unicode": True, **options}))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of settings.
+
+    Raises:
+        WrongYaml: It is no file (a pipe would never end), too large, no UTF-8, or cannot be read.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(file, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise WrongYaml(f"{path} cannot be read (it is no file): give a YAML file of settings")
+            content = opened.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, WrongYaml):
+            raise
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise WrongYaml(f"{path} cannot be read ({why}): give a YAML file of settings") from error
+    if len(content) > MOST_BYTES:
+        raise WrongYaml(f"{path} is larger than {MOST_BYTES:,} bytes: give a YAML file of settings")
+    try:
+        return content.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise WrongYaml(f"{path} is no text (byte {error.start} is no UTF-8): give a YAML file of settings") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file says.
+
+    Raises:
+        WrongYaml: It cannot be read, is no YAML, or is beyond the limits; the message begins with its path.
+    """
+    text = read_text(path)
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise WrongYaml(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+
+
+def use_in_parsers() -> None:
+    """Have parsers of jsonargparse read and write YAML as this module does.
+
+    ``set_loader`` would not do: a number's type reads text with the default loader, whatever was set.
+    """
+    from jsonargparse import _loaders_dumpers, set_dumper
+
+    _loaders_dumpers.yaml_default_loader = _Loader
+    set_dumper("yaml", lambda value: dump_yaml(value, default_flow_style=False, sort_keys=False))
