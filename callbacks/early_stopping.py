@@ -1,9 +1,9 @@
 """Ends a run that no longer improves."""
 
-from typing import Any, Literal
+from typing import Any
 
 from fl_lightning.callback import Callback, Trainer, WrongSetting
-from fl_lightning.round.selection import Selection
+from fl_lightning.round.direction import Direction, direction_of
 
 
 class EarlyStopping(Callback):
@@ -13,7 +13,7 @@ class EarlyStopping(Callback):
         monitor: Name of a metric of the rounds; None for the trainer's.
         patience: Evaluations without improvement.
         min_delta: Smallest change that counts as an improvement.
-        mode: Whether ``max`` or ``min`` of the metric is best; None to go by its name.
+        mode: Whether ``max`` or ``min`` of the metric is best; None where the client's class says it.
 
     Raises:
         ValueError: ``patience`` or ``min_delta`` is out of its range.
@@ -25,7 +25,7 @@ class EarlyStopping(Callback):
         *,
         patience: int = 20,
         min_delta: float = 0.0,
-        mode: Literal["max", "min"] | None = None,
+        mode: Direction | None = None,
     ) -> None:
         if patience < 1:
             raise ValueError(f"EarlyStopping.patience must be at least 1, got {patience}")
@@ -42,9 +42,19 @@ class EarlyStopping(Callback):
         self.num_without_improvement = 0
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Begin anew, or, resumed from a run that was stopped here, stop again."""
+        """Begin anew, or, resumed from a run that was stopped here, stop again.
+
+        Raises:
+            WrongSetting: Nothing says whether more or less of the metric is better.
+        """
         self.monitor = self.setting or trainer.run.selection.monitor
-        self.sign = Selection(self.monitor, self.mode or (None if self.setting else trainer.run.selection.mode)).sign
+        mode = self.mode or direction_of(self.monitor, trainer.run.selection.directions)
+        if mode is None:
+            raise WrongSetting(
+                f"EarlyStopping.monitor is {self.monitor!r}, and nothing says whether more or less of it is better, as "
+                f"of {', '.join(trainer.run.selection.directions)}: set EarlyStopping.mode to max or min"
+            )
+        self.sign = 1.0 if mode == "max" else -1.0
         if trainer.run.round_idx == 0:
             self._forget()
         self._stop_if_due(trainer)

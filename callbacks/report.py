@@ -123,7 +123,7 @@ class RunReport(Callback):
         """Keep the round's scores and predictions if it is the best so far, and the matrices if they are due."""
         run = trainer.run
         for name, why in run.failures.items():
-            if why != "dropped out" and len(self.failures) < _MOST_FAILURES:
+            if len(self.failures) < _MOST_FAILURES:
                 self.failures.append((run.round_idx, name, why))
         if run.selection.best_round == run.round_idx and run.selection.monitor in metrics:
             wanted = self.predictions and _held(trainer) is not None

@@ -45,11 +45,11 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
         for name in dict.fromkeys((test, "test/acc")):
             if name in result:
                 yield name, f"{mean_and_std(result, name)} over clients"
-        if f"{test}_worst" in result:
+        if f"{test}_std" in result:
             worst = ranked(trainer, clients)
             who = f" ({trainer.run.roster.names[int(worst[0][0])]})" if worst else ""
-            yield "  worst client", f"{number(result[f'{test}_worst'])}{who}"
-            yield "  weighted by nodes", f"{number(result[f'{test}_weighted'])}"
+            yield "  worst client", f"{number(result.get(f'{test}_worst', float('nan')))}{who}"
+            yield f"  {_weighted(trainer)}", f"{number(result[f'{test}_weighted'])}"
         for name in result:
             if name.endswith(f"/{test}"):
                 prefix = name.removesuffix(test)
@@ -105,14 +105,19 @@ def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> Table:
     run = trainer.run
     table = _new_table(f"{type(run.strategy).__name__} after {run.round_idx} rounds: {run.folder}")
     table.add_column("metric", style="bold")
-    for name in ("mean ± std over clients", "worst", "weighted by nodes"):
+    for name in ("mean ± std over clients", "worst", _weighted(trainer)):
         table.add_column(name, justify="right")
     table.show_header = True
     for name in metrics:
         if f"{name}_std" in metrics:
-            others = (number(metrics[f"{name}_{kind}"]) for kind in ("worst", "weighted"))
+            others = (number(metrics.get(f"{name}_{kind}", float("nan"))) for kind in ("worst", "weighted"))
             table.add_row(name, mean_and_std(metrics, name), *others)
     return table
+
+
+def _weighted(trainer: Trainer) -> str:
+    """What the mean is called that counts every example once."""
+    return f"weighted by {'nodes' if trainer.run.roster.kind == 'graphs' else 'examples'}"
 
 
 def test_metric(monitor: str) -> str:

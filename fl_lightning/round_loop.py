@@ -12,7 +12,7 @@ import torch
 from lightning.fabric import Fabric
 
 from fl_lightning.batches.union import UnionCollator
-from fl_lightning.callback import Callback
+from fl_lightning.callback import Callback, WrongSetting
 from fl_lightning.executors import Outcome, Work
 from fl_lightning.round.inspection import check_models, inspect_upload
 from fl_lightning.round.metrics import summarise
@@ -86,12 +86,27 @@ class RoundLoop:
             first = () if resumed else run.strategy.initial_stages()
             if not self._run_stages(first, run.training_clients, "initial"):
                 raise TooFewAnswers(f"no round can begin, {self._shortage()}")
+            self._check_monitor()
             run.clock = RoundClock()  # of the rounds alone
             while run.round_idx < self.num_rounds and not run.should_stop:
                 self._run_round()
                 self._check_void_rounds()
+            self._check_any_round()
             if run.interruption.received is None and run.new_clients:
                 run.selection.result.update(self._join_the_chosen_server())
+
+    def _check_monitor(self) -> None:
+        """Refuse a metric of another model (``gen/val/acc``) that no evaluation has, before anything is trained by it.
+
+        Of the model that is the result the first client's scores have told (``assembly.check_monitor``).
+        """
+        monitor = self.run.selection.monitor
+        if monitor.startswith("val/") or any(monitor in row for row in self.run.history):
+            return
+        metrics = self.evaluate(self.run.training_clients)
+        if monitor not in metrics:
+            known = [name for name in metrics if "val/" in name and f"{name}_std" in metrics]
+            raise WrongSetting(f"trainer.monitor is {monitor!r}, but there are {', '.join(sorted(known))}")
 
     def _run_round(self) -> None:
         run, start = self.run, time.perf_counter()
@@ -99,7 +114,7 @@ class RoundLoop:
             run.trace.start_round()
         self._call("on_round_start")
         effort, dropped = self.participation.draw(run.training_clients, run.round_idx, self.seed)
-        run.failures = {run.roster.names[client]: "dropped out" for client in dropped}
+        run.failures, run.dropouts = {}, tuple(run.roster.names[client] for client in dropped)
         is_void = not self._run_stages(run.strategy.stages(run.round_idx), effort, "round")
         metrics: dict[str, float] = dict(run.strategy.metrics())
         if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
@@ -110,6 +125,7 @@ class RoundLoop:
                 run.chosen_server = copy.deepcopy(run.strategy.state_dict())
         metrics["num_participants"] = len(effort)
         metrics["num_failures"] = len(run.failures)
+        metrics["num_dropouts"] = len(run.dropouts)
         metrics["void"] = int(is_void)
         with run.clock.part("logging"):
             self._call("on_round_end", metrics)
@@ -209,7 +225,7 @@ class RoundLoop:
             outcomes |= {f"union/{kind}": outcome for kind, outcome in found.items()}
         for kind, outcome in outcomes.items():
             scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)
-            metrics |= summarise(scores, prefix + kind)
+            metrics |= summarise(scores, prefix + kind, self.run.selection.directions)
             self._report(gather_failures(self.fabric, outcome), f"in the evaluation {prefix + kind!r}")
         for callback in self.callbacks:
             callback.on_evaluate(self, metrics, prefix)
@@ -262,9 +278,18 @@ class RoundLoop:
                 f"the last {limit} rounds were void (participation.max_void_rounds): {self._shortage()}"
             )
 
+    def _check_any_round(self) -> None:
+        """Refuse a run's result where no round counted: its models are those that it began with."""
+        run = self.run
+        if run.interruption.received is None and run.history and all(row["void"] for row in run.history):
+            run.selection.reset()
+            what = "the only round was void" if len(run.history) == 1 else f"all {len(run.history)} rounds were void"
+            raise TooFewAnswers(f"nothing was learned, {what}: {self._shortage()}")
+
     def _shortage(self) -> str:
         """What went wrong in a void round; of many clients the first three."""
-        failures = "; ".join(f"{name}: {why}" for name, why in list(self.run.failures.items())[:3])
+        missing = {**self.run.failures, **dict.fromkeys(self.run.dropouts, "dropped out")}
+        failures = "; ".join(f"{name}: {why}" for name, why in list(missing.items())[:3])
         setting = "participation.min_clients"
         if self._quorum > self.participation.min_clients:
             setting = "strategy.aggregation needs as many"

@@ -65,7 +65,8 @@ class FederatedTrainer(RoundLoop):
         evaluate_union: Also score every model on the examples of all training clients together (``union/...``; with
             FedAvg and its kin the four ways of OpenFGL), which takes as many times as long as there are clients.
         monitor: The validation metric that chooses the reported round; None for the model's own choice.
-        monitor_mode: Whether ``max`` or ``min`` of it is best; None to go by its name.
+        monitor_mode: Whether ``max`` or ``min`` of it is best; None where the client's class says it
+            (``metric_directions``).
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         devices: As in Lightning: number or list of devices on each node.
         num_nodes: Machines.
@@ -336,7 +337,7 @@ class FederatedTrainer(RoundLoop):
             strategy=algorithm,
             executor=self.executor,
             participation=self.participation,
-            selection=Selection(self.monitor or model.monitor, self.monitor_mode),
+            selection=Selection(self.monitor or model.monitor, self.monitor_mode, model.directions()),
             seed=self.seed,
             settings=self._settings(model, algorithm),
             config=self.config,

@@ -36,6 +36,7 @@ class Watch(Callback):
     def __init__(self) -> None:
         self.arrived: list[tuple[int, ...]] = []
         self.failures: list[dict[str, str]] = []
+        self.dropouts: list[int] = []
         self.states: list[dict[str, torch.Tensor]] = []
         self.sent: list[dict[str, torch.Tensor]] = []
 
@@ -47,6 +48,7 @@ class Watch(Callback):
 
     def on_round_end(self, trainer, metrics) -> None:
         self.failures.append(dict(trainer.run.failures))
+        self.dropouts.append(len(trainer.run.dropouts))
         self.states.append(own_states(trainer))
 
 
@@ -328,8 +330,9 @@ def test_a_round_that_everybody_leaves_changes_nothing(federation, make_model, m
         assert gone[round_idx] == all(torch.equal(before[name], tensor) for name, tensor in after.items())
     assert [row["num_participants"] for row in trainer.run.history] == [int(not empty) for empty in gone]
     assert [row["void"] for row in trainer.run.history] == [int(empty) for empty in gone]
-    dropped = [list(failures.values()) for failures in watch.failures]
-    assert dropped == [["dropped out"] if empty else [] for empty in gone]
+    assert watch.dropouts == [int(empty) for empty in gone]
+    assert [row["num_dropouts"] for row in trainer.run.history] == watch.dropouts
+    assert [row["num_failures"] for row in trainer.run.history] == [0] * 6
 
 
 # ---------------------------------------------------------------- the loop

@@ -194,10 +194,10 @@ class SimpleTuning(Callback):
         evaluation = self._tuning(trainer)
         run = trainer.run
         mine = run.executor.evaluate({"": evaluation}, run.training_clients, run.round_idx)[""]
-        scores = gather(trainer.fabric, mine.upload)
-        figures = summarise(scores, "tuned/")
+        scores, directions = gather(trainer.fabric, mine.upload), run.selection.directions
+        figures = summarise(scores, "tuned/", directions)
         if any(isinstance(callback, Attack) for callback in trainer.callbacks):
-            figures |= summarise(scores.rows(benign_clients(trainer)), "tuned/benign/")
+            figures |= summarise(scores.rows(benign_clients(trainer)), "tuned/benign/", directions)
         for callback in trainer.callbacks:
             if isinstance(callback, Backdoor):
                 figures |= callback.success(trainer, evaluation, run.round_idx, "tuned/")

@@ -111,9 +111,10 @@ class Attack(Callback):
         """Add the figures over the benign clients; new clients all are."""
         if prefix:
             return
+        directions, benign = trainer.run.selection.directions, benign_clients(trainer)
         for kind, scores in trainer.run.scores.items():
             if scores.clients == trainer.run.training_clients:
-                metrics.update(summarise(scores.rows(benign_clients(trainer)), f"benign/{kind}"))
+                metrics.update(summarise(scores.rows(benign), f"benign/{kind}", directions))
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Tell how many they are."""

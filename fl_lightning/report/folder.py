@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_lightning.report.record import RunRecord
+from fl_lightning.round.direction import direction_of
 from fl_lightning.yaml_input import read_yaml
 
 Column = NDArray[np.float64]
@@ -73,9 +74,8 @@ class Recorded:
     @property
     def less_is_better(self) -> bool:
         """Whether a smaller value of the monitored metric is better."""
-        if self.record is not None:
-            return self.record.mode == "min"
-        return self.monitor.endswith(("loss", "mse"))
+        told = self.result.get("mode") or (self.record.mode if self.record else direction_of(self.monitor))
+        return told == "min"
 
     @property
     def figures(self) -> dict[str, float]:

@@ -100,5 +100,6 @@ def _from_wandb(name: str, open_api: Callable[[], WandbApi]) -> Recorded:
         "status": _STATES.get(run.state, "failed"),
         "seed": settings.get("seed_everything"),
         "monitor": monitor or next(usual, "val/acc"),
+        "mode": trainer.get("monitor_mode") if isinstance(trainer, Mapping) else None,
     }
     return Recorded(path=Path(path), rounds=rounds, history=history, result=result, settings=settings)

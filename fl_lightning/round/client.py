@@ -22,6 +22,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import fitted
 from fl_lightning.round.class_metrics import CLASS_METRICS, ClassMetric, class_scores
 from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.direction import KNOWN, Direction
 
 #: A pure function of (client module, its parameters, its batch, its context): a local loss, scalar.
 Objective = Callable[["ClientModule", Parameters, Batch, Context], Tensor]
@@ -71,6 +72,8 @@ class ClientModule(LightningModule):
 
     #: The validation metric that chooses the reported round.
     monitor: ClassVar[str] = "val/acc"
+    #: Whether ``max`` or ``min`` of a metric is best, by its bare name; a subclass says it of those that it adds.
+    metric_directions: ClassVar[Mapping[str, Direction]] = KNOWN
     #: What ``metrics`` may name.
     more_metrics: ClassVar[tuple[str, ...]] = CLASS_METRICS
 
@@ -105,6 +108,21 @@ class ClientModule(LightningModule):
         self.penalty: Penalty | None = None
         self.context = Context()
         self.output_rule: OutputRule | None = None
+
+    @classmethod
+    def directions(cls) -> dict[str, Direction]:
+        """``metric_directions`` of the class and of those that it derives from, which it may overrule.
+
+        Raises:
+            ValueError: One of them is neither ``max`` nor ``min``.
+        """
+        found: dict[str, Direction] = {}
+        for kind in reversed(cls.__mro__):
+            found |= vars(kind).get("metric_directions", {})
+        for name, direction in found.items():
+            if direction not in ("max", "min"):
+                raise ValueError(f"{cls.__name__}.metric_directions has {direction!r} for {name!r}: give max or min")
+        return found
 
     def build(
         self,

@@ -1,12 +1,12 @@
 """From each client's scores to the figures of a federation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.round.goal import less_is_better
+from fl_lightning.round.direction import KNOWN, Direction, direction_of
 from fl_lightning.round.payload import Payload
 
 
@@ -66,20 +66,32 @@ def over_clients(totals_C2: Tensor, *, higher_is_better: bool | Tensor = True) -
     }
 
 
-def summarise(scores: Payload, prefix: str = "") -> dict[str, float]:
+def summarise(scores: Payload, prefix: str = "", directions: Mapping[str, Direction] = KNOWN) -> dict[str, float]:
     """Figures over the clients of a score payload.
+
+    Args:
+        scores: Numerator and number of examples of each metric and client, (C, 2).
+        prefix: Goes before the names.
+        directions: Whether more or less of a metric is better, by its bare name.
 
     Returns:
         For a metric ``val/acc``: its mean over clients under ``val/acc``, and ``val/acc_std``, ``val/acc_worst``,
-        ``val/acc_weighted``; each name behind ``prefix``.
+        ``val/acc_weighted``; each name behind ``prefix``. Which client is the worst cannot be told of a metric of
+        unknown direction, so that has no ``_worst``.
     """
     if not scores.signals:
         return {}
     names = [f"{prefix}{name}" for name in scores.signals]
-    larger_wins = torch.tensor([not less_is_better(name) for name in names])
+    known = [direction_of(name, directions) for name in scores.signals]
+    larger_wins = torch.tensor([direction != "min" for direction in known])
     found = over_clients(torch.stack(list(scores.signals.values())).cpu(), higher_is_better=larger_wins)
     figures = {"" if kind == "mean" else f"_{kind}": values.tolist() for kind, values in found.items()}
-    return {f"{name}{kind}": values[place] for place, name in enumerate(names) for kind, values in figures.items()}
+    return {
+        f"{name}{kind}": values[place]
+        for place, name in enumerate(names)
+        for kind, values in figures.items()
+        if kind != "_worst" or known[place]
+    }
 
 
 def client_values(scores: Payload, name: str, clients: Sequence[int] | None = None) -> Tensor:

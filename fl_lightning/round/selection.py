@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from fl_lightning.round.goal import less_is_better
+from fl_lightning.round.direction import KNOWN, Direction, direction_of
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 
@@ -19,15 +19,46 @@ class Selection:
 
     Args:
         monitor: Name of the metric.
-        mode: Whether ``max`` or ``min`` of it is best; None to go by the name (less of a loss or an error is better).
+        mode: Whether ``max`` or ``min`` of it is best; None where ``directions`` say it.
+        directions: Whether more or less of a metric is better, by its bare name (``ClientModule.directions``).
     """
 
-    def __init__(self, monitor: str = "val/acc", mode: Literal["max", "min"] | None = None) -> None:
+    def __init__(
+        self,
+        monitor: str = "val/acc",
+        mode: Direction | None = None,
+        directions: Mapping[str, Direction] = KNOWN,
+    ) -> None:
         self.monitor = monitor
         self.test = monitor.replace("val/", "test/")
-        self.mode = mode or ("min" if less_is_better(monitor) else "max")
-        self.sign = 1 if self.mode == "max" else -1
+        self.directions = {**directions, **({monitor.rpartition("/")[2]: mode} if mode else {})}
         self.reset()
+
+    def check(self) -> None:
+        """Refuse a metric that no round can be chosen by.
+
+        Raises:
+            ValueError: Nothing says whether more or less of it is better.
+        """
+        if direction_of(self.monitor, self.directions) is None:
+            bare = self.monitor.rpartition("/")[2]
+            raise ValueError(
+                f"trainer.monitor is {self.monitor!r}, and nothing says whether more or less of it is better: set "
+                f"trainer.monitor_mode to max or min, or say it in the client's class, metric_directions = "
+                f'{{"{bare}": "min"}}'
+            )
+
+    @property
+    def mode(self) -> Direction:
+        """Whether ``max`` or ``min`` of the monitored metric is best."""
+        found = direction_of(self.monitor, self.directions)
+        assert found is not None  # as ``check`` has seen
+        return found
+
+    @property
+    def sign(self) -> int:
+        """1 where more is better, -1 where less is."""
+        return 1 if self.mode == "max" else -1
 
     def reset(self) -> None:
         """Forget every round."""

@@ -57,7 +57,8 @@ class Run:
         scored_round: The round whose draws the last evaluation took for what it trains (fine-tuning).
         history: The figures of each round that is over, with its number under ``round``.
         scores: Each client's scores, by the prefix of what was last evaluated.
-        failures: Why clients are missing from the present round, by name.
+        failures: Why clients failed in the present round, by name.
+        dropouts: Names of the clients that were drawn for the present round and dropped out.
         num_failures: How often each client has failed, by name; dropping out, which is drawn, is no failure.
         unusual: Clients that were named for an update far longer than the others'.
         should_stop: Whether the present round is the last.
@@ -91,6 +92,7 @@ class Run:
     history: list[dict[str, float]] = field(default_factory=list)
     scores: dict[str, Payload] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    dropouts: tuple[str, ...] = ()
     num_failures: dict[str, int] = field(default_factory=dict)
     unusual: set[int] = field(default_factory=set)
     should_stop: bool = False
@@ -344,6 +346,7 @@ def check_monitor(run: Run) -> None:
             f"trainer.monitor is {monitor!r}, which is no validation metric: a round that training or test examples "
             f"chose is no result. Set it to {_listed(validation)}, or leave it out"
         )
+    run.selection.check()
     if not run.datamodule.has_validation and run.fabric.is_global_zero:
         warnings.warn(
             "no client has validation examples, so no round can be chosen: the last one is reported (to choose one, "

@@ -31,6 +31,7 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
         "error": "" if error is None else f"{type(error).__name__}: {error}",
         "result": {name: value if math.isfinite(value) else None for name, value in run.selection.result.items()},
         "monitor": run.selection.monitor,
+        "mode": run.selection.mode,
         "num_rounds": run.round_idx,
         "num_void_rounds": sum(row["void"] for row in run.history),
         "failures": dict(sorted(run.num_failures.items())),

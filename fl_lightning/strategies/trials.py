@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.goal import less_is_better
+from fl_lightning.round.direction import direction_of
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage, StageAddress
 
@@ -31,7 +31,8 @@ def validation_score(client: ClientModule, parameters: Parameters, batch: Batch,
     """Numerator and denominator of its validation metric with the model that it was sent, (2,)."""
     sent = {name: context.inbox.get(name, own) for name, own in parameters.items()}
     total, count = client.score_table(sent, batch, context)[client.monitor].unbind(-1)
-    return torch.stack([-total if less_is_better(client.monitor) else total, count], dim=-1)
+    is_less_better = direction_of(client.monitor, client.directions()) == "min"
+    return torch.stack([-total if is_less_better else total, count], dim=-1)
 
 
 class Trials:
@@ -59,6 +60,19 @@ class Trials:
                 allowed = ", ".join(map(str, grids[name]))
                 raise ValueError(f"strategy.{name} is {value}, but where validation chooses it it starts at {allowed}")
         self._scores: dict[str, tuple[tuple[int, ...], Tensor]] = {}
+
+    def check_client(self, client: ClientModule) -> None:
+        """Refuse a client whose metric nobody can choose by.
+
+        Raises:
+            ValueError: There are trials, and nothing says whether more or less of ``client.monitor`` is better.
+        """
+        if self.every is not None and direction_of(client.monitor, client.directions()) is None:
+            raise ValueError(
+                f"strategy.validate_every is {self.every}, but nothing says whether more or less of {client.monitor!r} "
+                f"is better: say it in metric_directions of {type(client).__name__}, or set strategy.validate_every to "
+                "null"
+            )
 
     def candidates(self) -> dict[str, Choice]:
         """The choice and its neighbours, by the names of their stages."""

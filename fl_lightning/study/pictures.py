@@ -13,7 +13,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.schema import Picture
 from fl_lightning.study.statistics import average_ranks, case_means, nemenyi
-from fl_lightning.study.table import by_round, scale_of
+from fl_lightning.study.table import by_round, counts_errors, scale_of
 
 _WIDTH, _HEIGHT = 4.6, 3.8
 _MARKERS = "os^Dv<>Pp*Xh"
@@ -159,8 +159,8 @@ def _finish(figure: Figure, all_axes: list[Axes], y_labels: list[str]) -> Figure
 
 
 def _unit(rows: pd.DataFrame) -> tuple[float, str]:
-    metric = str(rows["metric"].dropna().iloc[0])
-    return scale_of(metric), ", %" if scale_of(metric) == 100.0 else ", thousandths"
+    is_error = counts_errors(rows)
+    return scale_of(is_error=is_error), ", thousandths" if is_error else ", %"
 
 
 def _colour(place: int) -> tuple[float, float, float]:

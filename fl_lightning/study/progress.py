@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from fl_lightning.round.goal import less_is_better
 from fl_lightning.study.cells import Cell, make_cell
 from fl_lightning.study.definition import Point, Study
-from fl_lightning.study.store import Record, Store
+from fl_lightning.study.store import Record, Store, is_less_better
 
 State = Literal["missing", "failed", "stale", "done"]
 
@@ -121,7 +120,7 @@ class Progress:
         scores = self.scores(trials)
         finite = [trial for trial in trials if math.isfinite(scores.get(trial.label, math.nan))]
         records = [self.records[cell.key] for trial in finite for cell in trial.cells]
-        sign = -1.0 if any(less_is_better(record["monitor"]) for record in records) else 1.0
+        sign = -1.0 if any(is_less_better(record) for record in records) else 1.0
         return max(finite, key=lambda trial: sign * scores[trial.label], default=None)
 
     def choice(self, method: str, case: str) -> Choice | None:

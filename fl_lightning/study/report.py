@@ -10,7 +10,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.table import by_round, leaderboard, markdown, scale_of, what_was_run
+from fl_lightning.study.table import by_round, counts_errors, leaderboard, markdown, scale_of, what_was_run
 from fl_lightning.study.traffic import traffic
 
 _SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼", statistics.SAME: "", statistics.UNTESTED: ""}
@@ -123,8 +123,7 @@ def _papers(progress: Progress, table: pd.DataFrame) -> str:
     for case, settings in progress.study.cases.items():
         for method, printed in settings.paper.items():
             found = table[(table["case"] == case) & (table["method"] == method)]["test"].dropna()
-            metric = table[table["case"] == case]["metric"].dropna()
-            scale = scale_of(str(metric.iloc[0])) if len(metric) else 100.0
+            scale = scale_of(is_error=counts_errors(table[table["case"] == case])) if len(found) else 100.0
             ours = f"{scale * found.mean():.1f}" if len(found) else ""
             rows.append({"method": method, "case": case, "ours": ours, "printed": printed})
     return markdown(pd.DataFrame(rows).set_index("method"), "method")
@@ -133,7 +132,7 @@ def _papers(progress: Progress, table: pd.DataFrame) -> str:
 def _comparisons(comparisons: pd.DataFrame) -> str:
     counts = comparisons.groupby("method", sort=False)["verdict"].value_counts().unstack(fill_value=0)
     overall = statistics.over_cases(comparisons).set_index("method")
-    scale = scale_of(str(comparisons["metric"].iloc[0]))
+    scale = scale_of(is_error=counts_errors(comparisons))
     shown = pd.DataFrame(index=overall.index)
     shown["cases"] = overall["cases"].astype(str)
     shown["mean difference"] = [f"{scale * value:+.1f}" for value in overall["difference"]]

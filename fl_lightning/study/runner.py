@@ -268,6 +268,7 @@ def make_record(cell: Cell, found: Record) -> Record:
         "error": error,
         "val": None,
         "monitor": found.get("monitor", ""),
+        "mode": found.get("mode", ""),
         "seconds": found.get("seconds", 0.0),
         "cpu_seconds": found.get("cpu_seconds", 0.0),
         "partition": found.get("partition", ""),
@@ -284,7 +285,7 @@ def make_record(cell: Cell, found: Record) -> Record:
     record["val"] = found["result"][found["monitor"]]
     if cell.purpose == "report":
         figures = {name: value for name, value in found["result"].items() if not name.startswith(_LEFT_OUT)}
-        kept = ("mode", "kinds", "clients", "malicious", "num_rounds", "bytes", "training_seconds", "failures")
+        kept = ("kinds", "clients", "malicious", "num_rounds", "bytes", "training_seconds", "failures")
         record |= {"result": figures, **{name: found[name] for name in kept}}
     return record
 

@@ -16,8 +16,6 @@ import pandas as pd
 import scipy.stats
 from numpy.typing import NDArray
 
-from fl_lightning.round.goal import less_is_better
-
 #: Differences with a smaller corrected p-value are called differences.
 LEVEL = 0.05
 #: Fewer pairs are not tested.
@@ -40,9 +38,9 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], figure: str
     """Every method against the best simple baseline of the case, over the seeds that both have.
 
     Returns:
-        A row for each case and method: ``metric``, ``baseline``, ``pairs``, ``difference`` (in the metric's unit,
-        positive where the method is better), ``p`` of the paired t-test, ``holm`` (corrected over the methods of the
-        case) and ``verdict``.
+        A row for each case and method: ``metric``, ``is_error``, ``baseline``, ``pairs``, ``difference`` (in the
+        metric's unit, positive where the method is better), ``p`` of the paired t-test, ``holm`` (corrected over the
+        methods of the case) and ``verdict``.
     """
     found = []
     for case, baseline in best_baselines(table, baselines).items():
@@ -55,6 +53,7 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], figure: str
                     "case": case,
                     "method": method,
                     "metric": str(table[table["case"] == case]["metric"].dropna().iloc[0]),
+                    "is_error": bool(table[table["case"] == case]["is_error"].dropna().iloc[0]),
                     "baseline": baseline,
                     "pairs": len(gain_S),
                     "difference": float(gain_S.mean()) if len(gain_S) else np.nan,
@@ -65,7 +64,7 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], figure: str
         found += [
             {**row, "holm": p, "verdict": verdict(row["difference"], p)} for row, p in zip(rows, holm, strict=True)
         ]
-    return pd.DataFrame(found, columns=["case", "method", "metric", "baseline", "pairs", *_TESTED])
+    return pd.DataFrame(found, columns=["case", "method", "metric", "is_error", "baseline", "pairs", *_TESTED])
 
 
 def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
@@ -96,7 +95,7 @@ def case_means(table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
     Methods that lack more cases than half are left out; of the others those that lack the most, and the cases that any
     of the rest lacks, so that as many figures as possible remain.
     """
-    signed = table.assign(value=table[figure] * table["metric"].map(_sign_of, na_action="ignore"))
+    signed = table.assign(value=table[figure] * table["is_error"].map(_sign_of, na_action="ignore"))
     means = signed.pivot_table(index="case", columns="method", values="value", sort=False)
     count = means.notna().sum()
     fewest = sorted({number for number in count if number * 2 > len(means)}, reverse=True)
@@ -220,8 +219,8 @@ def _by_seed(table: pd.DataFrame, case: str, figure: str) -> pd.DataFrame:
 
 
 def _sign(rows: pd.DataFrame) -> float:
-    return _sign_of(str(rows["metric"].dropna().iloc[0]))
+    return _sign_of(bool(rows["is_error"].dropna().iloc[0]))
 
 
-def _sign_of(metric: str) -> float:
-    return -1.0 if less_is_better(metric) else 1.0
+def _sign_of(is_error: bool) -> float:
+    return -1.0 if is_error else 1.0

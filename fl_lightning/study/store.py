@@ -8,11 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.round.direction import direction_of
 from fl_lightning.run.folder import writing
 
 Record = dict[str, Any]
 #: Figures by name, each of every round.
 Rounds = Mapping[str, Sequence[float]]
+
+
+def is_less_better(record: Record) -> bool:
+    """Whether less of a record's monitored metric is better; what is without a mode has a metric of this package."""
+    return (record.get("mode") or direction_of(record["monitor"])) == "min"
 
 
 class Store:

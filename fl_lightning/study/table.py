@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from fl_lightning.round.goal import less_is_better
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.store import Record, Rounds
+from fl_lightning.study.store import Record, Rounds, is_less_better
 
 #: Characters of a terminal's column into which a case's name is wrapped at the least.
 _NARROW_HEAD = 12
@@ -75,7 +74,7 @@ def _row(record: Record) -> dict[str, Any]:
         return row
     monitor, figures = record["monitor"], record["result"]
     metric = monitor.rpartition("/")[2]
-    row |= {"metric": metric, "round": figures["best_round"], "val": record["val"]}
+    row |= {"metric": metric, "is_error": is_less_better(record), "round": figures["best_round"], "val": record["val"]}
     row |= {"rounds": record["num_rounds"], "training_seconds": record["training_seconds"]}
     row |= {"failures": record["failures"], **{f"bytes_{way}": size for way, size in record["bytes"].items()}}
     for kind, (val, test) in record["kinds"].items():
@@ -96,12 +95,17 @@ def _row(record: Record) -> dict[str, Any]:
 def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Write the tidy table; numbers as they were kept."""
     with whole_file(path) as temporary:
-        table.to_csv(temporary, index=False, lineterminator="\n")
+        table.drop(columns="is_error", errors="ignore").to_csv(temporary, index=False, lineterminator="\n")
 
 
-def scale_of(metric: str) -> float:
+def scale_of(*, is_error: bool) -> float:
     """Factor to the unit that is shown: per cent, or thousandths of an error."""
-    return 1000.0 if less_is_better(metric) else 100.0
+    return 1000.0 if is_error else 100.0
+
+
+def counts_errors(rows: pd.DataFrame) -> bool:
+    """Whether less of the metric of these rows, which share one, is better."""
+    return bool(rows["is_error"].dropna().iloc[0])
 
 
 def leaderboard(progress: Progress, table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
@@ -129,7 +133,7 @@ def cell_text(found: pd.DataFrame, figure: str, study: Study) -> str:
     if not len(values):
         return "failed"
     number = "" if len(values) == len(study.seeds) else f" ({len(values)} of {len(study.seeds)})"
-    return mean_and_spread(values, scale_of(str(found["metric"].dropna().iloc[0]))) + number
+    return mean_and_spread(values, scale_of(is_error=counts_errors(found))) + number
 
 
 def mean_and_spread(values: pd.Series, scale: float) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fl_lightning.round.goal import less_is_better
 from fl_lightning.study.definition import TOTAL_BYTES, Study
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.store import Record, Rounds
+from fl_lightning.study.store import Record, Rounds, is_less_better
 from fl_lightning.study.table import markdown, mean_and_spread, scale_of
 
 #: Which share of an error above the target's, and how much accuracy below it, still counts as there.
@@ -59,7 +58,7 @@ def _table(progress: Progress, case: str, history: Mapping[str, Rounds], sizes: 
 
 def _sent(runs: Sequence[tuple[Record, Rounds]]) -> dict[str, str]:
     """Test figures, over clients and weighted by their examples, and what they cost."""
-    scale, metric = scale_of(runs[0][0]["monitor"]), runs[0][0]["monitor"].rpartition("/")[2]
+    scale, metric = scale_of(is_error=is_less_better(runs[0][0])), runs[0][0]["monitor"].rpartition("/")[2]
     test = pd.Series([record["result"][f"test/{metric}"] for record, _ in runs])
     weighted = [scale * record["result"][f"test/{metric}_weighted"] for record, _ in runs]
     chosen = [rounds["round"].index(record["result"]["best_round"]) for record, rounds in runs]
@@ -71,7 +70,7 @@ def _sent(runs: Sequence[tuple[Record, Rounds]]) -> dict[str, str]:
 
 
 def _target(record: Record) -> float:
-    is_error = less_is_better(record["monitor"])
+    is_error = is_less_better(record)
     best: float = record["val"]
     return (1 + _ERROR_SLACK) * best if is_error else best - _ACCURACY_SLACK
 
@@ -83,7 +82,7 @@ def _to_target(runs: Sequence[tuple[Record, Rounds]], target: Mapping[int, float
     for record, rounds in runs:
         if record["seed"] not in target:
             continue
-        sign = -1.0 if less_is_better(record["monitor"]) else 1.0
+        sign = -1.0 if is_less_better(record) else 1.0
         values = sign * np.array(rounds[record["monitor"]], dtype=float)
         places = np.flatnonzero(values >= sign * target[record["seed"]])
         if len(places):
@@ -117,7 +116,7 @@ def _by_examples(runs: Sequence[tuple[Record, Rounds]], bounds: Sequence[float],
         for client, test in zip(clients["client"], clients["test"], strict=True):
             if test is not None:
                 bound = next(bound for bound in values if num_examples[client] <= bound)
-                values[bound].append(scale_of(record["monitor"]) * test)
+                values[bound].append(scale_of(is_error=is_less_better(record)) * test)
     names = [*(f"up to {bound:g} examples" for bound in bounds), "more"]
     return {name: f"{statistics.mean(v):.1f}" if v else "" for name, v in zip(names, values.values(), strict=False)}
 

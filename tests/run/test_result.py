@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,11 @@ def test_a_round_with_fewer_answers_than_the_quorum_is_void(
 ) -> None:
     participation = Participation(min_clients=min_clients)
     trainer = make_trainer(executor=SequentialExecutor(), participation=participation, num_rounds=2)
-    with pytest.warns(UserWarning, match="failed in stage"):
+    ends = pytest.raises(TooFewAnswers, match="nothing was learned, all 2 rounds were void: fewer than 4 clients")
+    with pytest.warns(UserWarning, match="failed in stage"), ends if void else nullcontext():
         trainer.fit(make_model(Fails), federation, FedAvg())
+    found = read(trainer)
+    assert (found["status"], found["result"] == {}) == (("failed", True) if void else ("finished", False))
     assert [row["void"] for row in trainer.run.history] == [void] * 2
     start = trainer.run.architectures[0]
     moved = any((model != start[name]).any() for name, model in trainer.run.strategy.models.items())

@@ -23,6 +23,7 @@ def table(
             "case": case,
             "seed": seed,
             "metric": metric,
+            "is_error": metric == "mse",
             "test": test,
             "val": (val or {}).get(method, float(np.mean(tests))),
         }

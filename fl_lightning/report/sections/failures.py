@@ -12,9 +12,10 @@ def section(run: Recorded, album: Album) -> Section:
     """The section "Failures and attacks"."""
     x = run.rounds.astype(float)
     pictures, tables, notes = [], [], []
-    columns = {"took part": "num_participants", "failed or dropped out": "num_failures"}
+    failed = "failed" if "num_dropouts" in run.history else "failed or dropped out"  # older runs count both as one
+    columns = {"took part": "num_participants", failed: "num_failures", "dropped out": "num_dropouts"}
     found = {label: column for label, name in columns.items() if (column := run.column(name)) is not None}
-    trouble = [column for name in ("num_failures", "void") if (column := run.column(name)) is not None]
+    trouble = [column for name in ("num_failures", "num_dropouts", "void") if (column := run.column(name)) is not None]
     partial = found.get("took part")
     if any(column.max() > 0 for column in trouble) or (partial is not None and partial.min() < partial.max()):
         curves = [Curve(label=label, x=x, y=column) for label, column in found.items()]

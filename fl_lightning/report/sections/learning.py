@@ -114,5 +114,6 @@ def _other_figures(run: Recorded) -> Table | None:
     ]
     if not rows:
         return None
-    columns = [f"{run.test_metric} at the chosen round", "mean", "std", "worst client", "weighted by size"]
+    what = "nodes" if run.record and run.record.kind == "graphs" else "examples"
+    columns = [f"{run.test_metric} at the chosen round", "mean", "std", "worst client", f"weighted by {what}"]
     return Table(title="Figures of the chosen round", columns=columns, rows=rows)

@@ -153,6 +153,7 @@ class FedSheafHN(Hypernetwork):
         start = {"strength_factor": 1.0, "mix_only_moved": float(self.mix_only_moved)}
         grids = {"strength_factor": (*SHARES, *(1 + share for share in SHARES[1:])), "mix_only_moved": ON_OFF}
         self.trials = Trials(grids, start, self.validate_every, self.validate_personal)
+        self.trials.check_client(federation.client)
         super().setup(federation)
 
     def build_generator(self, num_outputs: int) -> nn.ModuleDict:

@@ -114,6 +114,7 @@ class SimilarityMixing(Mixing):
             grids["similarity_temperature"] = self.validate_similarity_temperature
             start["similarity_temperature"] = self.similarity_temperature
         self.trials = Trials({**grids, "mix_only_moved": ON_OFF}, start, self.validate_every, self.validate_personal)
+        self.trials.check_client(federation.client)
         select_names(self.shared, self.validate_personal)  # or it says which pattern matches nothing
         self.common_shares: dict[str, float] = {}  # of the parameter tensors, where they are estimated
 
