@@ -104,3 +104,27 @@ def test_a_digest_of_sources_without_docstrings(tmp_path: Path) -> None:
     assert version._syntax(path) != first
     assert "strategies/mixing/fedavg.py" in version.sources()
     assert "trainer.py" in version.sources()
+
+
+def test_a_number_is_the_same_cell_however_it_is_written(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    tuning = {"seeds": [7], "budget": 2, "grid": {"model.optimizer.lr": [0.01, 0.05]}}
+    studies = [make_study(tuning=tuning, settings={"model.optimizer.weight_decay": 0.0005, "strategy.x": 1500.0})]
+    text = studies[0].path.read_text()
+    for plain, other in {"0.01": "1e-2", "0.05": "5E-2", "0.0005": "5e-4", "1500.0": "1.5e3"}.items():
+        assert text.count(plain) == 1
+        text = text.replace(plain, other)
+    studies[0].path.write_text(text)
+    studies.append(Study(studies[0].path))
+    points = [study.grid_of("FedAvg", "plain") for study in studies]
+    assert points[0] == points[1]
+    first, second = (cell(study, point=study.grid_of("FedAvg", "plain")[1]) for study in studies)
+    assert first == second
+    assert "--model.optimizer.lr=0.05" in second.arguments
+
+
+def test_a_number_of_a_configuration_is_too(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    study, config = make_study(), tmp_path / "quickstart.yaml"
+    config.write_text(config.read_text() + "\nown: {weight_decay: 0.0005}\n")
+    first = cell(study)
+    config.write_text(config.read_text().replace("0.0005}", "5e-4}"))
+    assert cell(study).key == first.key
