@@ -235,11 +235,11 @@ def _strategy_of(settings: dict[str, Any], verb: str) -> str | None:
         return None  # the parser says what is wrong
 
 
-def _default_model(strategy: type[Strategy]) -> dict[str, Any]:
-    """The client that a strategy is written for, with the strategy's net."""
-    client, net = strategy.client_class, strategy.default_net
+def _default_model(strategy: type[Strategy], *, with_net: bool) -> dict[str, Any]:
+    """The client that a strategy is written for; with the strategy's net for graphs where settings of it are given."""
+    client, net = strategy.client_class, strategy.default_net or fl_lightning.models.GCN
     model: dict[str, Any] = {"class_path": f"{client.__module__}.{client.__qualname__}"}
-    if net is not None:
+    if with_net:
         model["init_args"] = {"net": {"class_path": f"{net.__module__}.{net.__qualname__}"}}
     return model
 
@@ -297,7 +297,7 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The verbs, and the arguments that are not options."""
-        objects = {"model", "datamodule", "algorithm"}
+        objects = {"client", "data", "strategy"}
         return dict.fromkeys(TRAINER_VERBS, objects)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -310,7 +310,8 @@ class FederatedCLI(LightningCLI):
         if isinstance(words, list):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
             _check_init_args(words)
-            model = _default_model(_chosen_strategy(words))
+            with_net = any(option.startswith("--model.net.") for option, _ in options(words))
+            model = _default_model(_chosen_strategy(words), with_net=with_net)
             for subparser in self._subcommand_parsers.values():
                 subparser.set_defaults({"model": model})
         self.config = parser.parse_args(words)
@@ -369,9 +370,9 @@ class FederatedCLI(LightningCLI):
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         options = {name: self._get(self.config_init, name) for name in self._subcommand_method_arguments[subcommand]}
         if subcommand == "data":
-            return {"datamodule": self.datamodule, **options}
+            return {"data": self.datamodule, **options}
         strategy = self._get(self.config_init, "strategy")
-        return {"model": self.model, "datamodule": self.datamodule, "algorithm": strategy, **options}
+        return {"client": self.model, "data": self.datamodule, "strategy": strategy, **options}
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a verb; what is refused before training starts is the user's mistake, later errors are shown in full.

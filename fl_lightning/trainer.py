@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning import LightningDataModule
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -34,6 +35,7 @@ from fl_lightning.run.lock import RunLock
 from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
 from fl_lightning.run.processes import check_cores, gather_objects, leave_at_exit
 from fl_lightning.run.profiling import RoundTrace
+from fl_lightning.run.renamed import renamed
 from fl_lightning.strategies import Strategy
 from fl_lightning.yaml_input import parse_yaml
 
@@ -52,6 +54,9 @@ _DTYPES = {
 
 #: What NumPy takes too.
 LARGEST_SEED = 2**32 - 1
+
+#: What the arguments of the verbs were called before.
+_RENAMED = {"model": "client", "datamodule": "data", "algorithm": "strategy"}
 
 
 class FederatedTrainer(RoundLoop):
@@ -184,11 +189,12 @@ class FederatedTrainer(RoundLoop):
 
     # ------------------------------------------------------------------ the four verbs
 
+    @renamed(**_RENAMED)
     def fit(
         self,
-        model: ClientModule,
-        datamodule: FederatedDataModule,
-        algorithm: Strategy,
+        client: ClientModule | None = None,
+        data: FederatedDataModule | None = None,
+        strategy: Strategy | None = None,
         ckpt_path: str | None = None,
         profile: bool = False,
         resume_with_changes: bool = False,
@@ -196,9 +202,10 @@ class FederatedTrainer(RoundLoop):
         """Train the federation.
 
         Args:
-            model: The client module; every client gets its own copy.
-            datamodule: The clients' data.
-            algorithm: The strategy.
+            client: The client module; every client gets its own copy. None for the strategy's ``client_class``; a net
+                and an optimizer that it was not given are the strategy's too.
+            data: The clients' data.
+            strategy: The algorithm. (The trainer's own ``strategy`` is Fabric's.)
             ckpt_path: Checkpoint to continue from: a path, ``last`` (of the newest run in ``run_name``; none: from the
                 start) or ``best``.
             profile: Write ``trace.json`` (``torch.profiler``, two rounds) and ``profile.csv`` (where the time of the
@@ -209,13 +216,14 @@ class FederatedTrainer(RoundLoop):
             The figures of the round that validation chose, new clients' under ``new/``, and ``test/max_over_rounds``.
 
         Raises:
-            ValueError: A setting does not fit the data; the checkpoint is of another run, of other settings or damaged;
-                or another process is writing the run.
+            ValueError: There are no data or no strategy; a setting does not fit the data; the checkpoint is of another
+                run, of other settings or damaged; or another process is writing the run.
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
             TooFewAnswers: ``participation.max_void_rounds`` rounds in a row had too few answers.
         """
+        client, data, strategy = _complete(client, data, strategy)
         path = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
-        run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(path) if path else None)
+        run = self._assemble(client, data, strategy, folder=run_folder_of(path) if path else None)
         with self._lock(run.folder):
             if path is not None:
                 changes: Literal["take", "refuse"] = "take" if resume_with_changes else "refuse"
@@ -236,42 +244,46 @@ class FederatedTrainer(RoundLoop):
             self._end(None)
         return run.selection.result
 
+    @renamed(**_RENAMED)
     def validate(
         self,
-        model: ClientModule | None = None,
-        datamodule: FederatedDataModule | None = None,
-        algorithm: Strategy | None = None,
+        client: ClientModule | None = None,
+        data: FederatedDataModule | None = None,
+        strategy: Strategy | None = None,
         ckpt_path: str | None = None,
     ) -> dict[str, float]:
         """Evaluate a checkpoint on validation.
 
         Args:
-            model: The client module. Model, data and strategy are those of the last fit where all three are left out.
-            datamodule: The clients' data.
-            algorithm: The strategy.
+            client: The client module. What is None here is that of the last fit; without one, of the client, the
+                strategy's.
+            data: The clients' data.
+            strategy: The algorithm.
             ckpt_path: A path, ``last`` or ``best`` (of the newest run in ``run_name``). Left out it is ``best``; after
                 a fit without checkpoints the models as the last round left them.
         """
-        return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "val/")
+        return self._evaluate_checkpoint(client, data, strategy, ckpt_path, "val/")
 
+    @renamed(**_RENAMED)
     def test(
         self,
-        model: ClientModule | None = None,
-        datamodule: FederatedDataModule | None = None,
-        algorithm: Strategy | None = None,
+        client: ClientModule | None = None,
+        data: FederatedDataModule | None = None,
+        strategy: Strategy | None = None,
         ckpt_path: str | None = None,
     ) -> dict[str, float]:
         """Evaluate a checkpoint on test; new clients join it first.
 
         The arguments are those of :meth:`validate`.
         """
-        return self._evaluate_checkpoint(model, datamodule, algorithm, ckpt_path, "test/")
+        return self._evaluate_checkpoint(client, data, strategy, ckpt_path, "test/")
 
+    @renamed(**_RENAMED)
     def predict(
         self,
-        model: ClientModule | None = None,
-        datamodule: FederatedDataModule | None = None,
-        algorithm: Strategy | None = None,
+        client: ClientModule | None = None,
+        data: FederatedDataModule | None = None,
+        strategy: Strategy | None = None,
         ckpt_path: str | None = None,
     ) -> dict[int, Tensor]:
         """Predict every node or example of every training client with a checkpoint.
@@ -281,7 +293,7 @@ class FederatedTrainer(RoundLoop):
         Returns:
             Class probabilities, or predicted targets, by client, (N_i, num_outputs).
         """
-        run = self._restore(model, datamodule, algorithm, ckpt_path)
+        run = self._restore(client, data, strategy, ckpt_path)
         evaluation = run.strategy.evaluations(run.training_clients)[""]
         predicted = run.executor.predict(evaluation, run.training_clients, _last_round(run))
         predictions: dict[int, Tensor] = {}
@@ -289,18 +301,17 @@ class FederatedTrainer(RoundLoop):
             predictions.update(part)
         return {client: predictions[client].cpu() for client in sorted(predictions)}
 
-    def data(
-        self, datamodule: FederatedDataModule, csv: str | None = None, picture: str | None = None
-    ) -> PartitionTable:
+    @renamed(datamodule="data")
+    def data(self, data: FederatedDataModule, csv: str | None = None, picture: str | None = None) -> PartitionTable:
         """Describe the clients: sizes, classes, heterogeneity; of graphs also edges, clustering, non-IIDness.
 
         Args:
-            datamodule: The clients' data.
+            data: The clients' data.
             csv: File to write the table to.
             picture: PNG file to draw the label distribution of each client to.
         """
-        datamodule.setup()
-        table = datamodule.statistics()
+        data.setup()
+        table = data.statistics()
         if csv is not None:
             table.to_csv(csv)
         if picture is not None:
@@ -318,34 +329,34 @@ class FederatedTrainer(RoundLoop):
             self.launched = True
 
     def _assemble(
-        self, model: ClientModule, datamodule: FederatedDataModule, algorithm: Strategy, *, folder: Path | None
+        self, client: ClientModule, data: FederatedDataModule, strategy: Strategy, *, folder: Path | None
     ) -> Run:
         """Begin a run; in the given folder, or a new one."""
         self.launch()
         self.started = False
         for callback in self.callbacks:
             check_hooks(callback)
-        if self.evaluate_union and algorithm.needs_own_examples:
+        if self.evaluate_union and strategy.needs_own_examples:
             raise ValueError(
-                f"trainer.evaluate_union is true, but {type(algorithm).__name__}'s models take what is kept of each "
+                f"trainer.evaluate_union is true, but {type(strategy).__name__}'s models take what is kept of each "
                 "client's own nodes, so they cannot be scored on others': leave it false, or choose another strategy"
             )
         self._run = assemble(
             fabric=self.fabric,
-            datamodule=datamodule,
-            model=model,
-            strategy=algorithm,
+            datamodule=data,
+            model=client,
+            strategy=strategy,
             executor=self.executor,
             participation=self.participation,
-            selection=Selection(self.monitor or model.monitor, self.monitor_mode, model.directions()),
+            selection=Selection(self.monitor or client.monitor, self.monitor_mode, client.directions()),
             seed=self.seed,
-            settings=self._settings(model, algorithm),
+            settings=self._settings(client, strategy),
             config=self.config,
             config_sources=self.config_sources,
             loggers=[] if isinstance(self.logger, bool) else self.logger,
         )
-        self.datamodule = datamodule
-        clients: tuple[Any, ...] = tuple(datamodule.clients)
+        self.datamodule = data
+        clients: tuple[Any, ...] = tuple(data.clients)
         for callback in self.callbacks:
             clients = callback.on_clients(self, clients)
         limit = self.participation.time_limit_seconds
@@ -355,11 +366,11 @@ class FederatedTrainer(RoundLoop):
         self._run.folder = self.fabric.broadcast(self._run.folder)
         return self._run
 
-    def _settings(self, model: ClientModule, algorithm: Strategy) -> dict[str, Any]:
+    def _settings(self, client: ClientModule, strategy: Strategy) -> dict[str, Any]:
         """What can be told of the settings that results depend on."""
-        monitor = {"name": self.monitor or model.monitor, "mode": self.monitor_mode}
+        monitor = {"name": self.monitor or client.monitor, "mode": self.monitor_mode}
         trainer = {"evaluate_every": self.evaluate_every, "precision": self.precision, "monitor": monitor}
-        return settings.of_objects(strategy=algorithm, participation=self.participation, trainer=trainer)
+        return settings.of_objects(strategy=strategy, participation=self.participation, trainer=trainer)
 
     @contextmanager
     def _lock(self, folder: Path) -> Iterator[None]:
@@ -418,38 +429,43 @@ class FederatedTrainer(RoundLoop):
 
     def _restore(
         self,
-        model: ClientModule | None,
-        datamodule: FederatedDataModule | None,
-        algorithm: Strategy | None,
+        client: ClientModule | None,
+        data: FederatedDataModule | None,
+        strategy: Strategy | None,
         ckpt_path: str | None,
     ) -> Run:
         """The run of a checkpoint; that of the last fit as it is, where nothing was written."""
-        if model is None or datamodule is None or algorithm is None:
-            if (model, datamodule, algorithm) != (None, None, None):
-                raise ValueError("give model, datamodule and algorithm, or none of them for those of the last fit")
+        if client is None and data is None and strategy is None:
             run = self.run
-            model, datamodule, algorithm = run.model, run.datamodule, run.strategy
+            client, data, strategy = run.model, run.datamodule, run.strategy
             best = run.folder / "checkpoints" / "best.ckpt"
             if ckpt_path is None and not best.is_file():
                 warnings.warn("no checkpoint was written: these are the models of the last round", stacklevel=3)
                 return run
             ckpt_path = str(best) if ckpt_path in (None, "best") else ckpt_path
+        elif self.has_run:
+            client, data, strategy = (
+                client or self.run.model,
+                data or self.run.datamodule,
+                strategy or self.run.strategy,
+            )
+        client, data, strategy = _complete(client, data, strategy)
         ckpt_path = ckpt_path or "best"
         path = find_checkpoint(self.root, ckpt_path, required=True)
         assert path is not None
-        run = self._assemble(model, datamodule, algorithm, folder=run_folder_of(path))
+        run = self._assemble(client, data, strategy, folder=run_folder_of(path))
         state.restore(run, self.callbacks, *_read(path, ckpt_path))
         return run
 
     def _evaluate_checkpoint(
         self,
-        model: ClientModule | None,
-        datamodule: FederatedDataModule | None,
-        algorithm: Strategy | None,
+        client: ClientModule | None,
+        data: FederatedDataModule | None,
+        strategy: Strategy | None,
         ckpt_path: str | None,
         split: str,
     ) -> dict[str, float]:
-        run = self._restore(model, datamodule, algorithm, ckpt_path)
+        run = self._restore(client, data, strategy, ckpt_path)
         self.started = True
         metrics = self.evaluate(run.training_clients, round_idx=_last_round(run))
         if run.new_clients:
@@ -457,6 +473,30 @@ class FederatedTrainer(RoundLoop):
         metrics = {name: value for name, value in metrics.items() if split in name}
         self._call("on_evaluation_end", metrics)
         return metrics
+
+
+def _complete(
+    client: ClientModule | None, data: FederatedDataModule | None, strategy: Strategy | None
+) -> tuple[ClientModule, FederatedDataModule, Strategy]:
+    """The three of a run, the client being the strategy's where it is None.
+
+    Raises:
+        ValueError: There are no data or no strategy, or something else is given in their place.
+    """
+    kinds = {
+        "client": (client, ClientModule, "fl_lightning.ClientModule()"),
+        "data": (data, LightningDataModule, "fl_lightning.FederatedDataModule(source, partitioner)"),
+        "strategy": (strategy, Strategy, "fl_lightning.strategies.FedAvg()"),
+    }
+    for name, (given, kind, example) in kinds.items():
+        if given is None and name != "client":
+            raise ValueError(f"{name} is missing: give {name}, for example {name}={example}")
+        if given is not None and not isinstance(given, kind):
+            called = given.__name__ if isinstance(given, type) else type(given).__name__
+            raise ValueError(f"{name} is {called}, which is no {kind.__name__}: give {name}={example}")
+    assert data is not None
+    assert strategy is not None
+    return client or strategy.default_client(), data, strategy
 
 
 def _last_round(run: Run) -> int:

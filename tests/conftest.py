@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +19,9 @@ from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks.neighbour_ids import neighbour_ids
 from fl_lightning.data import ClientGraph, GlobalSplit, Partitioner, PlantedCommunities
 from fl_lightning.federation import Roster
+from fl_lightning.models import GCN
 from fl_lightning.relations.topology import Ring
-from fl_lightning.strategies import Strategy
+from fl_lightning.strategies import FedAux, FedSagePlus, Strategy
 
 torch.set_num_threads(1)
 os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine may take more than the 30 of W&B
@@ -112,7 +112,8 @@ def make_model() -> Callable[..., ClientModule]:
     ) -> ClientModule:
         optimizer = optimizer or functools.partial(Adam, lr=0.05, weight_decay=5e-4)
         client_class = getattr(kind, "client_class", kind)
-        net_class = getattr(kind, "default_net", None) or inspect.signature(client_class).parameters["net"].default
+        owner = next((one for one in (FedAux, FedSagePlus) if issubclass(client_class, one.client_class)), Strategy)
+        net_class = getattr(kind, "default_net", None) or owner.default_net or GCN
         net_factory = functools.partial(net_class, **{"hidden_channels": 8, **net})
         return client_class(net_factory, optimizer, gradient_clip_val=gradient_clip_val)
 

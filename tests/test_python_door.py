@@ -1,6 +1,8 @@
 """What a notebook needs: exports, default callbacks, evaluation after a fit, tables."""
 
 import ast
+import functools
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from net_checks import Noise
+from torch.optim import SGD
 
 import fl_lightning as fl
 from fl_lightning.callbacks import FederatedCheckpoint, RoundProgressBar
-from fl_lightning.strategies import FedAvg
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.models import CNN, GCN, MLP, GRUForecaster, MaskedGCN
+from fl_lightning.models.batch_norm import BatchNorm
+from fl_lightning.strategies import DFedAvgM, FedAux, FedAvg, FedBN, FedGNN, FedPub, FedSage, Oracle, Strategy
 
 ROOT = Path(fl.__file__).parent
+STRATEGIES = sorted(
+    {kind for kind in vars(fl.strategies).values() if inspect.isclass(kind) and issubclass(kind, Strategy)},
+    key=lambda kind: kind.__name__,
+)
+STRATEGIES = [kind for kind in STRATEGIES if not inspect.isabstract(kind)]
+SGD_STEP = functools.partial(SGD, lr=0.1)
 
 
 def test_every_name_is_exported_for_types_and_at_run_time() -> None:
@@ -64,8 +77,90 @@ def test_models_in_memory_are_evaluated_where_nothing_was_written(
         predictions = trainer.predict()
     assert [len(p) for p in predictions.values()] == [client.num_nodes for client in federation.clients]
     assert all(torch.allclose(p.sum(dim=1), torch.ones(len(p))) for p in predictions.values())
-    with pytest.raises(ValueError, match="give model, datamodule and algorithm, or none of them"):
-        trainer.test(make_model())
+
+
+def test_former_keywords_are_refused_by_their_present_names(make_trainer: Any, federation: Any) -> None:
+    trainer, data, strategy = make_trainer(num_rounds=1), federation, FedAvg()
+    for verb in (trainer.fit, trainer.validate, trainer.test, trainer.predict):
+        for former, now in {"model": "client", "datamodule": "data", "algorithm": "strategy"}.items():
+            with pytest.raises(TypeError, match=f"which was renamed to {now}: call {verb.__name__}\\({now}=...\\)"):
+                verb(**{former: None})
+    with pytest.raises(TypeError, match="which was renamed to data"):
+        trainer.data(datamodule=data)
+    assert list(inspect.signature(trainer.fit).parameters)[:3] == ["client", "data", "strategy"]
+    for missing in ({"data": data}, {"strategy": strategy}, {}):
+        name = "strategy" if "data" in missing else "data"
+        with pytest.raises(ValueError, match=f"{name} is missing: give {name}"):
+            trainer.fit(**missing)
+    with pytest.raises(ValueError, match="strategy is FedAvg, which is no Strategy: give strategy=fl_lightning"):
+        trainer.fit(data=data, strategy=FedAvg)
+    with pytest.raises(ValueError, match="which is no ClientModule: give client="):
+        trainer.fit(data, strategy=strategy)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
+def test_a_strategy_brings_its_client_its_net_and_its_optimizer(kind: Any, federation: Any) -> None:
+    strategy = kind(groups=(0, 1, 1, 0, 1)) if kind is Oracle else kind()
+    client = strategy.default_client()
+    strategy.complete(client, federation.roster)
+    assert type(client) is kind.client_class
+    assert client.net_factories == [kind.default_net or GCN]
+    assert client.optimizer_factory is kind.default_optimizer
+
+
+@pytest.mark.parametrize("kind", [FedPub, FedAux, FedBN, FedGNN, FedSage, DFedAvgM], ids=lambda kind: kind.__name__)
+def test_data_and_a_strategy_are_enough(kind: Any, make_trainer: Any, federation: Any) -> None:
+    trainer = make_trainer(num_rounds=1)
+    assert trainer.fit(data=federation, strategy=kind(num_epochs=1))["val/acc"] > 0
+    assert type(trainer.run.model) is kind.client_class
+    assert type(trainer.run.model.net) is kind.default_net or kind is DFedAvgM
+
+
+def test_a_client_takes_what_it_was_not_given_from_each_strategy(make_trainer: Any, federation: Any) -> None:
+    client, trainer = fl.ClientModule(), make_trainer(num_rounds=1)
+    trainer.fit(client, federation, FedPub(num_epochs=1))
+    assert client.net_factories == [MaskedGCN]
+    trainer.fit(client, federation, FedAvg(num_epochs=1))
+    assert client.net_factories == [GCN]
+    own = functools.partial(GCN, hidden_channels=8)
+    client = fl.ClientModule(own, SGD_STEP)
+    trainer.fit(client, federation, FedAvg(num_epochs=1))
+    assert client.net_factories == [own]
+    assert client.optimizer_factory is SGD_STEP
+
+
+def test_what_is_none_is_of_the_last_fit(make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(num_rounds=2, default_callbacks=True)
+    client, strategy = make_model(), FedAvg(num_epochs=1)
+    trainer.fit(client, federation, strategy)
+    expected = trainer.test()
+    assert trainer.test(data=federation) == expected
+    assert trainer.test(strategy=FedAvg(num_epochs=1)) == expected
+    assert trainer.run.model is client
+    assert trainer.test(client) == expected
+
+
+@pytest.mark.parametrize(("shape", "net"), [((5,), MLP), ((1, 12, 12), CNN), ((6, 2), MLP)], ids=str)
+def test_examples_get_a_net_that_fits_them(shape: Any, net: Any, make_trainer: Any) -> None:
+    trainer = make_trainer(num_rounds=1)
+    trainer.fit(data=FederatedDataModule(Noise(shape)), strategy=FedAvg(num_epochs=1))
+    assert trainer.run.model.net_factories == [net]
+
+
+def test_forecasts_come_from_a_gru(make_trainer: Any) -> None:
+    trainer, data = make_trainer(num_rounds=1), FederatedDataModule(Noise((6, 2), regression=True))
+    trainer.fit(fl.RegressionClient(), data, FedAvg(num_epochs=1))
+    assert trainer.run.model.net_factories == [GRUForecaster]
+    with pytest.raises(ValueError, match="set model to RegressionClient"):
+        trainer.fit(data=data, strategy=FedAvg(num_epochs=1))
+
+
+def test_fedbn_normalises_vectors_and_refuses_images(make_trainer: Any) -> None:
+    trainer = make_trainer(num_rounds=1)
+    trainer.fit(data=FederatedDataModule(Noise((5,))), strategy=FedBN(num_epochs=1))
+    assert any(isinstance(layer, BatchNorm) for layer in trainer.run.model.net.modules())
+    with pytest.raises(ValueError, match="FedBN keeps normalisation layers at home, but CNN has none: give model"):
+        trainer.fit(data=FederatedDataModule(Noise((1, 12, 12))), strategy=FedBN(num_epochs=1))
 
 
 def test_history_is_a_table(make_trainer: Any, make_model: Any, federation: Any) -> None:

@@ -398,9 +398,9 @@ class Site:
 
 def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
     """What server and sites must have alike, as JSON."""
-    described = settings.of_objects(
-        strategy=strategy, model=model, net=model.net_factories, optimizer=model.optimizer_factory
-    )
+    net = model.net_factories if model.has_own_net else None  # which the initial parameters tell of, too
+    optimizer = model.optimizer_factory if model.has_own_optimizer else type(strategy).default_optimizer
+    described = settings.of_objects(strategy=strategy, model=model, net=net, optimizer=optimizer)
     return dict(json.loads(json.dumps(described)))
 
 

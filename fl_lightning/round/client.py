@@ -45,8 +45,13 @@ _VECTOR = 16
 
 
 def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
-    """Adam with the field's common settings: learning rate 0.01, weight decay 5e-4."""
-    return Adam(parameters, lr=0.01, weight_decay=5e-4, fused=True)
+    """Adam with learning rate 0.01 and no weight decay.
+
+    Decay moves also what a client's data never touch, such as words that its nodes do not have, and an average then
+    forgets what others learned in them: with the field's 5e-4, FedAvg ends 25 points below this on Cora (10 clients;
+    studies/results/leaderboard_a). See :mod:`fl_lightning.optimizers` for decay that averaging survives.
+    """
+    return Adam(parameters, lr=0.01, fused=True)
 
 
 class ClientModule(LightningModule):
@@ -58,8 +63,9 @@ class ClientModule(LightningModule):
     Args:
         net: Builds the net from (number of features, number of outputs). It maps a batch to a ``NetOutput`` or to
             logits alone; or is a plain PyG module, ``forward(x, edge_index)`` (see :mod:`fl_lightning.models.plain`).
-            Several nets are given to the clients in turn: client c has the net c modulo their number.
-        optimizer: Builds the client's optimiser from its parameters.
+            Several nets are given to the clients in turn: client c has the net c modulo their number. None for the
+            strategy's own net, or for one that fits the data (:meth:`~fl_lightning.strategies.Strategy.net_for`).
+        optimizer: Builds the client's optimizer from its parameters; None for the strategy's ``default_optimizer``.
         gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
         running_statistics: Whether those of normalisation layers (BatchNorm) are ``personal``, and never leave their
             client, or ``shared``, and travel with the parameters.
@@ -79,14 +85,15 @@ class ClientModule(LightningModule):
 
     def __init__(
         self,
-        net: list[NetFactory] | NetFactory = GCN,
-        optimizer: OptimizerFactory = default_optimizer,
+        net: list[NetFactory] | NetFactory | None = None,
+        optimizer: OptimizerFactory | None = None,
         gradient_clip_val: float | None = None,
         running_statistics: Literal["personal", "shared"] = "personal",
         metrics: list[ClassMetric] | None = None,
     ) -> None:
         super().__init__()
-        self.net_factories = net if isinstance(net, list) else [net]
+        self.has_own_net, self.has_own_optimizer = net is not None, optimizer is not None
+        self.net_factories: list[NetFactory] = net if isinstance(net, list) else [GCN if net is None else net]
         if not self.net_factories:
             raise ValueError("model.net is an empty list: give at least one net")
         if not all(map(callable, self.net_factories)):
@@ -100,7 +107,7 @@ class ClientModule(LightningModule):
                 known = f"give some of {', '.join(self.more_metrics)}" if self.more_metrics else "leave it out"
                 raise ValueError(f"model.metrics holds {name!r}, which {type(self).__name__} does not measure: {known}")
         self.metrics = tuple(dict.fromkeys(metrics or ()))
-        self.optimizer_factory = optimizer
+        self.optimizer_factory: OptimizerFactory = default_optimizer if optimizer is None else optimizer
         self.running_statistics = running_statistics
         self.gradient_clip_val = gradient_clip_val
         self.net: nn.Module
@@ -123,6 +130,13 @@ class ClientModule(LightningModule):
             if direction not in ("max", "min"):
                 raise ValueError(f"{cls.__name__}.metric_directions has {direction!r} for {name!r}: give max or min")
         return found
+
+    def take_defaults(self, *, net: NetFactory, optimizer: OptimizerFactory) -> None:
+        """Take over a run's net and optimizer, each only where the client was given none of its own."""
+        if not self.has_own_net:
+            self.net_factories = [net]
+        if not self.has_own_optimizer:
+            self.optimizer_factory = optimizer
 
     def build(
         self,
@@ -239,8 +253,8 @@ class ClientModule(LightningModule):
 
         Accuracy is the share of correctly labelled examples of the split, the loss is the mean cross entropy.
         """
-        correct_N = output.logits.argmax(dim=-1) == batch.y
-        return split_scores(batch, {"acc": correct_N, "loss": _cross_entropy(output.logits, batch.y)})
+        loss_N = _cross_entropy(output.logits, batch.y)  # first, for it refuses targets that are no classes
+        return split_scores(batch, {"acc": output.logits.argmax(dim=-1) == batch.y, "loss": loss_N})
 
     def score_table(
         self, parameters: Parameters, batch: Batch, context: Context, rule: OutputRule | None = None

@@ -243,6 +243,7 @@ def build_nets(
     fabric: Fabric, model: ClientModule, strategy: Strategy, roster: Roster, seed: int
 ) -> tuple[dict[str, Tensor], ...]:
     """Build the net of every architecture as the strategy needs it, and copy its initial parameters."""
+    strategy.complete(model, roster)
     with fabric.init_module(), torch.random.fork_rng([]):
         torch.manual_seed(derive_key(seed, "client", "initialisation"))
         model.build(roster.num_features, roster.num_outputs, strategy.build_net)

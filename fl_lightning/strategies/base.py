@@ -14,8 +14,19 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.federation import Federation
-from fl_lightning.round.client import ClientModule, Penalty
+from fl_lightning.federation import Federation, Roster
+from fl_lightning.models.cnn import CNN
+from fl_lightning.models.gcn import GCN
+from fl_lightning.models.gru import GRUForecaster
+from fl_lightning.models.mlp import MLP
+from fl_lightning.round.client import (
+    ClientModule,
+    NetFactory,
+    OptimizerFactory,
+    Penalty,
+    RegressionClient,
+    default_optimizer,
+)
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 
@@ -44,10 +55,12 @@ class Strategy(ABC):
     num_epochs: int = 3
     reset_optimizer: bool = False
 
-    #: The client that the strategy is written for, which is the command line's default; others must derive from it.
+    #: The client that the strategy is written for, which is the default; others must derive from it.
     client_class: ClassVar[type[ClientModule]] = ClientModule
-    #: The command line's default net; None for the client's own.
+    #: The net of clients that hold graphs and were given none; None for a GCN.
     default_net: ClassVar[type[nn.Module] | None] = None
+    #: The optimizer of clients that were given none, where the method needs another than the package's.
+    default_optimizer: ClassVar[OptimizerFactory] = staticmethod(default_optimizer)
     #: Whether clients may have different nets; their parameters then travel flat.
     takes_architectures: ClassVar[bool] = False
     #: Whether clients' nets may have running statistics.
@@ -126,6 +139,27 @@ class Strategy(ABC):
                 f"{type(self).__name__} needs a net with {having}: set model.net to "
                 f"fl_lightning.models.{self.default_net.__name__}"
             )
+
+    def default_client(self) -> ClientModule:
+        """The client of a run that was given none."""
+        return self.client_class()
+
+    def net_for(self, roster: Roster, client: ClientModule) -> NetFactory:
+        """The net of clients that were given none: what the strategy needs, or what fits what they hold.
+
+        Graphs have the strategy's ``default_net`` or a GCN; images (channels, rows, columns) a CNN; series (steps,
+        features) whose numbers are forecast a GRU; all other examples an MLP.
+        """
+        if roster.kind == "graphs":
+            return self.default_net or GCN
+        num_dims = 1 if isinstance(roster.num_features, int) else len(roster.num_features)
+        if num_dims == 2 and isinstance(client, RegressionClient):
+            return GRUForecaster
+        return CNN if num_dims == 3 else MLP
+
+    def complete(self, client: ClientModule, roster: Roster) -> None:
+        """Give a client the net and the optimizer that it was not given."""
+        client.take_defaults(net=self.net_for(roster, client), optimizer=type(self).default_optimizer)
 
     def check_client(self, client: ClientModule) -> None:
         """Refuse a client that the strategy is not written for.

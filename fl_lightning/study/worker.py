@@ -71,7 +71,7 @@ class CellCLI(FederatedCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The one verb."""
-        return {"fit": {"model", "datamodule", "algorithm"}}
+        return {"fit": {"client", "data", "strategy"}}
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
         """Build the trainer; of the callbacks that it adds by itself, the ledger stays."""

@@ -84,7 +84,7 @@ def call(arguments: Sequence[str], *, seconds: float = 10) -> Ending:
         trainer.run.should_stop = True
 
     def only_fit() -> dict[str, set[str]]:  # parsers of the other verbs take most of the time
-        return {"fit": {"model", "datamodule", "algorithm"}}
+        return {"fit": {"client", "data", "strategy"}}
 
     said, code, crash, is_long = io.StringIO(), None, "", False
     with (

@@ -151,7 +151,7 @@ class Drawn:
     def model(self) -> ClientModule:
         client_class = RegressionClient if self.regression else self.kind.client_class
         takes = inspect.signature(client_class).parameters
-        own = self.kind.default_net or takes["net"].default
+        own = self.kind.default_net or GCN
         dropout = 0.5 if self.on == "graphs" else 0.3
         nets = [functools.partial(net, hidden_channels=8, dropout=dropout) for net in self.nets]
         if self.on == "graphs" and own is not GCN:

@@ -11,6 +11,7 @@ and no momentum it is D-PSGD. The paper's quantised messages are left out.
 Leaves the client: its model, to its neighbours.
 """
 
+import functools
 import warnings
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ class DFedAvgM(DPSGD):
 
     num_epochs: int = 3
     reset_optimizer: bool = True
+
+    default_optimizer = functools.partial(SGD, lr=0.1, momentum=0.9, fused=True)
 
     def setup(self, federation: Federation) -> None:
         """Draw the topology, and say so if the steps are no heavy ball's."""

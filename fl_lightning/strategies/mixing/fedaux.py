@@ -13,6 +13,7 @@ federation (``common_share``). ``configs/fedaux_cora_paper.yaml`` is the algorit
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -20,7 +21,8 @@ from torch.optim import Optimizer
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.models.projection_gcn import ProjectionGCN
-from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty, default_optimizer
+from fl_lightning.round.class_metrics import ClassMetric
+from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Signal
@@ -42,19 +44,23 @@ class FedAuxClient(ClientModule):
         projection_weight_decay: The APV's weight decay; None for the optimiser's.
         unit_norm_projection: Scale the APV to length one after every step, as in Theorem 3.1.
         gradient_clip_val: As in :class:`ClientModule`.
+        running_statistics: Likewise.
+        metrics: Likewise.
     """
 
     def __init__(
         self,
-        net: NetFactory = ProjectionGCN,
-        optimizer: OptimizerFactory = default_optimizer,
+        net: list[NetFactory] | NetFactory | None = None,
+        optimizer: OptimizerFactory | None = None,
         *,
         projection_lr_multiplier: float = 30.0,
         projection_weight_decay: float | None = 0.0,
         unit_norm_projection: bool = False,
         gradient_clip_val: float | None = None,
+        running_statistics: Literal["personal", "shared"] = "personal",
+        metrics: list[ClassMetric] | None = None,
     ) -> None:
-        super().__init__(net, optimizer, gradient_clip_val)
+        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics)
         if projection_lr_multiplier <= 0:
             raise ValueError(f"model.projection_lr_multiplier must be positive, got {projection_lr_multiplier}")
         self.projection_lr_multiplier = projection_lr_multiplier
@@ -110,6 +116,7 @@ class FedAux(SimilarityMixing):
     proximal_weight: float = 0.0
 
     client_class = FedAuxClient
+    default_net = ProjectionGCN
     needs_graphs = True
     signature = PROJECTION
 

@@ -7,11 +7,13 @@ The layers are known by their classes, not by their names. A newcomer starts wit
 Leaves the client: its model without the normalisation layers.
 """
 
+import functools
 from dataclasses import dataclass
 
-from fl_lightning.federation import Federation
-from fl_lightning.models import NormalisedGCN
+from fl_lightning.federation import Federation, Roster
+from fl_lightning.models import MLP, NormalisedGCN
 from fl_lightning.models.batch_norm import norm_parameters
+from fl_lightning.round.client import ClientModule, NetFactory
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
@@ -24,6 +26,11 @@ class FedBN(FedAvg):
     """
 
     default_net = NormalisedGCN
+
+    def net_for(self, roster: Roster, client: ClientModule) -> NetFactory:
+        """Also an MLP has normalisation layers."""
+        net = super().net_for(roster, client)
+        return functools.partial(MLP, batch_norm=True) if net is MLP else net
 
     def setup(self, federation: Federation) -> None:
         """Find the normalisation layers.

@@ -14,12 +14,14 @@ m starts at 0, v at τ², and no bias is corrected, as in the paper. Its algorit
 of the training examples, which are the default here. A round in which nobody answers changes nothing.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import SGD
 
 from fl_lightning.federation import Federation
 from fl_lightning.strategies.base import server_dtype
@@ -45,6 +47,8 @@ class FedOpt(FedAvg):
     adaptivity: float = 1e-3
 
     shares_statistics = False
+    #: As in the paper: Adam is the server's; with Adam at both ends nothing is learned.
+    default_optimizer = functools.partial(SGD, lr=0.3, fused=True)
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -1,14 +1,14 @@
 """A client of FedSage+: a classifier with a generator of neighbours beside it."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.neighbour_generator import MendingNet, NeighbourGenerator, Rounding
-from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, default_optimizer
+from fl_lightning.round.class_metrics import ClassMetric
+from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory
 
 
 class MendingClient(ClientModule):
@@ -28,12 +28,14 @@ class MendingClient(ClientModule):
         generator_lr: Learning rate of the generator.
         generator_weight_decay: Weight decay of the generator.
         gradient_clip_val: As for :class:`~fl_lightning.ClientModule`.
+        running_statistics: Likewise.
+        metrics: Likewise.
     """
 
     def __init__(
         self,
-        net: list[NetFactory] | NetFactory = GraphSAGE,
-        optimizer: OptimizerFactory = default_optimizer,
+        net: list[NetFactory] | NetFactory | None = None,
+        optimizer: OptimizerFactory | None = None,
         *,
         encoder_channels: tuple[int, int] = (32, 128),
         generator_channels: tuple[int, int] = (256, 256),
@@ -43,8 +45,10 @@ class MendingClient(ClientModule):
         generator_lr: float = 1e-3,
         generator_weight_decay: float = 1e-4,
         gradient_clip_val: float | None = None,
+        running_statistics: Literal["personal", "shared"] = "personal",
+        metrics: list[ClassMetric] | None = None,
     ) -> None:
-        super().__init__(net, optimizer, gradient_clip_val)
+        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics)
         if rounding not in ("nearest", "down"):
             raise ValueError(f"model.rounding must be 'nearest' or 'down', got {rounding!r}")
         if generator_lr <= 0:
