@@ -5,17 +5,21 @@ from io import StringIO
 from pathlib import Path
 from statistics import fmean
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from scipy.spatial.distance import jensenshannon
+from torch_geometric.data import Data
 
 from fl_lightning.data import (
     AmazonSource,
     ClientGraph,
+    ClientSplit,
     FederatedDataModule,
     GivenPartitioner,
+    InMemorySource,
     MetisPartitioner,
     OverlappingMetisPartitioner,
     Partitioner,
@@ -27,6 +31,7 @@ from fl_lightning.data import (
 )
 from fl_lightning.data.adjacency import adjacency_matrix, clustering_coefficient
 from fl_lightning.data.partition.heterogeneity import (
+    _neighbourhood_means,
     label_divergence,
     label_heterogeneity,
     label_histograms,
@@ -207,3 +212,76 @@ def test_edges_lost_are_the_cut(require_dataset: Callable[[str], Path]):
     table = data.statistics()
     assert sum(row.edges_lost for row in table.rows) + sum(row.num_edges for row in table.rows) == 10_138
     assert table.means["edges_lost"] * 10 / 2 == pytest.approx(615, rel=0.02)
+
+
+def directed_client(
+    edges: list[tuple[int, int]], num_nodes: int = 3, x: list[list[float]] | None = None
+) -> ClientGraph:
+    mask_N = torch.ones(num_nodes, dtype=torch.bool)
+    return ClientGraph(
+        name="client-00",
+        x_NF=torch.eye(num_nodes) if x is None else torch.tensor(x),
+        edge_index_2E=torch.tensor(sorted(edges)).T,
+        y_N=torch.zeros(num_nodes, dtype=torch.int64),
+        train_mask_N=mask_N,
+        val_mask_N=~mask_N,
+        test_mask_N=~mask_N,
+        node_idx_N=torch.arange(num_nodes),
+    )
+
+
+@pytest.mark.parametrize(
+    ("edges", "expected"),
+    [
+        ([(0, 1), (1, 2), (2, 0)], 1 / 2),  # one of the two triangles that each node's edges allow
+        ([(0, 1), (1, 2), (0, 2)], 1 / 2),
+        ([(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0)], 1.0),
+        ([(0, 1), (1, 2)], 0.0),
+    ],
+    ids=["circle", "order", "both ways", "path"],
+)
+def test_clustering_of_directed_triangles(edges, expected):
+    [row] = PartitionTable.from_graphs([directed_client(edges)], edges_lost=[0], num_classes=1).rows
+    assert row.clustering == pytest.approx(expected)
+    assert row.clustering == pytest.approx(nx.average_clustering(nx.DiGraph(edges)))
+
+
+def test_clustering_of_a_random_directed_graph_is_that_of_networkx():
+    graph = nx.gnp_random_graph(60, 0.12, seed=3, directed=True)
+    matrix = adjacency_matrix(torch.tensor(sorted(graph.edges)).T, 60)
+    assert clustering_coefficient(matrix, directed=True) == pytest.approx(nx.average_clustering(graph))
+    both_ways = graph.to_undirected()
+    matrix = adjacency_matrix(torch.tensor(sorted(both_ways.to_directed().edges)).T, 60)
+    expected = pytest.approx(nx.average_clustering(both_ways))
+    assert clustering_coefficient(matrix) == expected
+    assert clustering_coefficient(matrix, directed=True) == expected
+
+
+def test_edges_lost_are_the_messages_that_a_client_misses(tmp_path: Path):
+    """Two directed triangles; from the first three edges lead into the second, and one back."""
+    edges = [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (0, 3), (1, 3), (2, 5), (4, 1)]
+    raw = Data(
+        x=torch.eye(6),
+        y=torch.tensor([0, 1] * 3),
+        edge_index=torch.tensor(edges).T,
+        membership=torch.tensor([0, 0, 0, 1, 1, 1]),
+    )
+    source, folder = InMemorySource(raw, undirected=False), str(tmp_path)
+    data = FederatedDataModule(source, GivenPartitioner(), ClientSplit(0.4, 0.3), cache_dir=folder, root=folder)
+    data.setup()
+    table = data.statistics()
+    assert [row.edges_lost for row in table.rows] == [1, 3]
+    assert [row.num_edges for row in table.rows] == [3, 3]
+    assert [row.clustering for row in table.rows] == [0.5, 0.5]
+
+
+def test_neighbourhoods_are_those_that_send_messages():
+    """Turned round, the edges of one client make other neighbourhoods."""
+    from_hub, to_hub = [(0, 1), (0, 2), (0, 3)], [(1, 0), (2, 0), (3, 0)]
+    x = [[3.0], [0.0], [0.0], [0.0]]
+
+    def client(edges: list[tuple[int, int]]) -> ClientGraph:
+        return directed_client(edges, 4, x)
+
+    assert _neighbourhood_means(client(from_hub), 4, 0, 0).flatten().tolist() == [3, 1.5, 1.5, 1.5]
+    assert _neighbourhood_means(client(to_hub), 4, 0, 0).flatten().tolist() == [0.75, 0, 0, 0]
