@@ -18,8 +18,26 @@ from fl_lightning.kernels.randomness import random_order
 PART_NUMBERS = 4 * 2**20
 #: Examples of one piece, for nets that make much of small inputs.
 PART_EXAMPLES = 2**14
-#: Random numbers that are drawn at once to order the examples of some steps.
+#: Random numbers that are drawn at once to sample the examples of some steps.
 ORDER_NUMBERS = 2**18
+
+
+def batches_of(num_examples: int, batch_size: int | None, drop_last: bool = False) -> int:
+    """Mini-batches that one pass over a client's training examples takes.
+
+    Args:
+        num_examples: Training examples of the client.
+        batch_size: Examples of a mini-batch; None for all at once.
+        drop_last: Leave out a last batch that is short. A client with fewer examples than one batch keeps its only one.
+
+    Example:
+        >>> batches_of(10, 4), batches_of(10, 4, drop_last=True), batches_of(3, 4, drop_last=True)
+        (3, 2, 1)
+    """
+    if batch_size is None:
+        return 1
+    whole = num_examples // batch_size
+    return whole if drop_last and whole else math.ceil(num_examples / batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,28 +47,66 @@ class ExampleBatch(Batch):
     Attributes:
         x: Inputs (C, N, X).
         batch_size: Examples of a mini-batch; None to train on all at once.
+        drop_last: Leave out the last mini-batch of a pass if it is short.
+        sampling: Draw every step's mini-batch by itself, instead of passing over the examples.
     """
 
     x: Tensor
     batch_size: int | None = None
+    drop_last: bool = False
+    sampling: bool = False
 
     def draws(self, keys: Tensor) -> Iterator["ExampleBatch"]:
-        """Mini-batches: ``batch_size`` of each client's training examples, drawn without replacement for every step.
+        """Mini-batches of each client's training examples.
 
-        Clients with fewer give all they have, in a random order; padding fills the rest.
+        Without ``sampling`` a client passes over its examples again and again, each time in an order that the key of
+        the pass's first step gives, cut into batches: it sees each example once in a pass, however many the other
+        clients have. The last batch may be short, or is left out with ``drop_last``. With ``sampling`` every step
+        draws ``batch_size`` examples without replacement by itself, all where a client has fewer. Padding fills up
+        what is short in a stack; one client's batches have none in a pass.
 
         Args:
             keys: int64 key of every step and client, (steps, C), or (steps,) for one client's batch.
         """
         if self.batch_size is None:
             yield from super().draws(keys)
-            return
-        num_examples = self.train_mask.shape[-1]
-        count = min(self.batch_size, num_examples)
+        elif self.sampling:
+            yield from self._samples(keys, min(self.batch_size, self.train_mask.shape[-1]))
+        elif keys.dim() == 1:
+            alone = self.replace({name: tensor[None] for name, tensor in self.tensors().items()})
+            for drawn in alone._passes(keys[:, None], self.batch_size):
+                yield drawn.replace({name: tensor[0] for name, tensor in drawn.tensors().items()})
+        else:
+            yield from self._passes(keys, self.batch_size)
+
+    def _samples(self, keys: Tensor, count: int) -> Iterator["ExampleBatch"]:
+        """A draw for every step by itself."""
         for some in torch.split(keys, max(1, ORDER_NUMBERS // self.train_mask.numel())):
             mask = self.train_mask.expand(len(some), *self.train_mask.shape)
             for key, order, drawn_mask in zip(some, *random_order(some, mask, count), strict=True):
                 yield self._pick(key, order, drawn_mask)
+
+    def _passes(self, keys: Tensor, batch_size: int) -> Iterator["ExampleBatch"]:
+        """Passes over the examples of a stack, each client's as long as it takes; keys (steps, C)."""
+        counts = self.train_mask.sum(dim=1).tolist()
+        lengths = [max(1, batches_of(count, batch_size, self.drop_last)) for count in counts]
+        length_C = torch.tensor(lengths, device=keys.device)
+        order_CN = torch.zeros(len(counts), max(1, *counts), dtype=torch.int64, device=keys.device)
+        count_C1 = self.train_mask.sum(dim=1, keepdim=True)
+        column_B = torch.arange(min(batch_size, order_CN.shape[1]), device=keys.device)
+        for step, key in enumerate(keys):
+            begins = [client for client, length in enumerate(lengths) if step % length == 0]
+            if len(begins) == len(lengths):
+                order_CN = random_order(key, self.train_mask, order_CN.shape[1])[0]
+            elif begins:
+                rows = torch.tensor(begins, device=keys.device)
+                order_CN[rows] = random_order(key[rows], self.train_mask[rows], order_CN.shape[1])[0]
+            place_CB = (step % length_C * batch_size)[:, None] + column_B
+            drawn_mask = place_CB < count_C1
+            if len(counts) == 1:  # nobody to be padded for
+                place_CB = place_CB[:, : max(1, counts[0] - step % lengths[0] * batch_size)]
+                drawn_mask = drawn_mask[:, : place_CB.shape[1]]
+            yield self._pick(key, order_CN.gather(1, place_CB.clamp(max=order_CN.shape[1] - 1)), drawn_mask)
 
     def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> "ExampleBatch":
         """The examples at the given places, (C, B), of which some may be padding."""
@@ -83,7 +139,9 @@ class ExampleCollator(Collator):
     Args:
         clients: Every client of the federation, in order.
         batch_size: Examples of a mini-batch; None for all of a client's at once.
-        steps_per_epoch: Mini-batches that make an epoch; None for as many as a pass over the client's examples takes.
+        steps_per_epoch: Mini-batches that make an epoch, each drawn by itself; None for a pass over the client's
+            training examples, cut into batches.
+        drop_last: Leave out the last mini-batch of a pass if it is short.
         device: Where batches live.
         dtype: Floating point type of inputs and targets.
     """
@@ -94,12 +152,14 @@ class ExampleCollator(Collator):
         *,
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
+        drop_last: bool = False,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self.clients = clients
         self.batch_size = batch_size
         self.steps = steps_per_epoch
+        self.drop_last = drop_last
         self.device = device
         self.dtype = dtype
 
@@ -119,7 +179,7 @@ class ExampleCollator(Collator):
         """As set, or what a pass over the client's training examples takes."""
         if self.steps is not None:
             return self.steps
-        return 1 if self.batch_size is None else math.ceil(self.clients[client].num_examples / self.batch_size)
+        return batches_of(self.clients[client].num_examples, self.batch_size, self.drop_last)
 
     def __call__(self, clients: Sequence[int]) -> ExampleBatch:
         """Batch the given clients' examples, padded to the largest of them."""
@@ -134,4 +194,6 @@ class ExampleCollator(Collator):
             test_mask=pad([client.test_mask_N for client in members], self.device),
             key=torch.zeros(len(members), dtype=torch.int64, device=self.device),
             batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            sampling=self.steps is not None,
         )

@@ -63,8 +63,10 @@ class FederatedDataModule(LightningDataModule):
             ``ClientSplit(train=0.6, val=0.2)`` on examples.
         relation_graph: Draws or reads the client relation graph; None for the one that the data set has, if any.
         batch_size: Examples of a mini-batch; None for all of a client's at once. Graphs are trained full-batch.
-        steps_per_epoch: Mini-batches that make a local epoch; None for as many as a pass over a client's training
-            examples takes.
+        steps_per_epoch: None for epochs that are passes: each client's training examples in random order, cut into
+            mini-batches. A number for sampling: an epoch is so many mini-batches, each drawn by itself.
+        drop_last: Leave out the last mini-batch of a pass if it is short (for nets with ``BatchNorm``, which cannot
+            train on one example). A client with fewer examples than ``batch_size`` keeps its only batch.
         root: Folder of the data sets; None for ``$FL_DATA_ROOT``, else ``./data``.
         cache_dir: Folder of derived files; None for ``$FL_CACHE_DIR``, else ``~/.cache/fl_lightning``.
         seed: Of the split, of what a source of examples draws, and of the partition unless the partitioner has its own.
@@ -92,6 +94,7 @@ class FederatedDataModule(LightningDataModule):
         relation_graph: Topology | None = None,
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
+        drop_last: bool = False,
         root: str | None = None,
         cache_dir: str | None = None,
         seed: int = 0,
@@ -117,6 +120,12 @@ class FederatedDataModule(LightningDataModule):
         for count, value in {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch}.items():
             if value is not None:
                 check_count(f"data.{count}", value)
+        if not isinstance(drop_last, bool):
+            raise ValueError(f"data.drop_last is {drop_last!r}: give true or false")
+        if drop_last and (batch_size is None or steps_per_epoch is not None):
+            raise ValueError(
+                "data.drop_last is for passes in mini-batches: set data.batch_size and leave data.steps_per_epoch unset"
+            )
         check_seed("data.seed", seed)
         for name, part, base in (
             ("partitioner", partitioner, Partitioner),
@@ -130,6 +139,7 @@ class FederatedDataModule(LightningDataModule):
         self.relation_graph = relation_graph
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
+        self.drop_last = drop_last
         self.root = data_root(root)
         self.cache_dir = cache_folder(cache_dir)
         check_folder("data.root", self.root, "Set FL_DATA_ROOT or data.root to the folder of the data sets.")
@@ -293,7 +303,12 @@ class FederatedDataModule(LightningDataModule):
         if graphs:
             return GraphCollator(graphs, layout=self.roster.layout, device=device, dtype=dtype)
         return ExampleCollator(
-            examples, batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch, device=device, dtype=dtype
+            examples,
+            batch_size=self.batch_size,
+            steps_per_epoch=self.steps_per_epoch,
+            drop_last=self.drop_last,
+            device=device,
+            dtype=dtype,
         )
 
     @property

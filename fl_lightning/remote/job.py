@@ -104,6 +104,7 @@ def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> 
         policy=policy,
         batch_size=data.batch_size,
         steps_per_epoch=data.steps_per_epoch,
+        drop_last=data.drop_last,
         accelerator=str(own.get("accelerator", "cpu")),
     )
 

@@ -66,6 +66,7 @@ class Site:
         policy: What it refuses; the defaults of :class:`SitePolicy` if none is given.
         batch_size: Examples of a mini-batch, as of the data module.
         steps_per_epoch: Mini-batches of a local epoch, as of the data module.
+        drop_last: Leave out a short last mini-batch, as of the data module.
         accelerator: Where the client trains, as in Lightning.
     """
 
@@ -79,6 +80,7 @@ class Site:
         policy: SitePolicy | None = None,
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
+        drop_last: bool = False,
         accelerator: str = "cpu",
     ) -> None:
         self.holds = holds
@@ -88,6 +90,7 @@ class Site:
         self.policy = policy or SitePolicy()
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
+        self.drop_last = drop_last
         self.accelerator = accelerator
         self.states = StateStore(folder / "states")
         self.masks = PairwiseMasks(folder)
@@ -222,6 +225,7 @@ class Site:
             [self.holds] * (self.index + 1),
             batch_size=self.batch_size,
             steps_per_epoch=self.steps_per_epoch,
+            drop_last=self.drop_last,
             device=device,
             dtype=dtype,
         )

@@ -28,6 +28,7 @@ class Cell:
         strategy: Bare name of the strategy's class.
         key: Digest of the settings: what the configuration files say, and the arguments after them.
         data: Digest of the part that decides the partition.
+        version: The version of the code's mathematics that it would be computed with now.
     """
 
     purpose: Literal["tuning", "report"]
@@ -39,11 +40,7 @@ class Cell:
     strategy: str
     key: str
     data: str
-
-    @property
-    def version(self) -> str:
-        """The version of the code's mathematics that it would be computed with now."""
-        return version_of(self.strategy)
+    version: str
 
     @property
     def title(self) -> str:
@@ -75,6 +72,7 @@ def make_cell(
     settings |= {"data.seed": seed, "seed_everything": seed}
     configs = study.configs_of(method, case)
     contents = [_content(path) for path in configs]
+    strategy, data = _strategy(contents, settings), _data_settings(contents, settings)
     return Cell(
         purpose=purpose,
         method=method,
@@ -86,9 +84,10 @@ def make_cell(
             *(f"--config={os.path.relpath(path)}" for path in configs),
             *(f"--{name}={_text(value)}" for name, value in settings.items()),
         ),
-        strategy=_strategy(contents, settings),
+        strategy=strategy,
         key=_digest([contents, list(settings.items())]),
-        data=_digest(_data_settings(contents, settings)),
+        data=_digest(data),
+        version=version_of(strategy, data),
     )
 
 

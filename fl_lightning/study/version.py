@@ -1,20 +1,28 @@
 """What the figures of a cell depend on beside its settings and its data: the version of the code's mathematics.
 
 Two things make a cell stale. ``MATHEMATICS`` is raised by hand with every change after which a run comes to other
-figures: under the empty name where it concerns all strategies, else under the strategy's. (A digest of the sources
-would make thousands of cells stale with every change of speed or of a message.) And the versions of the packages that
-compute. Beside them each cell keeps a digest of the sources, so that ``fl-train study status`` tells which files have
-changed since, and ``fl-train study check`` computes a cell of every method again and compares.
+figures: under the empty name where it concerns all strategies, under the strategy's, or under the name of a kind of
+data (``DATA``), which the settings of a cell's data tell. (A digest of the sources would make thousands of cells stale
+with every change of speed or of a message.) And the versions of the packages that compute. Beside them each cell keeps
+a digest of the sources, so that ``fl-train study status`` tells which files have changed since, and ``fl-train study
+check`` computes a cell of every method again and compares.
 """
 
 import ast
 import functools
 import hashlib
 import importlib.metadata
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 #: Raised by hand, see above.
-MATHEMATICS: dict[str, int] = {"": 1}
+MATHEMATICS: dict[str, int] = {"": 1, "passes": 1}
+#: Kinds of data that have a version of their own: what the settings of a cell's data, by dotted name, must be.
+DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    # epochs of mini-batches are passes over the examples; before version 1 every batch was drawn by itself
+    "passes": lambda data: data.get("data.batch_size") is not None and data.get("data.steps_per_epoch") is None,
+}
 
 _PACKAGES = ("torch", "torch-geometric")
 _ROOT = Path(__file__).parents[1]
@@ -22,10 +30,16 @@ _ROOT = Path(__file__).parents[1]
 _COMPUTING = ("batches", "data", "executors", "kernels", "models", "relations", "round", "strategies")
 
 
-def version_of(strategy: str) -> str:
-    """The version of what a strategy computes, for example ``1; torch 2.13.0; torch-geometric 2.8.1``."""
+def version_of(strategy: str, data: Mapping[str, Any]) -> str:
+    """The version of what a cell computes, for example ``1; torch 2.13.0; torch-geometric 2.8.1``.
+
+    Args:
+        strategy: Bare name of the strategy's class.
+        data: The settings of the data by dotted name, such as ``data.batch_size``.
+    """
     numbers = [str(MATHEMATICS[name]) for name in ("", strategy) if name in MATHEMATICS]
-    return "; ".join([".".join(numbers), *(f"{name} {_installed(name)}" for name in _PACKAGES)])
+    kinds = [f"{name} {MATHEMATICS[name]}" for name, is_of in DATA.items() if is_of(data)]
+    return "; ".join([".".join(numbers), *kinds, *(f"{name} {_installed(name)}" for name in _PACKAGES)])
 
 
 @functools.cache

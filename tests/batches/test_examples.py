@@ -13,6 +13,7 @@ from fl_lightning import (
     ClientModule,
     Evaluation,
     FederatedDataModule,
+    Participation,
     RegressionClient,
     SequentialExecutor,
     StackedExecutor,
@@ -20,6 +21,8 @@ from fl_lightning import (
 from fl_lightning.batches.base import single
 from fl_lightning.batches.examples import PART_NUMBERS, ExampleBatch, ExampleCollator
 from fl_lightning.data import ClientExamples, ClientSplit, Examples, ExampleSource, GivenPartitioner, PlantedCommunities
+from fl_lightning.executors.keys import derive_keys
+from fl_lightning.kernels.randomness import random_order
 from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.topology import Ring
 from fl_lightning.round.payload import Payload
@@ -95,8 +98,96 @@ def test_a_clients_draw_hangs_on_its_own_key_alone() -> None:
     assert torch.equal(together.y[2], alone.y)
 
 
-def test_every_training_example_is_drawn_equally_often() -> None:
-    batch = single(ExampleCollator(clients(), batch_size=5, **CPU)([0]))
+def keys_of(clients: tuple[int, ...], num_steps: int, round_idx: int = 0) -> torch.Tensor:
+    """The keys that an executor gives the steps of some clients, (steps, C)."""
+    return derive_keys(7, "train", round_idx, torch.tensor(clients)[None], torch.arange(num_steps)[:, None])
+
+
+def seen_by(drawn: list[ExampleBatch], client: int) -> list[list[int]]:
+    """The numbers of the examples in each of a client's batches, of a stack or its own."""
+    rows = [(b.x[client], b.train_mask[client]) if b.key.dim() else (b.x, b.train_mask) for b in drawn]
+    return [x_B1[mask_B, 0].long().remainder(100).tolist() for x_B1, mask_B in rows]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 7, 20, 64])
+def test_every_client_sees_each_of_its_examples_once_an_epoch(batch_size: int) -> None:
+    collate = ExampleCollator(clients(), batch_size=batch_size, **CPU)
+    lengths = [collate.steps_per_epoch(client) for client in range(3)]
+    num_steps = 3 * max(lengths)  # the largest client's three epochs; the others go on meanwhile
+
+    drawn = list(collate([0, 1, 2]).draws(keys_of((0, 1, 2), num_steps)))
+
+    for client, size in enumerate(SIZES):
+        own = [number for number in range(size) if number % 4 < 2]
+        batches, orders = seen_by(drawn, client), []
+        for start in range(0, num_steps - lengths[client] + 1, lengths[client]):
+            epoch = batches[start : start + lengths[client]]
+            assert all(len(batch) == batch_size for batch in epoch[:-1])
+            orders.append([number for batch in epoch for number in batch])
+            assert sorted(orders[-1]) == own
+        assert len(orders) >= 3
+        assert client == 1 or len(set(map(tuple, orders))) == len(orders)  # each in another order
+    for each in drawn:
+        assert torch.equal(each.real_mask, each.train_mask)
+        assert not (each.val_mask | each.test_mask).any()
+
+
+def test_a_pass_is_the_same_alone_and_in_any_stack() -> None:
+    collate = ExampleCollator(clients(), batch_size=3, **CPU)
+    together = list(collate([0, 1, 2]).draws(keys_of((0, 1, 2), 14)))
+    turned = list(collate([2, 0]).draws(keys_of((2, 0), 14)))
+
+    for client in range(3):
+        alone = list(single(collate([client])).draws(keys_of((client,), 14)[:, 0]))
+        assert seen_by(alone, client) == seen_by(together, client)
+        assert [len(b.x) for b in alone] == [len(batch) for batch in seen_by(together, client)]  # without padding
+        assert all(b.train_mask.all() for b in alone)
+    assert seen_by(turned, 0) == seen_by(together, 2)
+    assert seen_by(turned, 1) == seen_by(together, 0)
+
+
+def test_less_work_is_the_beginning_of_the_same_pass() -> None:
+    batch = single(ExampleCollator(clients(), batch_size=3, **CPU)([0]))
+    whole, part = (seen_by(list(batch.draws(keys_of((0,), steps)[:, 0])), 0) for steps in (7, 4))  # 60 % of 7 steps
+    assert part == whole[:4]
+    assert len({number for each in part for number in each}) == 12
+
+
+def test_a_short_last_batch_may_be_dropped() -> None:
+    collate = ExampleCollator(clients(), batch_size=6, drop_last=True, **CPU)
+    lengths = [collate.steps_per_epoch(client) for client in range(3)]
+    assert lengths == [3, 1, 2]  # of 20, 5 and 12 examples
+    drawn = list(collate([0, 1, 2]).draws(keys_of((0, 1, 2), 6)))
+
+    assert [len(batch) for batch in seen_by(drawn, 0)] == [6] * 6
+    assert [len(batch) for batch in seen_by(drawn, 1)] == [5] * 6  # its only batch stays
+    for epoch in range(2):
+        assert len({number for each in seen_by(drawn, 0)[3 * epoch : 3 * epoch + 3] for number in each}) == 18
+    with pytest.raises(ValueError, match=r"data\.drop_last is for passes .* set data\.batch_size"):
+        FederatedDataModule(Clouds(), drop_last=True)
+    with pytest.raises(ValueError, match=r"leave data\.steps_per_epoch unset"):
+        FederatedDataModule(Clouds(), batch_size=4, steps_per_epoch=3, drop_last=True)
+    with pytest.raises(ValueError, match=r"data\.drop_last is 'no': give true or false"):
+        FederatedDataModule(Clouds(), batch_size=4, drop_last="no")
+
+
+def test_steps_that_are_set_are_drawn_by_themselves() -> None:
+    """Their figures are those of the studies: every step is a draw without replacement under its own key."""
+    sizes = (40, 9, 23)
+    batch = ExampleCollator(clients(sizes), batch_size=5, steps_per_epoch=3, **CPU)([0, 1, 2])
+    keys = keys_of((0, 1, 2), 3)
+
+    drawn = list(batch.draws(keys))
+
+    for step, each in enumerate(drawn):
+        order_CB, mask_CB = random_order(keys[step], batch.train_mask, 5)
+        assert torch.equal(each.x[..., 0], batch.x[..., 0].gather(1, order_CB))
+        assert torch.equal(each.train_mask, mask_CB)
+    assert seen_by(drawn, 0) == [[37, 21, 1, 5, 24], [4, 0, 16, 24, 37], [33, 5, 37, 36, 32]]
+
+
+def test_a_sample_holds_every_training_example_equally_often() -> None:
+    batch = single(ExampleCollator(clients(), batch_size=5, steps_per_epoch=1, **CPU)([0]))
 
     drawn = torch.cat([drawn.x[:, 0] for drawn in batch.draws(torch.arange(2000))]).long()
 
@@ -139,7 +230,15 @@ def module(kind: type[ClientModule] = ClientModule) -> ClientModule:
 
 
 @pytest.mark.parametrize(("kind", "regression"), [(ClientModule, False), (RegressionClient, True)])
-@pytest.mark.parametrize("settings", [{}, {"batch_size": 4}, {"batch_size": 6, "steps_per_epoch": 7}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"batch_size": 4},
+        {"batch_size": 5, "drop_last": True},
+        {"batch_size": 6, "steps_per_epoch": 7},
+    ],
+)
 def test_executors_agree(kind, regression, settings, make_trainer, assert_same, monkeypatch) -> None:
     runs = []
     for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9), StackedExecutor(max_clients_per_group=1)):
@@ -159,6 +258,35 @@ def test_executors_agree(kind, regression, settings, make_trainer, assert_same, 
         predicted = trainer.run.executor.predict(Evaluation(), [0, 1, 2], 0)
         assert_same(predicted, reference.run.executor.predict(Evaluation(), [0, 1, 2], 0), tolerance=1e-5)
         assert [len(predicted[client]) for client in range(3)] == list(SIZES)
+
+
+def test_executors_agree_where_clients_do_less(make_trainer, assert_same) -> None:
+    """Stragglers end amid the passes of their group."""
+    runs = []
+    for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
+        trainer = make_trainer(
+            executor=executor,
+            precision="64-true",
+            num_rounds=4,
+            participation=Participation(straggler_probability=0.6, num_clients=2),
+        )
+        runs.append((trainer, trainer.fit(module(), FederatedDataModule(Clouds(), batch_size=3), FedAvg(num_epochs=4))))
+    (reference, expected), (trainer, result) = runs
+    assert_same(trainer.run.executor.state().parameters, reference.run.executor.state().parameters, tolerance=1e-10)
+    assert_same(result, expected, tolerance=1e-6)
+
+
+def test_a_resume_amid_the_run_goes_on_with_the_same_passes(make_trainer, assert_same, tmp_path) -> None:
+    def run(num_rounds: int, ckpt_path: str | None = None):
+        data = FederatedDataModule(Clouds(), batch_size=5, drop_last=True)
+        trainer = make_trainer(num_rounds=num_rounds)
+        trainer.fit(ClientModule(Affine, functools.partial(Adam, lr=0.05)), data, FedAvg(num_epochs=2), ckpt_path)
+        return trainer
+
+    whole, first = run(4), run(2)
+    first.save_checkpoint(tmp_path / "v" / "two.ckpt")
+    resumed = run(4, str(tmp_path / "v" / "two.ckpt"))
+    assert_same(resumed.state_dict()["clients"], whole.state_dict()["clients"])
 
 
 def test_regression_scores_are_mean_squared_errors(make_trainer) -> None:

@@ -260,7 +260,8 @@ def test_bfloat16(three, make_trainer, make_model, tmp_path) -> None:
     both(make_trainer, three, make_model, lambda: FedAvg(num_epochs=1), sites, precision="bf16-true")
 
 
-def test_examples_in_mini_batches(make_trainer, tmp_path) -> None:
+@pytest.mark.parametrize("batches", [{}, {"drop_last": True}, {"steps_per_epoch": 3}])
+def test_examples_in_mini_batches(batches, make_trainer, tmp_path) -> None:
     from fl_lightning.batches.examples import ExampleCollator
 
     def member(client: int) -> ClientExamples:
@@ -290,15 +291,16 @@ def test_examples_in_mini_batches(make_trainer, tmp_path) -> None:
         def setup(self) -> None: ...
 
         def collator(self, clients, *, device, dtype):
-            return ExampleCollator(clients, batch_size=4, device=device, dtype=dtype)
+            return ExampleCollator(clients, batch_size=4, device=device, dtype=dtype, **batches)
 
     def model() -> ClientModule:
         return ClientModule(functools.partial(MLP, hidden_channels=5), functools.partial(SGD, lr=0.1))
 
     sites = [
-        Site(each, model(), FedAvg(num_epochs=1), tmp_path / each.name, policy=OPEN, batch_size=4) for each in clients
+        Site(each, model(), FedAvg(num_epochs=2), tmp_path / each.name, policy=OPEN, batch_size=4, **batches)
+        for each in clients
     ]
-    both(make_trainer, Given(), model, lambda: FedAvg(num_epochs=1), sites)
+    both(make_trainer, Given(), model, lambda: FedAvg(num_epochs=2), sites)
 
 
 def fewer_edges(client, parameters, held, context):

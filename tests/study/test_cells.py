@@ -9,6 +9,10 @@ import pytest
 from fl_lightning.study import version
 from fl_lightning.study.cells import Cell, make_cell
 from fl_lightning.study.definition import Study
+from fl_lightning.study.progress import Progress
+from fl_lightning.study.store import Store
+
+ROOT = Path(__file__).parents[2]
 
 POINT = ("lr=0.1", {"model.optimizer.lr": 0.1})
 
@@ -92,6 +96,47 @@ def test_the_version_is_of_the_strategy_and_the_packages(
     assert cell(study).version != before[0]
     assert cell(study, method="Local").version == before[1]
     assert "torch " in before[0]
+
+
+def test_a_kind_of_data_has_a_version_of_its_own(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = make_study()
+    config = tmp_path / "quickstart.yaml"
+    plain = config.read_text()
+
+    def with_data(settings: str) -> str:
+        config.write_text(plain.replace("data:\n", f"data:\n{settings}"))
+        return cell(study).version
+
+    whole = with_data("")
+    assert "passes" not in whole
+    assert with_data("  batch_size: 3\n") == whole.replace(
+        "; torch ", f"; passes {version.MATHEMATICS['passes']}; torch ", 1
+    )
+    assert with_data("  batch_size: 3\n  steps_per_epoch: 2\n") == whole
+    assert with_data("  batch_size: 3\n  steps_per_epoch: null\n") == with_data("  batch_size: 3\n") != whole
+    assert with_data("  batch_size: null\n") == whole
+    override = make_study(settings={**study.settings, "data.batch_size": 3})
+    config.write_text(plain)
+    assert "passes" in cell(override).version
+    config.write_text(plain.replace("data:\n", "data:\n  batch_size: 3\n"))
+    assert "passes" not in cell(make_study(settings={**study.settings, "data.steps_per_epoch": 1})).version
+
+
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    [
+        ("sheaf_fmtl_rotated_mnist", True),
+        ("sheaf_fmtl_school", False),
+        ("panacea_relations", False),
+        ("kinship", False),
+    ],
+)
+def test_the_version_of_passes_is_of_the_studies_with_them(name: str, passes: bool) -> None:
+    study = Study(ROOT / "studies" / f"{name}.yaml")
+    progress = Progress(study, Store(study.results))
+    pairs = progress.groups(study.methods, study.cases)
+    versions = {each.version for pair in pairs for each in (*progress.tuning(*pair), *progress.report(*pair))}
+    assert {"passes" in each for each in versions} == {passes}
 
 
 def test_a_digest_of_sources_without_docstrings(tmp_path: Path) -> None:
