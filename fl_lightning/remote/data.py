@@ -13,8 +13,10 @@ from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.federation import Roster, common_edges
 from fl_lightning.relations.topology import Topology
+from fl_lightning.remote.answers import check_answer
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.message import Message
+from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.strategies import Strategy
 
 
@@ -95,7 +97,13 @@ class RemoteData(LightningDataModule):
         question = Message(kind="enrol", about={"strategy": type(self.strategy).__name__})
         names = self.channel.names
         answers, failures = ask_all(self.channel, dict.fromkeys(range(len(names)), question), retries=self.retries)
-        failures |= {client: a.about["why"] for client, a in answers.items() if a.kind == "failure"}
+        for client, answer in answers.items():
+            try:
+                check_answer(question, answer)
+            except WrongMessage as error:
+                failures[client] = f"its answer is wrong: {error}"
+            if answer.kind == "failure" and client not in failures:
+                failures[client] = shown(answer.about["why"], 1000)
         if failures:
             told = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
             raise ValueError(f"sites that cannot take part: {told}. Start them, or leave them out")

@@ -12,10 +12,12 @@ from fl_lightning.batches.base import Collator
 from fl_lightning.executors.base import Executor, Outcome, Work
 from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.sequential import misfits
+from fl_lightning.remote.answers import Answers, check_answer, outsized
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.data import RemoteData
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.references import describe
+from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.remote.secure import check_stage, unmasked, weighting_of
 from fl_lightning.remote.site import digest_of, settings_of
 from fl_lightning.round.client import ClientModule
@@ -103,8 +105,11 @@ class RemoteExecutor(Executor):
         self.num_flat, self.slots, self.rewritten, self.original_size = client.num_travelling, {}, {}, {}
         self.collator = collator
         self.digests, self.pinned, self.unneeded = {}, set(), {}
+        self.answers = Answers()
         federation, roster = self.strategy.federation, self.data.roster
         self.architectures = tuple({n: p for n, p in net.items()} for net in federation.architectures)
+        self.architecture_of = federation.architecture_of
+        self.longest = max(sum(parameter.numel() for parameter in net.values()) for net in self.architectures)
         common = {
             "strategy": type(self.strategy).__name__,
             "settings": settings_of(self.strategy, client),
@@ -146,15 +151,28 @@ class RemoteExecutor(Executor):
     # ---------------------------------------------------------------- messages
 
     def _ask(
-        self, messages: Mapping[int, Message], report: Callable[[int], None] | None = None
+        self,
+        messages: Mapping[int, Message],
+        report: Callable[[int], None] | None = None,
+        read: Callable[[int, Message], None] = lambda client, answer: None,
     ) -> tuple[dict[int, Message], dict[int, str]]:
-        """The clients' answers, and why others failed."""
+        """The clients' answers, and why others failed; a wrong answer, which ``read`` may refuse too, is a failure."""
         answers, failures = ask_all(self.channel, messages, retries=self.retries, report=report)
         for client, answer in answers.items():
-            if client in self.digests and answer.about.get("state"):
-                self.digests[client] = answer.about["state"]
+            try:
+                check_answer(messages[client], answer)
+                state = answer.about.get("state")
+                if state and any(state == digest and c != client for c, digest in self.digests.items()):
+                    raise WrongMessage("it has the state of another client")
+                if answer.kind != "failure":
+                    read(client, answer)
+            except WrongMessage as error:
+                failures[client] = f"its answer is wrong: {error}"
+                continue
+            if client in self.digests and state:
+                self.digests[client] = state
             if answer.kind == "failure":
-                failures[client] = str(answer.about["why"])
+                failures[client] = shown(answer.about["why"], 1000)
         return {client: answer for client, answer in answers.items() if client not in failures}, failures
 
     def _insist(self, messages: Mapping[int, Message], what: str) -> dict[int, Message]:
@@ -162,7 +180,7 @@ class RemoteExecutor(Executor):
         answers, failures = self._ask(messages)
         if failures:
             told = "; ".join(f"{self.data.roster.names[client]}: {why}" for client, why in sorted(failures.items()))
-            raise ValueError(f"sites that cannot {what}: {told}")
+            raise ValueError(f"sites that cannot {what}: {told}. Mend them, or leave them out of the federation")
         return answers
 
     # ---------------------------------------------------------------- work
@@ -192,23 +210,25 @@ class RemoteExecutor(Executor):
             for client in clients
         }
         before = dict(self.digests)
-        answers, failures = self._ask(messages, report)
+        uploads: dict[int, Payload] = {}
+
+        def read(client: int, answer: Message) -> None:
+            net = self.architectures[self.architecture_of[client]]
+            found = self.answers.upload(answer, client, work.stage, net, self.longest, secure=self.secure)
+            uploads[client] = found._map(found.clients, lambda tensor: tensor.to(self.fabric.device))
+
+        _, failures = self._ask(messages, report, read)
         for client, digest in before.items():  # which the client has left, and no checkpoint has
             if digest != self.digests[client] and (client, digest) not in self.pinned:
                 self.unneeded.setdefault(client, []).append(digest)
-        uploads = {client: self._payload(answer, client) for client, answer in answers.items()}
         if self.secure and failures:
             names = ", ".join(self.data.roster.names[client] for client in sorted(failures))
             failures |= dict.fromkeys(uploads, f"the sum cannot be read without {names} (secure aggregation)")
-        failures |= {} if self.secure else misfits(uploads, work.stage.per_example)
+        failures |= {} if self.secure else misfits(uploads, work.stage.per_example) | outsized(uploads)
         upload = concatenate(uploads[client] for client in sorted(uploads) if client not in failures)
         if self.secure and upload.clients:
             upload = unmasked(upload, work.stage, self.architectures[0])
         return Outcome(upload=upload, failures=dict(sorted(failures.items())))
-
-    def _payload(self, answer: Message, client: int, prefix: str = "") -> Payload:
-        found = answer.payload((client,), prefix) or Payload(clients=(client,))
-        return found._map(found.clients, lambda tensor: tensor.to(self.fabric.device))
 
     def evaluate(
         self,
@@ -226,23 +246,21 @@ class RemoteExecutor(Executor):
             )
         mine = [client for client in self.clients if client in set(clients)]
         messages = {client: self._evaluation(evaluations, client, round_idx) for client in mine}
-        answers, lost = self._ask(messages)
+        scores: dict[int, dict[str, Payload]] = {}
+
+        def read(client: int, answer: Message) -> None:
+            scores[client] = self.answers.scores(answer, client, evaluations)
+
+        answers, lost = self._ask(messages, read=read)
         outcomes = {}
-        for place, kind in enumerate(evaluations):
-            failures = lost | {c: a.about["failures"][kind] for c, a in answers.items() if kind in a.about["failures"]}
-            scores = [
-                Payload(
-                    clients=(client,),
-                    signals={
-                        name.removeprefix(f"{place}/"): tensor.to(self.fabric.device)
-                        for name, tensor in answers[client].tensors.items()
-                        if name.startswith(f"{place}/")
-                    },
-                )
-                for client in sorted(answers)
-                if client not in failures
-            ]
-            outcomes[kind] = Outcome(upload=concatenate(scores), failures=dict(sorted(failures.items())))
+        for kind in evaluations:
+            told = {c: answer.about["failures"][kind] for c, answer in answers.items() if kind in answer.about["failures"]}
+            failures = lost | {client: shown(why, 1000) for client, why in told.items()}
+            found = {client: scores[client][kind] for client in sorted(answers) if client not in failures}
+            failures |= misfits(found, ())
+            parts = [part for client, part in found.items() if client not in failures]
+            upload = concatenate(part._map(part.clients, lambda t: t.to(self.fabric.device)) for part in parts)
+            outcomes[kind] = Outcome(upload=upload, failures=dict(sorted(failures.items())))
         return outcomes
 
     def _evaluation(self, evaluations: Mapping[str, Evaluation], client: int, round_idx: int) -> Message:

@@ -30,6 +30,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from fl_lightning.remote.channel import read_answer
 from fl_lightning.remote.federation import federate
 from fl_lightning.remote.job import SITE_FILE, Parts, open_site
 from fl_lightning.remote.message import Message
@@ -97,8 +98,8 @@ class FlareChannel:
             if wire is None:
                 yield client, why
             else:
-                self.num_bytes["up"] += len(wire)
-                yield client, Message.read(wire)
+                self.num_bytes["up"] += len(wire) if isinstance(wire, bytes) else 0
+                yield client, read_answer(wire)
 
     def _task(self, client: int, message: Message, arrived: "queue.Queue[tuple[int, bytes | None, str]]") -> Task:
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:

@@ -16,7 +16,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fl_lightning.remote.schema import LONGEST_NAME, WrongMessage
 from fl_lightning.round.payload import Payload
+
+#: Of a message: its bytes, those of its header, levels of its JSON, and dimensions of a tensor.
+MOST_BYTES, MOST_HEADER, MOST_LEVELS, MOST_DIMENSIONS = 1 << 31, 1 << 24, 32, 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,18 +54,19 @@ class Message:
 
     @classmethod
     def read(cls, wire: bytes) -> "Message":
-        """Undo :attr:`wire`.
+        """Undo :attr:`wire`; nothing is made of bytes that are not, as a whole, a message within the limits.
 
         Raises:
-            ValueError: The bytes are no message.
+            ValueError: They are none.
         """
         try:
+            kind, about, names = _header(wire)
             found = safetensors.torch.load(wire)
-            header = json.loads(wire[8 : 8 + int.from_bytes(wire[:8], "little")])
-            told = json.loads(header["__metadata__"]["message"])
-            message = cls(kind=told["kind"], about=told["about"], tensors={name: found[name] for name in told["names"]})
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{len(wire)} bytes arrived that are no message ({type(error).__name__})") from error
+            message = cls(kind=kind, about=about, tensors={name: found[name] for name in names})
+        except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RecursionError, RuntimeError) as error:
+            size = len(wire) if isinstance(wire, bytes) else "no"
+            why = str(error) if isinstance(error, WrongMessage) else type(error).__name__
+            raise ValueError(f"{size} bytes arrived that are no message ({why})") from error
         message.__dict__["wire"] = wire
         return message
 
@@ -69,6 +74,52 @@ class Message:
         """The payload among the tensors, if there is one; ``prefix`` was given to :func:`packed`."""
         named = {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
         return Payload.from_named(clients, named) if named else None
+
+
+def _header(wire: bytes) -> tuple[str, dict[str, Any], list[str]]:
+    """Kind, facts and names of the tensors, whose sizes are compared with the bytes that there are."""
+    if not isinstance(wire, bytes) or not 8 <= len(wire) <= MOST_BYTES:
+        raise WrongMessage(f"a message has 8 to {MOST_BYTES:,} bytes")
+    size = int.from_bytes(wire[:8], "little")
+    if size > min(MOST_HEADER, len(wire) - 8):
+        raise WrongMessage(f"its header would have {size:,} bytes")
+    header = read_json(wire[8 : 8 + size])
+    told = read_json(header.pop("__metadata__")["message"])
+    if told.keys() != {"kind", "about", "names"} or not isinstance(told["about"], dict):
+        raise WrongMessage("it holds something else than a kind, facts and names")
+    if not isinstance(told["kind"], str) or len(told["kind"]) > LONGEST_NAME:
+        raise WrongMessage("its kind is no name")
+    if not isinstance(told["names"], list) or sorted(told["names"]) != sorted(header):
+        raise WrongMessage("its names are not those of its tensors")
+    for declared in header.values():
+        if len(declared["shape"]) > MOST_DIMENSIONS or not all(0 <= size <= len(wire) for size in declared["shape"]):
+            raise WrongMessage("a tensor would be larger than the message")
+    return told["kind"], told["about"], told["names"]
+
+
+def read_json(text: str | bytes) -> dict[str, Any]:
+    """A mapping in JSON, of bounded depth, in which no name stands twice.
+
+    Raises:
+        ValueError: It is none.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise WrongMessage("a name stands twice in it")
+        return found
+
+    found = json.loads(text, object_pairs_hook=unique)
+    if not isinstance(found, dict):
+        raise WrongMessage("it is no mapping")
+    level: list[Any] = [found]
+    for _ in range(MOST_LEVELS):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [part for parts in inner for part in parts]
+    if level:
+        raise WrongMessage(f"it has more than {MOST_LEVELS} levels")
+    return found
 
 
 def packed(payload: Payload | None, client: int, prefix: str = "") -> dict[str, Tensor]:

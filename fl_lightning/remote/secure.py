@@ -77,7 +77,7 @@ class PairwiseMasks:
     """
 
     def __init__(self, folder: Path) -> None:
-        key = secret_file(folder / "masking_key", lambda: X25519PrivateKey.generate().private_bytes_raw())
+        key = secret_file(folder / "masking_key", lambda: X25519PrivateKey.generate().private_bytes_raw(), num_bytes=32)
         self.key = X25519PrivateKey.from_private_bytes(key)
         self.peers: dict[int, X25519PublicKey] = {}
 

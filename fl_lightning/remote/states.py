@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from fl_lightning.remote.message import Message
-from fl_lightning.run.folder import secret_file, whole_file
+from fl_lightning.run.folder import private_folder, secret_file, whole_file
 
 
 class StateStore:
@@ -14,13 +14,16 @@ class StateStore:
     The digest is keyed by a secret of the folder's, so that a server that guesses a state cannot check its guess.
 
     Args:
-        folder: Where they lie; made if it is not there.
+        folder: Where they lie; made if it is not there, for its owner alone.
+
+    Raises:
+        ValueError: The folder's secret is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.key = secret_file(folder / "digest_key", lambda: os.urandom(32))
+        private_folder(folder)
+        self.key = secret_file(folder / "digest_key", lambda: os.urandom(32), num_bytes=32)
 
     def digest(self, content: bytes) -> str:
         """64 hexadecimal digits."""
@@ -30,8 +33,8 @@ class StateStore:
         """Keep a state, and return its digest."""
         digest = self.digest(state.wire)
         path = self._path(digest)
-        if not path.exists():
-            with whole_file(path, len(state.wire)) as temporary:
+        if self.get(digest) is None:  # not here, or damaged
+            with whole_file(path, len(state.wire), secret=True) as temporary:
                 temporary.write_bytes(state.wire)
         return digest
 

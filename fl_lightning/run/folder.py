@@ -1,11 +1,19 @@
 """Where a run keeps its files: ``<root>/version_<n>/``, with its checkpoints in ``checkpoints/``."""
 
 import os
+import re
+import secrets
 import shutil
+import stat
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+#: Seconds after which nobody writes on at a file that was begun.
+_STALE = 3600.0
 
 
 class CannotWrite(OSError):
@@ -71,23 +79,27 @@ def _new_version(root: Path) -> Path:
 
 
 @contextmanager
-def whole_file(path: Path, num_bytes: int | None = None) -> Iterator[Path]:
+def whole_file(path: Path, num_bytes: int | None = None, *, secret: bool = False) -> Iterator[Path]:
     """Write a file so that its path holds either the old content or the whole new one, whatever happens.
 
     Args:
         path: The file; its folder is created.
         num_bytes: Its size, where it is known, for the message.
+        secret: Only the owner may read it, and its folder where that is made here.
 
     Yields:
-        What to write in its place: a file beside it, of the same suffix, which takes its place in the end. There is one
-        name for it, so that what a killed process leaves is written over by the next.
+        What to write in its place: an empty file beside it, of the same suffix and of a name that nobody can foresee,
+        which takes its place in the end. What a killed process left of one goes with a later write.
 
     Raises:
         CannotWrite: The disk is full, the folder read-only, ...
     """
-    temporary = path.with_name(f".{path.stem}.new{path.suffix}")
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.new{path.suffix}")
     with writing(path, num_bytes):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if secret else 0o777)
+        _sweep(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        os.close(os.open(temporary, flags, 0o600 if secret else 0o666))
         try:
             yield temporary
             os.replace(temporary, path)
@@ -97,19 +109,45 @@ def whole_file(path: Path, num_bytes: int | None = None) -> Iterator[Path]:
             raise
 
 
-def secret_file(path: Path, make: Callable[[], bytes]) -> bytes:
+def _sweep(path: Path) -> None:
+    """Delete what processes that are long gone have begun to write in a file's place."""
+    pattern = re.compile(rf"\.{re.escape(path.stem)}\.[0-9a-f]{{16}}\.new{re.escape(path.suffix)}")
+    with suppress(OSError):
+        for entry in os.scandir(path.parent):
+            if pattern.fullmatch(entry.name) and time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE:
+                os.unlink(entry)
+
+
+def secret_file(path: Path, make: Callable[[], bytes], *, num_bytes: int | None = None) -> bytes:
     """What is in a file that its owner alone may read; where there is none it is made.
 
     Args:
         path: The file.
         make: What to write.
+        num_bytes: How many bytes it has; None for any number but none.
+
+    Raises:
+        ValueError: It has another number of bytes: it is damaged, or was cut off.
     """
     if not path.exists():
-        with whole_file(path) as temporary:
-            temporary.unlink(missing_ok=True)
-            temporary.touch(mode=0o600)
+        with whole_file(path, secret=True) as temporary:
             temporary.write_bytes(make())
-    return path.read_bytes()
+    content = path.read_bytes()
+    if not content or len(content) != (num_bytes or len(content)):
+        raise ValueError(
+            f"{path.name} is damaged, it has {len(content)} bytes: bring it back from a copy, or move the folder that "
+            "it lies in away, to begin anew"
+        )
+    return content
+
+
+def private_folder(folder: Path) -> Path:
+    """A folder that its owner alone may open, made if it is not there; what is in it and above it stays as it is."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        folder.chmod(0o700)
+    return folder
 
 
 def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Path | None:

@@ -1,0 +1,259 @@
+"""What may stand in a message: a table of facts for each kind of question and of answer.
+
+Whoever reads a message does not trust who wrote it. Facts that are not in the table, or not as it says, make it a wrong
+message: a site refuses it, and to the server it is the failure of that client.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+#: A fact in, what is wrong with it out; nothing if nothing is.
+Check = Callable[[Any], str]
+
+#: Clients, characters of a name and of a reason, and whole numbers that count something.
+MOST_CLIENTS, LONGEST_NAME, LONGEST_REASON, MOST = 1_000_000, 100, 20_000, 10**9
+#: Models that are scored at once, and work of a fine-tuning.
+MOST_EVALUATIONS, MOST_EPOCHS, MOST_STEPS = 64, 10_000, 1_000_000
+
+
+class WrongMessage(ValueError):
+    """A message that is not as its table says."""
+
+
+def whole(least: int, most: int) -> Check:
+    """A whole number between two others; ``True`` is none."""
+
+    def check(fact: Any) -> str:
+        is_whole = isinstance(fact, int) and not isinstance(fact, bool)
+        return "" if is_whole and least <= fact <= most else f"must be a whole number in [{least}, {most}]"
+
+    return check
+
+
+def real(least: float, most: float) -> Check:
+    """A number between two others."""
+
+    def check(fact: Any) -> str:
+        is_real = isinstance(fact, int | float) and not isinstance(fact, bool) and math.isfinite(fact)
+        return "" if is_real and least <= fact <= most else f"must be a number in [{least:g}, {most:g}]"
+
+    return check
+
+
+def text(longest: int = LONGEST_NAME, shortest: int = 1) -> Check:
+    """Characters that can be shown, on one line."""
+
+    def check(fact: Any) -> str:
+        fits = isinstance(fact, str) and shortest <= len(fact) <= longest and fact.isprintable()
+        return "" if fits else f"must be {shortest} to {longest} printable characters"
+
+    return check
+
+
+def reason(fact: Any) -> str:
+    """Any characters; whoever shows them uses :func:`shown`."""
+    return "" if isinstance(fact, str) and len(fact) <= LONGEST_REASON else f"must be at most {LONGEST_REASON} letters"
+
+
+def hexadecimal(digits: int = 64, *, or_empty: bool = False) -> Check:
+    """So many hexadecimal digits."""
+    pattern = re.compile(f"[0-9a-f]{{{digits}}}")
+
+    def check(fact: Any) -> str:
+        fits = isinstance(fact, str) and (pattern.fullmatch(fact) or (or_empty and not fact))
+        return "" if fits else f"must be {digits} hexadecimal digits"
+
+    return check
+
+
+def flag(fact: Any) -> str:
+    """True or false."""
+    return "" if isinstance(fact, bool) else "must be true or false"
+
+
+def one_of(*allowed: Any) -> Check:
+    """One of some texts."""
+
+    def check(fact: Any) -> str:
+        return "" if isinstance(fact, str) and fact in allowed else f"must be one of {', '.join(map(str, allowed))}"
+
+    return check
+
+
+def either(*checks: Check) -> Check:
+    """What passes one of several checks."""
+
+    def check(fact: Any) -> str:
+        told = [each(fact) for each in checks]
+        return "" if "" in told else " or ".join(told)
+
+    return check
+
+
+def nothing(fact: Any) -> str:
+    """Null."""
+    return "" if fact is None else "must be null"
+
+
+def anything(fact: Any) -> str:
+    """Whatever JSON holds; its depth is bounded when it is read."""
+    return ""
+
+
+def list_of(each: Check, most: int, least: int = 0, *, distinct: bool = False) -> Check:
+    """A list of things of one kind."""
+
+    def check(fact: Any) -> str:
+        if not isinstance(fact, list) or not least <= len(fact) <= most:
+            return f"must be a list of {least} to {most} things"
+        if told := next((told for item in fact if (told := each(item))), ""):
+            return f"has a part that {told}"
+        return "has a part twice" if distinct and len(set(fact)) < len(fact) else ""
+
+    return check
+
+
+def mapping(name: Check, value: Check, most: int) -> Check:
+    """Names and values of one kind each."""
+
+    def check(fact: Any) -> str:
+        if not isinstance(fact, Mapping) or len(fact) > most:
+            return f"must be at most {most} names with values"
+        for key, item in fact.items():
+            if told := name(key) or value(item):
+                return f"has a part that {told}"
+        return ""
+
+    return check
+
+
+def pair(*checks: Check) -> Check:
+    """A list of a certain length, each part of its own kind."""
+
+    def check(fact: Any) -> str:
+        if not isinstance(fact, list) or len(fact) != len(checks):
+            return f"must be a list of {len(checks)} things"
+        return next((told for each, item in zip(checks, fact, strict=True) if (told := each(item))), "")
+
+    return check
+
+
+def record(**facts: Check) -> Check:
+    """Certain names, each with a value of its own kind, and no others."""
+
+    def check(fact: Any) -> str:
+        if not isinstance(fact, Mapping) or fact.keys() != facts.keys():
+            return f"must have {', '.join(facts)} and nothing else"
+        return next((f"{name} {told}" for name, each in facts.items() if (told := each(fact[name]))), "")
+
+    return check
+
+
+def _index(fact: Any) -> str:
+    """A client's number as a name in JSON."""
+    return "" if isinstance(fact, str) and re.fullmatch(r"0|[1-9][0-9]{0,8}", fact) else "must be a client's number"
+
+
+_CLIENT = whole(0, MOST_CLIENTS - 1)
+_WIDTH = whole(1, 10**7)
+_FEATURES = either(_WIDTH, list_of(_WIDTH, 8, 1))
+_KIND = one_of("graphs", "examples")
+_STATE = hexadecimal()
+_SETTINGS = mapping(text(), anything, 10_000)
+_ADDRESS = record(
+    phase=one_of("initial", "round", "admission"), round_idx=whole(0, MOST), name=text()
+)
+_EVALUATION = record(tuning=anything, output=anything)
+
+#: What a server asks.
+QUESTIONS: dict[str, dict[str, Check]] = {
+    "enrol": {"strategy": text()},
+    "start": {
+        "strategy": text(),
+        "settings": _SETTINGS,
+        "names": list_of(text(), MOST_CLIENTS, 1, distinct=True),
+        "kind": _KIND,
+        "num_features": _FEATURES,
+        "num_outputs": _WIDTH,
+        "layout": mapping(text(), anything, 100),
+        "training_clients": list_of(_CLIENT, MOST_CLIENTS, 1, distinct=True),
+        "seed": whole(0, 2**32 - 1),
+        "precision": text(),
+        "dtype": one_of("float32", "float64", "bfloat16", "float16"),
+        "secure": flag,
+        "federation": _STATE,
+        "index": _CLIENT,
+    },
+    "keys": {"keys": mapping(_index, _STATE, MOST_CLIENTS)},
+    "run": {
+        "address": _ADDRESS,
+        "effort": real(0, 1),
+        "clients": list_of(_CLIENT, MOST_CLIENTS, 1),
+        "state": _STATE,
+    },
+    "evaluate": {
+        "evaluations": list_of(pair(text(shortest=0), _EVALUATION), MOST_EVALUATIONS),
+        "round_idx": whole(0, MOST),
+        "state": _STATE,
+        "forget": list_of(_STATE, 100_000),
+    },
+    "predict": {"evaluation": _EVALUATION, "round_idx": whole(0, MOST), "state": _STATE},
+    "load": {"state": _STATE},
+    "forget": {"forget": list_of(_STATE, 100_000)},
+}
+
+#: What a site answers to each of them, beside ``to``, the name of the question.
+ANSWERS: dict[str, dict[str, Check]] = {
+    "enrol": {
+        "state": hexadecimal(or_empty=True),
+        "name": text(),
+        "kind": _KIND,
+        "num_features": _FEATURES,
+        "num_outputs": _WIDTH,
+        "has_validation": flag,
+        "density": real(0, 1),
+        "data": _STATE,
+    },
+    "start": {"state": _STATE, "key": _STATE, "parameters": _STATE},
+    "keys": {"state": _STATE},
+    "run": {"state": _STATE, "from": _STATE},
+    "evaluate": {
+        "state": _STATE,
+        "failures": mapping(text(shortest=0), reason, MOST_EVALUATIONS),
+    },
+    "predict": {"state": _STATE},
+    "load": {"state": _STATE},
+    "forget": {"state": _STATE},
+}
+#: Of a site that will not, or cannot; the state that it is in where it has one, and the one that it was asked from.
+FAILURE: dict[str, Check] = {"why": reason, "state": hexadecimal(or_empty=True), "from": _STATE}
+
+
+def check_facts(facts: Any, table: Mapping[str, Check], optional: Sequence[str] = ()) -> None:
+    """Compare a message's facts with its table.
+
+    Args:
+        facts: What stands in the message.
+        table: What may stand there.
+        optional: What may be missing.
+
+    Raises:
+        WrongMessage: One is missing, not in the table, or not as it says.
+    """
+    if not isinstance(facts, Mapping):
+        raise WrongMessage("it holds no facts by name")
+    if missing := [name for name in table if name not in facts and name not in optional]:
+        raise WrongMessage(f"it does not say {', '.join(missing)}")
+    if other := [shown(name) for name in facts if name not in table]:
+        raise WrongMessage(f"it says what nobody asked for: {', '.join(sorted(other)[:3])}")
+    for name, fact in facts.items():
+        if told := table[name](fact):
+            raise WrongMessage(f"{name} {told}")
+
+
+def shown(told: Any, longest: int = LONGEST_NAME) -> str:
+    """A text from elsewhere as it may be shown: on one line, of printable characters, cut off."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in str(told)[: longest + 1])
+    return plain if len(plain) <= longest else f"{plain[:longest]}..."
