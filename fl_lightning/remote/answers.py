@@ -15,7 +15,6 @@ from fl_lightning.remote.message import Message
 from fl_lightning.remote.schema import ANSWERS, FAILURE, MOST, WrongMessage, check_facts, shown
 from fl_lightning.remote.secure import MASKED
 from fl_lightning.round.class_metrics import CLASS_METRICS
-from fl_lightning.round.goal import less_is_better
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import Stage
 
@@ -161,7 +160,7 @@ def _check_score(name: str, pair: Tensor) -> None:
         raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which cannot be")
     if (metric in SHARES and not 0 <= total <= _ROUNDING * count) or (not count and total):
         raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which cannot be")
-    if metric != "loss" and less_is_better(metric) and total < 0:
+    if metric == "mse" and total < 0:
         raise WrongMessage(f"{name} is {total:g}, an error below zero")
 
 

@@ -254,7 +254,7 @@ class RemoteExecutor(Executor):
         answers, lost = self._ask(messages, read=read)
         outcomes = {}
         for kind in evaluations:
-            told = {c: answer.about["failures"][kind] for c, answer in answers.items() if kind in answer.about["failures"]}
+            told = {c: a.about["failures"][kind] for c, a in answers.items() if kind in a.about["failures"]}
             failures = lost | {client: shown(why, 1000) for client, why in told.items()}
             found = {client: scores[client][kind] for client in sorted(answers) if client not in failures}
             failures |= misfits(found, ())

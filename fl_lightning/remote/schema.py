@@ -162,10 +162,9 @@ _FEATURES = either(_WIDTH, list_of(_WIDTH, 8, 1))
 _KIND = one_of("graphs", "examples")
 _STATE = hexadecimal()
 _SETTINGS = mapping(text(), anything, 10_000)
-_ADDRESS = record(
-    phase=one_of("initial", "round", "admission"), round_idx=whole(0, MOST), name=text()
-)
+_ADDRESS = record(phase=one_of("initial", "round", "admission"), round_idx=whole(0, MOST), name=text())
 _EVALUATION = record(tuning=anything, output=anything)
+_EDGES = either(record(), record(is_directed=flag, has_edge_weights=flag, num_edge_attributes=whole(0, 10**6)))
 
 #: What a server asks.
 QUESTIONS: dict[str, dict[str, Check]] = {
@@ -214,6 +213,7 @@ ANSWERS: dict[str, dict[str, Check]] = {
         "num_outputs": _WIDTH,
         "has_validation": flag,
         "density": real(0, 1),
+        "edges": _EDGES,
         "data": _STATE,
     },
     "start": {"state": _STATE, "key": _STATE, "parameters": _STATE},

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-
 #: Seconds after which nobody writes on at a file that was begun.
 _STALE = 3600.0
 
