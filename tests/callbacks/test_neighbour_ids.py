@@ -26,6 +26,13 @@ def neighbour_of(node: int) -> list[int]:
     return [int(neighbour_ids(edge, 5, secret="one", max_ids=1)[4, 0])]
 
 
+def test_neighbours_are_those_that_send_messages() -> None:
+    ids = neighbour_ids(torch.tensor([[3, 0], [0, 1]]), 5, secret="one", max_ids=100)
+    assert [int((row > 0).sum()) for row in ids] == [1, 1, 0, 0, 0]
+    assert ids[0].tolist() == neighbour_of(3)
+    assert ids[1].tolist() == neighbour_of(0)
+
+
 def test_the_key_makes_the_ids_and_the_smallest_are_kept() -> None:
     ids, others = (neighbour_ids(STAR, 5, secret=secret, max_ids=2) for secret in ("one", "two"))
     assert not set(ids.flatten().tolist()) & set(others.flatten().tolist()) - {0}

@@ -80,6 +80,20 @@ def test_both_executors_agree_on_directed_graphs_with_weights(
     assert_same(runs[1], runs[0], tolerance=1e-6)
 
 
+def test_scores_on_the_union_see_directions_and_weights(
+    graphs, given_clients, make_model, make_trainer, assert_same
+) -> None:
+    results = []
+    for weighted in (True, False):
+        data = given_clients(directed(graphs[:3], weighted=weighted))
+        for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
+            trainer = make_trainer(num_rounds=2, executor=executor, evaluate_union=True, precision="64-true")
+            results.append(trainer.fit(make_model(), data, FedAvg(num_epochs=2)))
+    assert any(name.startswith("union/") for name in results[0])
+    assert_same(results[1], results[0], tolerance=1e-6)
+    assert results[2]["union/val/loss"] != pytest.approx(results[0]["union/val/loss"], rel=1e-3)
+
+
 @pytest.mark.parametrize("kind", BOTH_WAYS, ids=lambda kind: kind.__name__)
 def test_directed_graphs_are_refused_by_name(kind, graphs, given_clients, make_model, make_trainer) -> None:
     data = given_clients(directed(graphs[:3]))

@@ -73,13 +73,20 @@ def test_the_semantic_term(batch) -> None:
     assert FGSSL().semantic(own, received, batch).item() == pytest.approx(expected)
 
 
-def test_the_structural_term(batch, graphs) -> None:
+@pytest.mark.parametrize("directed", [False, True])
+def test_the_structural_term(directed, batch, graphs) -> None:
+    edge_2E = graphs[0].edge_index_2E
+    if directed:
+        edge_2E = edge_2E[:, torch.arange(edge_2E.shape[1]) % 3 > 0]
+        graph = dataclasses.replace(graphs[0], edge_index_2E=edge_2E)
+        batch = single(GraphCollator([graph], device=torch.device("cpu"), dtype=torch.float64)([0]))
+        assert batch.adjacency.transposed is not batch.adjacency.matrix
     own, received = drawn(batch), drawn(batch, 1)
-    edge_2E, degree_N = graphs[0].edge_index_2E, batch.degree
+    degree_N = edge_2E[1].bincount(minlength=len(batch.y))
     hubs = sorted(range(len(batch.y)), key=lambda v: (-int(degree_N[v]), v))[:3]
     expected = 0.0
     for v in hubs:
-        near = [v, *edge_2E[1, edge_2E[0] == v].tolist()]
+        near = [v, *edge_2E[0, edge_2E[1] == v].tolist()]
         of = []
         for output in (received, own):
             share = (output.logits / 0.5).softmax(dim=1)
