@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 from lightning import LightningDataModule
 from torch import Tensor
@@ -21,7 +20,6 @@ from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.batches.graphs import GraphCollator
-from fl_lightning.data.adjacency import adjacency_matrix
 from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
 from fl_lightning.data.partition.record import (
     FORMAT_VERSION,
@@ -30,6 +28,7 @@ from fl_lightning.data.partition.record import (
     hash_features,
     hash_graph,
 )
+from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.preparation import Dropped, dropped, names_of_classes, names_of_nodes
 from fl_lightning.data.settings import check_count, check_folder, check_seed
@@ -182,7 +181,7 @@ class FederatedDataModule(LightningDataModule):
         data, record = self._prepared
         self._prepared = None
         own = self.partitioner is not None and getattr(self.partitioner, "attribute", None) == self.source.clients_by
-        self._clients, self._edges_lost = _extract(data, record, self.source.client_names if own else None)
+        self._clients, self._edges_lost = client_graphs(data, record, self.source.client_names if own else None)
         index_N = data.get("own_idx", data.source_idx)
         self._source_idx = tuple(index_N[node_idx_N] for node_idx_N in record.node_idx)
         self._groups = record.groups()
@@ -395,35 +394,3 @@ class FederatedDataModule(LightningDataModule):
         record.save(path)
         _log.info("Partitioned %d nodes into %d clients: %s", data.num_nodes, len(node_idx), path)
         return record
-
-
-def _extract(
-    data: Data, record: PartitionRecord, names: Sequence[str] | None = None
-) -> tuple[tuple[ClientGraph, ...], tuple[int, ...]]:
-    """Cut out each client's induced subgraph; also count the directed edges that it lacks from other nodes."""
-    weight_E, attr_EK = data.get("edge_weight"), data.get("edge_attr")
-    carried = weight_E is not None or attr_EK is not None
-    matrix = adjacency_matrix(data.edge_index, data.num_nodes, numbered=carried)
-    received_N = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
-    width = max(2, len(str(len(record.node_idx) - 1)))
-    clients, edges_lost = [], []
-    for client, (node_idx_N, role_N) in enumerate(zip(record.node_idx, record.roles, strict=True)):
-        rows = matrix[node_idx_N.numpy()]
-        inside = rows[:, node_idx_N.numpy()].tocoo()
-        edges_lost.append(int(received_N[node_idx_N].sum()) - inside.nnz)
-        number_E = torch.from_numpy(inside.data) if carried else None
-        clients.append(
-            ClientGraph(
-                name=f"client-{client:0{width}d}" if names is None else names[client],
-                x_NF=data.x[node_idx_N],
-                edge_index_2E=torch.from_numpy(np.stack([inside.row, inside.col]).astype(np.int64)),
-                y_N=data.y[node_idx_N],
-                train_mask_N=role_N == Role.TRAIN,
-                val_mask_N=role_N == Role.VAL,
-                test_mask_N=role_N == Role.TEST,
-                node_idx_N=node_idx_N,
-                edge_weight_E=None if weight_E is None else weight_E[number_E],
-                edge_attr_EK=None if attr_EK is None else attr_EK[number_E],
-            )
-        )
-    return tuple(clients), tuple(edges_lost)
