@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from lightning import LightningDataModule
 from saving import SavesAfter
 from sites import OPEN, BadChannel, assert_same_clients, make_sites
 from torch.optim import SGD
@@ -21,6 +22,7 @@ from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, federate
 from fl_lightning.remote.references import describe, find
 from fl_lightning.round.stage import Evaluation
+from fl_lightning.round_loop import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedPer, FedProto, Local, SheafFMTL
 
 
@@ -97,7 +99,8 @@ def test_a_split_of_few_examples_says_nothing(make_federation) -> None:
 @pytest.mark.filterwarnings("ignore:.*too few training examples to answer; it is left out")
 def test_a_site_of_few_examples_does_not_train(make_federation) -> None:
     trainer, data, strategy, model, channel = make_federation(policy=SitePolicy(min_examples=10**6))
-    trainer.fit(model, data, strategy)
+    with pytest.raises(TooFewAnswers, match="too few training examples"):
+        trainer.fit(model, data, strategy)
     assert [row["void"] for row in trainer.run.history] == [1, 1]
     assert not any(answer.tensors for question, answer in channel.answers if question.kind == "run")
 
@@ -184,6 +187,7 @@ def test_of_an_error_only_its_kind_leaves(make_federation, make_model, caplog) -
     with (
         caplog.at_level(logging.WARNING),
         pytest.warns(UserWarning, match="in stage 'train' in round 0|left out") as told,
+        pytest.raises(TooFewAnswers),
     ):
         trainer.fit(model, data, strategy)
     assert any("failed" in str(warning.message) and "RuntimeError" in str(warning.message) for warning in told)
@@ -279,16 +283,15 @@ def test_examples_in_mini_batches(batches, make_trainer, tmp_path) -> None:
 
     clients = [member(client) for client in range(3)]
 
-    class Given:
+    class Given(LightningDataModule):
         has_validation = True
         roster = Roster.of(clients, num_outputs=3)
 
         def __init__(self) -> None:
+            super().__init__()
             self.clients = clients
 
-        def prepare_data(self) -> None: ...
-
-        def setup(self) -> None: ...
+        def setup(self, stage: str | None = None) -> None: ...
 
         def collator(self, clients, *, device, dtype):
             return ExampleCollator(clients, batch_size=4, device=device, dtype=dtype, **batches)
