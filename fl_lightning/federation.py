@@ -163,6 +163,16 @@ class Federation:
         if not self.architecture_of:
             object.__setattr__(self, "architecture_of", in_turn(self.num_clients, len(architectures)))
 
+    @property
+    def head_names(self) -> tuple[str, ...]:
+        """Parameters of the last layer of the clients' net, where the net says which they are (``net.head_names``)."""
+        return () if self.client is None else tuple(getattr(self.client.net, "head_names", ()))
+
+    @property
+    def embedding_channels(self) -> int | None:
+        """Width of the clients' embeddings, where their net says it (``net.embedding_channels``)."""
+        return None if self.client is None else getattr(self.client.net, "embedding_channels", None)
+
     def keys(self, clients: Sequence[int], *path: int | str) -> Tensor:
         """A random key for each client that follows from its name, whatever the order of the clients, int64 (C,)."""
         names = self.client_names or tuple(map(str, range(self.num_clients)))

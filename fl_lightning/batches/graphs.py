@@ -3,6 +3,7 @@
 Shape legend: C clients, N nodes (padded to the largest client of the batch), F features.
 """
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch, Collator, pad
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
+from fl_lightning.kernels.csr import coordinates
 from fl_lightning.kernels.edge_products import Edges
 from fl_lightning.kernels.edges import drop_edges, kept_columns, mask_columns
 from fl_lightning.kernels.randomness import subkey
@@ -36,6 +38,15 @@ class PlainGraph:
 
     def __init__(self, graph: ClientGraph, *, device: torch.device, dtype: torch.dtype) -> None:
         self._graph, self._device, self._dtype = graph, device, dtype
+
+    def view(self, x: Tensor, kept_E: Tensor | None = None) -> "PlainGraph":
+        """The graph with other features (N, F), and with the chosen ones of its edges, boolean (E,); None for all."""
+        other = copy.copy(self)
+        other.x = x
+        for name in () if kept_E is None else ("edge_index", "edge_weight", "edge_attr"):
+            if (value := getattr(self, name, None)) is not None:
+                setattr(other, name, value[:, kept_E] if name == "edge_index" else value[kept_E])
+        return other
 
     @cached_property
     def x(self) -> Tensor:
@@ -136,9 +147,19 @@ class GraphBatch(Batch):
             sparse_x = mask_columns(key, sparse_x, feature_dropout)
         elif x is not None:
             x = x * kept_columns(key, x.shape[-1], feature_dropout).unsqueeze(-2)
-        return dataclasses.replace(
+        view = dataclasses.replace(
             view, adjacency=adjacency, links=links, degree=degree, x=x, sparse_x=sparse_x, propagated_x=None, plain=None
         )
+        return view if self.plain is None else dataclasses.replace(view, plain=view._plain_view(self.plain))
+
+    def _plain_view(self, whole: PlainGraph) -> PlainGraph:
+        """Of the whole graph of one client what this view of it has: its features, and edges that Â still has."""
+        row, column = coordinates(self.adjacency.matrix)
+        count = len(self.y)
+        left = (row * count + column)[self.adjacency.matrix.values() != 0]
+        source_E, target_E = whole.edge_index
+        every_N = torch.arange(count, device=self.y.device)
+        return whole.view(self.features_of(every_N), torch.isin(target_E * count + source_E, left))
 
     @property
     def dtype(self) -> torch.dtype:

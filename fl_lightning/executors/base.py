@@ -17,6 +17,7 @@ from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.keys import derive_keys
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.executors.time_limit import check_time_limit
+from fl_lightning.executors.trial import check_buffers
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
 from fl_lightning.round.payload import Payload, concatenate, from_wire, pad_examples, to_wire
@@ -71,6 +72,16 @@ class Executor(ABC):
         """This executor, or the one that a client with hooks of its own needs instead."""
         return self
 
+    def tried(self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric) -> "Executor":
+        """This executor, or the one that a client's own code needs instead.
+
+        Args:
+            client: The built client.
+            first: Makes a batch of one client, to try the code on.
+            fabric: For precision.
+        """
+        return self
+
     def setup(
         self,
         fabric: Fabric,
@@ -95,7 +106,8 @@ class Executor(ABC):
 
         Raises:
             ValueError: The net or its optimiser is of a kind that clients cannot be run with, the client overrides a
-                hook that is never called, the clients do not fit into memory, or nothing could keep the time limit.
+                hook that is never called, training changes a buffer of the net, the clients do not fit into memory, or
+                nothing could keep the time limit.
         """
         if time_limit is not None:
             check_time_limit()
@@ -107,12 +119,6 @@ class Executor(ABC):
                 f"model.net has {', '.join(sorted(twins))} as second names of parameters: a client's parameters travel "
                 "once, so keep the shared layer under one name and call it where it is needed"
             )
-        buffers = client.net.state_dict().keys() - names
-        if buffers:
-            raise ValueError(
-                f"model.net keeps {', '.join(sorted(buffers))} outside its parameters, which neither checkpoints nor "
-                "payloads hold: use layers without running statistics, or register constants with persistent=False"
-            )
         self.fabric = fabric
         self.client = client.eval()  # which the server may compute with
         self.collator = collator
@@ -123,6 +129,8 @@ class Executor(ABC):
         self.slots = dict(memory or {})
         self.rewritten: dict[int, Any] = {}
         self.original_size = {member: collator.size(member) for member in clients}
+        if clients:
+            check_buffers(client, collator, clients[0])
         self._arrange()
         require(
             self.needed_bytes(),

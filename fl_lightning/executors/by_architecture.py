@@ -8,7 +8,7 @@ from typing import Any
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.batches.base import Collator
+from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.executors.base import Executor, Outcome, Work, join
 from fl_lightning.federation import in_turn
 from fl_lightning.round.client import ClientModule
@@ -31,6 +31,11 @@ class ByArchitecture(Executor):
         super().__init__()
         self.executor = executor
         self.allocate = executor.allocate
+
+    def tried(self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric) -> Executor:
+        """This executor, or one that runs all architectures as one of them needs it."""
+        found = [self.executor.tried(variant, first, fabric) for variant in client.variants()]
+        return next((ByArchitecture(other) for other in found if other is not self.executor), self)
 
     def setup(
         self,

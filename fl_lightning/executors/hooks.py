@@ -17,7 +17,6 @@ The stacked executor, which steps all clients as one, hands a client with hooks 
 import inspect
 
 from lightning.pytorch import LightningModule
-from torch import nn
 
 from fl_lightning.round.client import ClientModule
 
@@ -55,11 +54,6 @@ INSTEAD = {
 def overridden(client: ClientModule, names: tuple[str, ...]) -> list[str]:
     """Which of the methods the client's class has of its own."""
     return [name for name in names if getattr(type(client), name) is not getattr(ClientModule, name)]
-
-
-def needs_plain_graph(net: nn.Module) -> bool:
-    """Whether any part of a net computes on one client's graph at a time."""
-    return any(getattr(part, "needs_plain_graph", False) for part in net.modules())
 
 
 def check_hooks(client: ClientModule) -> None:

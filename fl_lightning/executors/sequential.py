@@ -240,8 +240,10 @@ class SequentialExecutor(Executor):
         module = self.modules[client]
         tuning = evaluation.tuning
         if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
-            module = copy.copy(module)
-            module._modules = {"net": copy.deepcopy(module.net)}
+            own, module = _detached(module), copy.copy(module)
+            net = copy.deepcopy(self.client.net)  # not the client's own, of whose last pass layers may keep something
+            module._modules = {"net": net.to(self.fabric.device)}
+            _load(module, own)
             _load(module, {name: t[0] for name, t in self.received(evaluation.payload, [client]).items()})
             context = self._context(client, evaluation.payload)
             anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}

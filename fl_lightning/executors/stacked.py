@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.base import Executor, Outcome, Work, lasting
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, without_padding
-from fl_lightning.executors.hooks import SEQUENTIAL, needs_plain_graph, overridden
+from fl_lightning.executors.hooks import SEQUENTIAL, overridden
 from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.executors.time_limit import within
+from fl_lightning.executors.trial import own_code, why_not_stacked
 from fl_lightning.models.batch_norm import has_torch_norms, statistics_of
+from fl_lightning.models.plain import plain_parts
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate, finite_rows, pad_examples
 from fl_lightning.round.stage import Evaluation, Slot
@@ -88,16 +91,21 @@ class StackedExecutor(Executor):
                 stacklevel=2,
             )
             return SequentialExecutor()
-        own, plain = overridden(client, SEQUENTIAL), [net for net in client.nets if needs_plain_graph(net)]
+        own, plain = overridden(client, SEQUENTIAL), [part for net in client.nets for part in plain_parts(net)]
         if not own and not plain:
             return self
-        why = (
+        return _one_by_one(
             f"{type(client).__name__} overrides {', '.join(own)}, which the stacked executor does not call"
             if own
-            else f"{type(getattr(plain[0], 'net', plain[0])).__name__} is a net of plain PyG layers"
+            else f"{plain[0].plain_name} is a net of plain PyG layers"
         )
-        warnings.warn(f"{why}: clients are run one after another (trainer.executor: SequentialExecutor)", stacklevel=2)
-        return SequentialExecutor()
+
+    def tried(self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric) -> Executor:
+        """This executor, or the sequential one where ``torch.vmap`` does not take the client's own code."""
+        own = own_code(client)
+        if not own or not (why := why_not_stacked(client, first(), fabric)):
+            return self
+        return _one_by_one(f"{type(client).__name__}'s own code ({', '.join(own)}) does not run on a stack ({why})")
 
     def _allocate(self) -> None:
         if own := overridden(self.client, SEQUENTIAL):
@@ -453,3 +461,9 @@ class StackedExecutor(Executor):
         chosen = self._batches[group].select(rows.to(self.fabric.device))
         self._part = clients, chosen
         return chosen
+
+
+def _one_by_one(why: str) -> SequentialExecutor:
+    """The sequential executor, and a line that says why."""
+    warnings.warn(f"{why}: clients are run one after another (trainer.executor: SequentialExecutor)", stacklevel=4)
+    return SequentialExecutor()

@@ -11,15 +11,8 @@ from fl_lightning.kernels.linear import check_widths
 
 #: Their names in a layer.
 STATISTICS = ("running_mean", "running_var")
-#: Layers of PyTorch's that have them, and that count padding.
-TORCH_NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
+#: Layers of PyTorch's, and of PyG's after them, that have them, and that count padding.
+TORCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 class BatchNorm(nn.Module):
@@ -79,21 +72,38 @@ def adopt_statistics(net: nn.Module) -> None:
         ValueError: A layer averages over all batches that it has seen, whose number is no parameter.
     """
     for name, layer in net.named_modules():
-        if not isinstance(layer, TORCH_NORMS) or layer.running_mean is None:
+        if not isinstance(layer, TORCH_NORMS) or layer._buffers.get(STATISTICS[0]) is None:
             continue
         if layer.momentum is None:
             raise ValueError(f"{name} is a {type(layer).__name__} with momentum None: give it one, for example 0.1")
         for statistic in STATISTICS:
-            value = layer._buffers.pop(statistic)
-            assert value is not None
-            layer.register_parameter(statistic, nn.Parameter(value, requires_grad=False))
+            adopt(layer, statistic)
         layer.num_batches_tracked = None
+
+
+def adopt(net: nn.Module, name: str) -> None:
+    """Make a buffer that training changes a parameter without gradient, one of the net's running statistics.
+
+    Args:
+        net: The net.
+        name: The buffer's name in it.
+    """
+    owner, _, statistic = name.rpartition(".")
+    layer = net.get_submodule(owner)
+    value = layer._buffers.pop(statistic)
+    assert value is not None
+    layer.register_parameter(statistic, nn.Parameter(value, requires_grad=False))
+    if statistic not in STATISTICS:
+        layer._adopted = (*getattr(layer, "_adopted", ()), statistic)
 
 
 def statistics_of(net: nn.Module) -> frozenset[str]:
     """Names of the running statistics among a net's parameters."""
     named = net.named_parameters()
-    return frozenset(n for n, p in named if n.rpartition(".")[2] in STATISTICS and not p.requires_grad)
+    found = [n for n, p in named if not p.requires_grad and n.rpartition(".")[2] in STATISTICS]
+    for name, layer in net.named_modules():
+        found += [f"{name}.{statistic}".lstrip(".") for statistic in getattr(layer, "_adopted", ())]
+    return frozenset(found)
 
 
 def has_torch_norms(net: nn.Module) -> bool:
@@ -103,6 +113,10 @@ def has_torch_norms(net: nn.Module) -> bool:
 
 def norm_parameters(net: nn.Module) -> tuple[str, ...]:
     """Names of all parameters of normalisation layers, running statistics included."""
-    kinds = (BatchNorm, *TORCH_NORMS, nn.LayerNorm, nn.GroupNorm, nn.SyncBatchNorm)
-    layers = [name for name, layer in net.named_modules() if isinstance(layer, kinds)]
+    kinds = (BatchNorm, *TORCH_NORMS, nn.LayerNorm, nn.GroupNorm)
+    layers = [
+        name
+        for name, layer in net.named_modules()
+        if isinstance(layer, kinds) or type(layer).__module__.startswith("torch_geometric.nn.norm.")
+    ]
     return tuple(name for name, _ in net.named_parameters() if name.rpartition(".")[0] in layers)

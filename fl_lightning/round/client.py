@@ -61,10 +61,11 @@ class ClientModule(LightningModule):
     Overriding ``training_step`` itself ties the client to the sequential executor.
 
     Args:
-        net: Builds the net from (number of features, number of outputs). It maps a batch to a ``NetOutput`` or to
-            logits alone; or is a plain PyG module, ``forward(x, edge_index)`` (see :mod:`fl_lightning.models.plain`).
-            Several nets are given to the clients in turn: client c has the net c modulo their number. None for the
-            strategy's own net, or for one that fits the data (:meth:`~fl_lightning.strategies.Strategy.net_for`).
+        net: Builds the net from (number of features, number of outputs), or is a net, of which every client has a
+            copy. It maps a batch to a ``NetOutput`` or to logits alone; or is a plain PyG module,
+            ``forward(x, edge_index)`` (see :mod:`fl_lightning.models.plain`). Several nets are given to the clients in
+            turn: client c has the net c modulo their number. None for the strategy's own net, or for one that fits the
+            data (:meth:`~fl_lightning.strategies.Strategy.net_for`).
         optimizer: Builds the client's optimizer from its parameters; None for the strategy's ``default_optimizer``.
         gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
         running_statistics: Whether those of normalisation layers (BatchNorm) are ``personal``, and never leave their
@@ -97,7 +98,7 @@ class ClientModule(LightningModule):
         if not self.net_factories:
             raise ValueError("model.net is an empty list: give at least one net")
         if not all(map(callable, self.net_factories)):
-            raise ValueError(f"model.net is {net!r}: give the class of a net, or a list of them")
+            raise ValueError(f"model.net is {net!r}: give the class of a net, a net, or a list of them")
         if gradient_clip_val is not None and gradient_clip_val <= 0:
             raise ValueError(f"model.gradient_clip_val must be positive, or null for none, got {gradient_clip_val}")
         if running_statistics not in ("personal", "shared"):
@@ -192,6 +193,10 @@ class ClientModule(LightningModule):
     def parameter_dict(self) -> dict[str, Tensor]:
         """The net's parameters by name."""
         return dict(self.net.named_parameters())
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The logits of the client's own net, (N, num_outputs): what ``self(batch)`` is in ``training_step``."""
+        return _as_output(self.net(batch)).logits
 
     def output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net with the given parameters; train or eval mode is the module's."""

@@ -1,5 +1,6 @@
 """A run: everything that belongs to one fit, test or prediction, and how it is put together."""
 
+import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.data import FederatedDataModule
@@ -18,6 +19,7 @@ from fl_lightning.executors.base import check_optimizer
 from fl_lightning.federation import Federation, Roster, in_turn
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.models.batch_norm import statistics_of
+from fl_lightning.models.plain import name_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
@@ -169,6 +171,8 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, time_
     shares = shard(run.roster.work, run.fabric.world_size)
     collator = run.datamodule.collator(clients, device=run.fabric.device, dtype=dtype)
     mine, memory = shares[run.fabric.global_rank], run.strategy.memory()
+    if mine:
+        run.executor = run.executor.tried(run.model, functools.partial(collator, mine[:1]), run.fabric)
     run.executor.setup(run.fabric, run.model, collator, mine, seed=run.seed, memory=memory, time_limit=time_limit)
     check_monitor(run)
 
@@ -223,7 +227,7 @@ def say_unused_edge_data(strategy: Strategy, model: ClientModule, roster: Roster
     """
     there = {"edge_weight": roster.has_edge_weights, "edge_attr": bool(roster.num_edge_attributes)}
     for what in (name for name, is_there in there.items() if is_there):
-        deaf = [type(net).__name__ for net in model.nets if not takes(net, what)]
+        deaf = [name_of(net) for net in model.nets if not takes(net, what)]
         if what == "edge_weight" and not strategy.takes_edge_weight:
             deaf.append(type(strategy).__name__)
         if deaf:
@@ -244,9 +248,14 @@ def build_nets(
 ) -> tuple[dict[str, Tensor], ...]:
     """Build the net of every architecture as the strategy needs it, and copy its initial parameters."""
     strategy.complete(model, roster)
+
+    def adapt(net: nn.Module) -> nn.Module:
+        strategy.check_net(net)
+        return strategy.build_net(net)
+
     with fabric.init_module(), torch.random.fork_rng([]):
         torch.manual_seed(derive_key(seed, "client", "initialisation"))
-        model.build(roster.num_features, roster.num_outputs, strategy.build_net)
+        model.build(roster.num_features, roster.num_outputs, adapt)
     return tuple(
         {name: p.detach().clone().to(fabric.device) for name, p in model.travelling(net).items()} for net in model.nets
     )
@@ -335,7 +344,7 @@ def check_monitor(run: Run) -> None:
     outcome = run.executor.evaluate({"": Evaluation()}, run.executor.clients[:1], 0)[""]
     for client, why in outcome.failures.items():
         raise ValueError(
-            f"{type(run.model).__name__} with {type(run.model.nets[0]).__name__} cannot compute on the data of "
+            f"{type(run.model).__name__} with {name_of(run.model.nets[0])} cannot compute on the data of "
             f"{run.roster.names[client]} ({why}): give a model and a model.net that fit the data"
         )
     scores = outcome.upload

@@ -19,6 +19,7 @@ from fl_lightning.models.cnn import CNN
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.mlp import MLP
+from fl_lightning.models.plain import plain_parts
 from fl_lightning.round.client import (
     ClientModule,
     NetFactory,
@@ -32,6 +33,9 @@ from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 
 #: More local epochs than this are a mistake.
 MOST_EPOCHS = 10**6
+
+#: The pattern of the last layer's parameters, whatever they are called in a net of a user's.
+HEAD = "head.*"
 
 #: How clients count in a weighted sum: by their training examples, or alike; None where a sum is not enough.
 SumWeighting = Literal["examples", "equal"] | None
@@ -61,6 +65,8 @@ class Strategy(ABC):
     default_net: ClassVar[type[nn.Module] | None] = None
     #: The optimizer of clients that were given none, where the method needs another than the package's.
     default_optimizer: ClassVar[OptimizerFactory] = staticmethod(default_optimizer)
+    #: Whether the paper ties the strategy to a net of its own, so that it does not run with a user's PyG module.
+    own_net: ClassVar[bool] = False
     #: Whether clients may have different nets; their parameters then travel flat.
     takes_architectures: ClassVar[bool] = False
     #: Whether clients' nets may have running statistics.
@@ -161,6 +167,14 @@ class Strategy(ABC):
         """Give a client the net and the optimizer that it was not given."""
         client.take_defaults(net=self.net_for(roster, client), optimizer=type(self).default_optimizer)
 
+    def select(self, names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
+        """Names of parameters that match any of the patterns; ``head.*`` is the last layer, whatever it is called.
+
+        Raises:
+            ValueError: A pattern matches nothing.
+        """
+        return select_names(names, patterns, self.federation.head_names)
+
     def check_client(self, client: ClientModule) -> None:
         """Refuse a client that the strategy is not written for.
 
@@ -192,6 +206,19 @@ class Strategy(ABC):
             raise ValueError(
                 f"{type(self).__name__} needs {self.fewest_answers} answers in every round, but a round asks "
                 f"{num_clients} clients: raise participation.fraction or num_clients"
+            )
+
+    def check_net(self, net: nn.Module) -> None:
+        """Refuse a net that the strategy cannot run with.
+
+        Raises:
+            ValueError: It is a plain PyG module, and the strategy is tied to a net of its own.
+        """
+        if self.own_net and (plain := plain_parts(net)):
+            raise ValueError(
+                f"{type(self).__name__} is tied by its paper to a net of its own, so it does not run with "
+                f"{plain[0].plain_name}: leave model.net out, or set it to "
+                f"fl_lightning.models.{(self.default_net or GCN).__name__}"
             )
 
     def build_net(self, net: nn.Module) -> nn.Module:
@@ -311,8 +338,13 @@ class NotesFigures(Strategy):
         self.figures = dict(state["figures"])
 
 
-def select_names(names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
+def select_names(names: Sequence[str], patterns: Sequence[str], head: Sequence[str] = ()) -> tuple[str, ...]:
     """Names that match any of the shell-style patterns.
+
+    Args:
+        names: All names.
+        patterns: The patterns. Where no name matches ``head.*``, it stands for the names of ``head``.
+        head: Names of the last layer's parameters, which need not be called so (``Federation.head_names``).
 
     Raises:
         ValueError: A pattern matches nothing.
@@ -320,7 +352,13 @@ def select_names(names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ..
     Example:
         >>> select_names(["convs.0.weight", "head.weight"], ["head.*"])
         ('head.weight',)
+        >>> select_names(["conv1.weight", "conv2.weight"], ["head.*"], head=["conv2.weight"])
+        ('conv2.weight',)
     """
+    if HEAD in patterns and not fnmatch.filter(names, HEAD) and set(head) & set(names):
+        others = [pattern for pattern in patterns if pattern != HEAD]
+        chosen = {*head, *(select_names(names, others) if others else ())}
+        return tuple(name for name in names if name in chosen)
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             raise ValueError(

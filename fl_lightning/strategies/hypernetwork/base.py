@@ -26,7 +26,7 @@ from fl_lightning.relations.similarity import softmax_mixing
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.run.memory import require, state_copies
-from fl_lightning.strategies.base import Strategy, select_names, server_dtype
+from fl_lightning.strategies.base import Strategy, server_dtype
 
 #: The generator counts as collapsed where the clients' models are generated this near to their mean, as a share of how
 #: far the trained ones lie from theirs.
@@ -80,7 +80,7 @@ class Hypernetwork(Strategy):
     def setup(self, federation: Federation) -> None:
         """Create generator and optimiser, in the same way on every process."""
         super().setup(federation)
-        personal = set(select_names(list(federation.parameters), self.personal))
+        personal = self.select(list(federation.parameters), self.personal)
         self.shapes = {name: p.shape for name, p in federation.parameters.items() if name not in personal}
         self.num_steps = 0
         self.num_collapsed_rounds = 0

@@ -50,14 +50,16 @@ class ClientEmbeddings:
         if one_hot and len(self.training) < federation.num_clients:
             raise ValueError("strategy.embedding one_hot has no vector for clients held out of training: use graph")
         convs = [parameter for name, parameter in federation.parameters.items() if name.startswith("convs")]
-        if not convs:
+        width = federation.embedding_channels or (convs[-1].shape[-1] if convs else None)
+        if width is None:
             raise ValueError(
                 "FedSheafHN embeds a client by the last of its net's convolutions, convs.*, but model.net has "
-                f"{', '.join(federation.parameters)}: use fl_lightning.models.GCN, or name them so"
+                f"{', '.join(federation.parameters)}: use fl_lightning.models.GCN, name them so, or let the net "
+                "say how wide its embedding is (embedding_channels)"
             )
         count, device = federation.num_clients, federation.device
-        dtype = server_dtype(convs[-1].dtype)
-        start_CD = torch.eye(count) if one_hot else torch.zeros(count, convs[-1].shape[-1])
+        dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
+        start_CD = torch.eye(count) if one_hot else torch.zeros(count, width)
         self.rows_CD = start_CD.to(device, dtype)
         self.known_C = torch.full((count,), one_hot, device=device)
         self.wearer_C = torch.arange(count, device=device)

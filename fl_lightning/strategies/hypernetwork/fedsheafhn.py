@@ -31,7 +31,6 @@ from torch.optim import Adam, Optimizer
 from fl_lightning.federation import Federation
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
-from fl_lightning.strategies.base import select_names
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork, those_of
 from fl_lightning.strategies.hypernetwork.client_embeddings import ClientEmbeddings
@@ -182,7 +181,7 @@ class FedSheafHN(Hypernetwork):
                 sizes, len(training), ridge=self.ridge, strength=self.strength
             )
             layer.start_from(flatten({name: self.federation.parameters[name][None] for name in self.shapes})[0])
-            personal = select_names(list(self.shapes), self.validate_personal)
+            personal = self.select(list(self.shapes), self.validate_personal)
             self.closed_form = ClosedForm(
                 layer, list(self.shapes), training, personal=personal, is_tried=self.trials.every is not None
             )

@@ -82,6 +82,7 @@ class AdaFGL(FedAvg):
     takes_edge_weight = False
     needs_own_examples = True
     default_net = AdaptiveGCN
+    own_net = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

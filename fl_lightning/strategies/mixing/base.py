@@ -23,7 +23,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage
-from fl_lightning.strategies.base import Strategy, select_names, server_dtype
+from fl_lightning.strategies.base import Strategy, server_dtype
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 
 
@@ -85,7 +85,7 @@ class Mixing(Strategy):
     def setup(self, federation: Federation) -> None:
         """Start every client from the common initial parameters."""
         super().setup(federation)
-        personal = set(select_names(list(federation.parameters), self.personal))
+        personal = self.kept_local = self.select(list(federation.parameters), self.personal)
         self.shared = tuple(name for name in federation.parameters if name not in personal)
         self.breadth: float | None = None
         copies = federation.num_clients if self.personalised else 1

@@ -117,6 +117,7 @@ class FedAux(SimilarityMixing):
 
     client_class = FedAuxClient
     default_net = ProjectionGCN
+    own_net = True
     needs_graphs = True
     signature = PROJECTION
 

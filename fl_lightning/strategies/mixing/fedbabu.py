@@ -47,6 +47,6 @@ class FedBABU(FedAvg):
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The tuned copies are the result; ``global/...`` is the backbone under the classifier that nobody trained."""
         shared = self.model_for(clients)
-        trained = {"whole": ("*",), "head": tuple(self.personal), "body": self.shared}[self.finetune]
+        trained = {"whole": ("*",), "head": self.kept_local, "body": self.shared}[self.finetune]
         tuned = Evaluation(payload=shared, tuning=tune(self.num_finetune_epochs, trained=trained))
         return {"": tuned, "global/": Evaluation(payload=shared)}

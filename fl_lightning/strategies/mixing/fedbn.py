@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fl_lightning.federation import Federation, Roster
 from fl_lightning.models import MLP, NormalisedGCN
 from fl_lightning.models.batch_norm import norm_parameters
+from fl_lightning.models.plain import name_of
 from fl_lightning.round.client import ClientModule, NetFactory
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
@@ -42,8 +43,8 @@ class FedBN(FedAvg):
         found = () if net is None else norm_parameters(net)
         if not found:
             raise ValueError(
-                f"FedBN keeps normalisation layers at home, but {type(net).__name__} has none: give model.net some "
-                "(batch_norm: true), or choose FedAvg"
+                f"FedBN keeps normalisation layers at home, but {'model.net' if net is None else name_of(net)} has "
+                "none: give model.net some (batch_norm: true), or choose FedAvg"
             )
         given = self.personal
         self.personal = [*given, *(name for name in found if name in federation.parameters and name not in given)]

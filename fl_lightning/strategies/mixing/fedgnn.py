@@ -72,6 +72,7 @@ class FedGNN(FedAvg, NotesFigures):
     aggregation: Aggregation | None = field(default=None, init=False)
 
     default_net = ExpandedGCN
+    own_net = True
     needs_graphs = True
     takes_edge_weight = False
     needs_own_examples = True

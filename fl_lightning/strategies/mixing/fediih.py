@@ -55,6 +55,7 @@ class FedIIH(Mixing):
     personalised = True
     needs_graphs = True
     default_net = DisentangledGCN
+    own_net = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -46,6 +46,7 @@ class FedPub(SimilarityMixing):
     proxy_edge_probability: float = 0.1
 
     default_net = MaskedGCN
+    own_net = True
     needs_graphs = True
     signature = "functional_embedding"
 

@@ -57,7 +57,7 @@ class FedRep(FedAvg):
     def head_stage(self) -> Stage:
         """The classifier's turn; nothing is sent up."""
         head = self.training(0)
-        return dataclasses.replace(head, name="head", num_epochs=self.num_head_epochs, trained=tuple(self.personal))
+        return dataclasses.replace(head, name="head", num_epochs=self.num_head_epochs, trained=self.kept_local)
 
     def admission_stages(self) -> Sequence[Stage]:
         """Newcomers train a classifier on the backbone that they are sent."""
@@ -72,5 +72,5 @@ class FedRep(FedAvg):
         found = super().evaluations(clients)
         if not self.num_finetune_epochs:
             return found
-        tuning = tune(self.num_finetune_epochs, trained=tuple(self.personal))
+        tuning = tune(self.num_finetune_epochs, trained=self.kept_local)
         return {**found, "": dataclasses.replace(found[""], tuning=tuning)}

@@ -71,6 +71,7 @@ class FedSpray(FedAvg, NotesFigures):
     aggregation: Aggregation | None = field(default=None, init=False)
 
     default_net = ProxySAGE
+    own_net = True
     needs_graphs = True
 
     def __post_init__(self) -> None:

@@ -40,6 +40,7 @@ from fl_lightning.batches.base import single
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.block_sparse import block_matmul
 from fl_lightning.kernels.randomness import derive_key, generator
+from fl_lightning.models.plain import plain_parts
 from fl_lightning.models.pseudo_node_generator import PseudoNodeGenerator, nearest_neighbour_graph
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
@@ -204,7 +205,9 @@ class FedTAD(FedAvg, NotesFigures):
             [graph], layout={"sparse_features": False}, device=self.federation.device, dtype=self.dtype
         )
         batch = single(collator([0]))
-        return dataclasses.replace(batch, x=x_MF, propagated_x=block_matmul(batch.adjacency, x_MF), plain=None)
+        assert batch.plain is not None
+        propagated_x = block_matmul(batch.adjacency, x_MF)
+        return dataclasses.replace(batch, x=x_MF, propagated_x=propagated_x, plain=batch.plain.view(x_MF))
 
     def step(self, name: str, loss: Tensor) -> None:
         """A step of one of the optimisers."""
@@ -251,5 +254,12 @@ def return_probabilities(batch: GraphBatch, num_steps: int) -> Tensor:
 
 def taught(client: ClientModule, teachers: Parameters, batch: GraphBatch) -> Tensor:
     """Logits of every client's model on one graph, (C, M, K)."""
-    logits: Tensor = torch.vmap(lambda parameters: client.output(parameters, batch).logits)(dict(teachers))
+
+    def own(parameters: dict[str, Tensor]) -> Tensor:
+        return client.output(parameters, batch).logits
+
+    if plain_parts(client.net):  # which vmap does not take
+        count = len(next(iter(teachers.values())))
+        return torch.stack([own({name: tensor[row] for name, tensor in teachers.items()}) for row in range(count)])
+    logits: Tensor = torch.vmap(own)(dict(teachers))
     return logits

@@ -68,6 +68,7 @@ class FGGP(FedAvg):
     queue_length: int = 10
 
     default_net = AugmentedGCN
+    own_net = True
     needs_graphs = True
     needs_undirected = True  # as the second views are
     takes_edge_weight = False

@@ -60,6 +60,7 @@ class Flow(FedAvg):
     personal: Sequence[str] = field(default=("*.local.*",), init=False)
 
     takes_statistics = False
+    own_net = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -29,7 +29,6 @@ from fl_lightning.round.client import Penalty
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Stage
-from fl_lightning.strategies.base import select_names
 from fl_lightning.strategies.mixing.model_table import ModelTable
 
 
@@ -76,7 +75,7 @@ class PFedGraph(ModelTable):
     def setup(self, federation: Federation) -> None:
         """Start from the common initial parameters, without directions."""
         super().setup(federation)
-        self.compared_names = select_names(self.shared, self.compared)
+        self.compared_names = self.select(self.shared, self.compared)
         self.directions = {name: torch.zeros_like(m) for name, m in self.models.items() if self.sends_directions}
 
     @property

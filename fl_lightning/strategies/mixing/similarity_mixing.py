@@ -17,7 +17,7 @@ from fl_lightning.relations.kinship import strength
 from fl_lightning.relations.similarity import cosine_similarity, softmax_mixing
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
-from fl_lightning.strategies.base import select_names, server_dtype
+from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.mixing.base import Mixing, first_match, mean_breadth, mix, shares
 from fl_lightning.strategies.trials import ON_OFF, SHARES, Choice, Trials, require_trials
 
@@ -115,7 +115,7 @@ class SimilarityMixing(Mixing):
             start["similarity_temperature"] = self.similarity_temperature
         self.trials = Trials({**grids, "mix_only_moved": ON_OFF}, start, self.validate_every, self.validate_personal)
         self.trials.check_client(federation.client)
-        select_names(self.shared, self.validate_personal)  # or it says which pattern matches nothing
+        self.select(self.shared, self.validate_personal)  # or it says which pattern matches nothing
         self.common_shares: dict[str, float] = {}  # of the parameter tensors, where they are estimated
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
@@ -260,7 +260,7 @@ class SimilarityMixing(Mixing):
         if self.trials.choice.get("personal") and self.newcomers is not None:
             rows = [payload.clients.index(client) for client in self.newcomers.clients if client in clients]
             sent = [row for row, client in enumerate(self.newcomers.clients) if client in clients]
-            for name in select_names(self.shared, self.validate_personal):
+            for name in self.select(self.shared, self.validate_personal):
                 payload.parameters[name][rows] = self.newcomers.parameters[name][sent]
         return payload
 

@@ -1,0 +1,124 @@
+"""What is tried on the first client's data before the first round: whether a client's own code runs on a stack.
+
+A client may override ``loss``, ``objective``, ``scores`` and the like, and a net may be written outside this package.
+``torch.vmap`` takes neither boolean masks as indices, ``logits[mask]``, nor ``.item()``, nor a Python branch on a
+tensor, nor random numbers of PyTorch's.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch, Collator, single
+from fl_lightning.executors.hooks import overridden
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
+
+#: What of a client's the stacked executor maps over clients.
+MAPPED = ("objective", "output", "loss", "scores", "score_table", "predictions", "ruled_output", "example_count")
+
+
+def own_code(client: ClientModule) -> list[str]:
+    """What of a client's code the package has not written: overridden methods, and the class of its net."""
+    names = [name for name in overridden(client, MAPPED) if not _is_ours(_definer(client, name))]
+    nets = {type(part) for net in client.nets for part in net.modules()}
+    return [*names, *sorted(f"{kind.__name__}.forward" for kind in nets if not _is_ours(kind))]
+
+
+def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric) -> str:
+    """Why a client's own code cannot be mapped over clients; empty if it can, or runs on one client neither.
+
+    Args:
+        client: The built client; a copy of it computes.
+        batch: A batch of one client, with the client dimension.
+        fabric: For precision.
+    """
+    client = copy.deepcopy(client).to(batch.key.device)
+    for training, compute in ((True, _loss), (False, _table), (False, _predictions)):
+        client.train(training)
+        if failure := _failure(client, compute, batch, fabric, mapped=True):
+            alone = _failure(client, compute, batch, fabric, mapped=False)
+            return "" if alone else failure
+    return ""
+
+
+def check_buffers(client: ClientModule, collator: Collator, first: int) -> None:
+    """Refuse a net with buffers that training changes; those that it never changes are constants.
+
+    Running statistics of PyTorch's layers, and all of a plain PyG module's, are parameters by now.
+
+    Raises:
+        ValueError: The net has one.
+    """
+    before = dict(client.net.named_buffers())
+    if not before:
+        return
+    copied = copy.deepcopy(client).to(collator.device).train()
+    with torch.no_grad(), torch.random.fork_rng(), contextlib.suppress(Exception):  # it is tried once more, and told
+        batch = single(collator([first]))
+        copied.output(copied.parameter_dict(), batch)
+    now = dict(copied.net.named_buffers())
+    changed = [name for name, value in before.items() if name not in now or not equal(value, now[name])]
+    if changed:
+        raise ValueError(
+            f"model.net changes {', '.join(sorted(changed))} while it trains, outside its parameters, which neither "
+            "checkpoints nor payloads hold: make it a parameter with requires_grad=False named running_mean or "
+            "running_var, or use fl_lightning.models.BatchNorm"
+        )
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same, nan included."""
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.to(one.device).nan_to_num())
+
+
+def _loss(client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
+    return client.objective(parameters, batch, Context(anchor=parameters))
+
+
+def _table(client: ClientModule, parameters: Parameters, batch: Batch) -> dict[str, Tensor]:
+    return client.score_table(parameters, batch, Context(anchor=parameters))
+
+
+def _predictions(client: ClientModule, parameters: Parameters, batch: Batch) -> Tensor:
+    return client.predictions(client.output(parameters, batch))
+
+
+def _failure(
+    client: ClientModule,
+    compute: Callable[[ClientModule, Parameters, Batch], Tensor | dict[str, Tensor]],
+    batch: Batch,
+    fabric: Fabric,
+    *,
+    mapped: bool,
+) -> str:
+    """What goes wrong, in its first line; empty if nothing does."""
+    leaves = {
+        name: (parameter.detach()[None] if mapped else parameter.detach().clone()).requires_grad_(
+            parameter.requires_grad
+        )
+        for name, parameter in client.net.named_parameters()
+    }
+    try:
+        with torch.random.fork_rng(), torch.set_grad_enabled(compute is _loss), fabric.autocast():
+            if mapped:
+                found = torch.vmap(lambda p, t: compute(client, p, batch.replace(t)))(leaves, batch.tensors())
+            else:
+                found = compute(client, leaves, single(batch))
+            if compute is _loss and isinstance(found, Tensor) and found.requires_grad:
+                torch.autograd.grad(found.sum(), [p for p in leaves.values() if p.requires_grad], allow_unused=True)
+    except Exception as error:  # it is its user's code
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return ""
+
+
+def _definer(client: ClientModule, name: str) -> type:
+    return next(kind for kind in type(client).__mro__ if name in vars(kind))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith(("fl_lightning.", "torch."))
