@@ -38,6 +38,26 @@ def gather_failures(fabric: Fabric, outcome: Outcome) -> dict[int, str]:
     return {client: why for part in gather_objects(fabric, dict(outcome.failures)) for client, why in part.items()}
 
 
+def alike(failures: Mapping[int, str], num_clients: int) -> list[list[int]]:
+    """Clients by what is one failure: a kind of error and the line of the user's code; others stand alone.
+
+    Where all clients failed with one kind of error in the user's code, it is one whatever the line.
+    """
+    places = {client: place_of(why) for client, why in failures.items()}
+    if len(failures) == num_clients and all(places.values()) and len({place[0] for place in places.values()}) == 1:
+        return [list(failures)]
+    found: dict[tuple[str, ...], list[int]] = {}
+    for client, place in places.items():
+        found.setdefault(place or (str(client),), []).append(client)
+    return list(found.values())
+
+
+def place_of(why: str) -> tuple[str, ...]:
+    """The kind of error and the line of the user's code that raised it; empty where that raised none."""
+    place = getattr(why, "place", "")
+    return (why.partition(":")[0], place) if place else ()
+
+
 class RoundLoop:
     """What a trainer does with a run that is set up: its rounds, stage by stage, and its evaluations.
 
@@ -165,12 +185,13 @@ class RoundLoop:
             self._call("on_send", stage, payload)
             began = payload if payload is not None and payload.parameters else began
             address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
-            work = Work(stage=stage, address=address, effort=effort, payload=payload)
+            stops = self.participation.on_failure == "stop"
+            work = Work(stage=stage, address=address, effort=effort, payload=payload, until_failure=stops)
             with self.run.clock.part("clients"):
                 outcome = self.run.executor.run(work, functools.partial(self._call, "on_clients_done", stage))
             with self.run.clock.part("payloads"):
                 upload, failures = self._take_in(stage, outcome, began)
-            self._report(failures, f"in stage {stage.name!r} {self._when(phase)}")
+            self._report(failures, f"in stage {stage.name!r} {self._when(phase)}", len(effort))
             effort = {client: share for client, share in effort.items() if client not in failures}
             if phase != "admission" and len(effort) < quorum:
                 return False
@@ -226,7 +247,8 @@ class RoundLoop:
         for kind, outcome in outcomes.items():
             scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)
             metrics |= summarise(scores, prefix + kind, self.run.selection.directions)
-            self._report(gather_failures(self.fabric, outcome), f"in the evaluation {prefix + kind!r}")
+            failures = gather_failures(self.fabric, outcome)
+            self._report(failures, f"in the evaluation {prefix + kind!r}", len(clients))
         for callback in self.callbacks:
             callback.on_evaluate(self, metrics, prefix)
         return metrics
@@ -258,16 +280,40 @@ class RoundLoop:
             return f"round {self.run.round_idx}"
         return "before round 0" if phase == "initial" else "while new clients joined"
 
-    def _report(self, failures: Mapping[int, str], where: str) -> None:
+    def _report(self, failures: Mapping[int, str], where: str, num_clients: int) -> None:
+        """Count failures and say why; of an error in a user's code once in a run, for all of its clients.
+
+        Args:
+            failures: Why clients failed.
+            where: In which stage or evaluation, in words.
+            num_clients: How many were asked.
+        """
+        run, stops = self.run, self.participation.on_failure == "stop"
         for client, why in failures.items():
-            name = self.run.roster.names[client]
-            message = f"{name} failed {where}: {why}"
-            if self.participation.on_failure == "stop":
+            name = run.roster.names[client]
+            run.failures[name] = str(why)
+            run.num_failures[name] = run.num_failures.get(name, 0) + 1
+        for clients in alike(failures, num_clients):
+            places = {place for client in clients if (place := place_of(failures[client]))}
+            if places and places <= run.reported:
+                continue
+            run.reported |= places
+            message = f"{self._named(clients, num_clients)} failed {where}: {failures[clients[0]]}"
+            if stops:
                 raise ClientFailure(f"{message} (participation.on_failure is 'stop')")
-            self.run.failures[name] = why
-            self.run.num_failures[name] = self.run.num_failures.get(name, 0) + 1
             if self.fabric.is_global_zero:
-                warnings.warn(f"{message}; it is left out", stacklevel=2)
+                left_out = f"; {'it is' if len(clients) == 1 else 'they are'} left out"
+                counted = ", and failures like it are only counted from now on" if places else ""
+                warnings.warn(message + left_out + counted, stacklevel=2)
+
+    def _named(self, clients: Sequence[int], num_clients: int) -> str:
+        """Some clients in words."""
+        if len(clients) == 1:
+            return self.run.roster.names[clients[0]]
+        if len(clients) == num_clients:
+            return f"all {num_clients} clients"
+        others = len(clients) - 1
+        return f"{self.run.roster.names[clients[0]]} and {others} other{'s' if others > 1 else ''}"
 
     def _check_void_rounds(self) -> None:
         """End a run in which nothing is learnt any more."""
@@ -287,9 +333,15 @@ class RoundLoop:
             raise TooFewAnswers(f"nothing was learned, {what}: {self._shortage()}")
 
     def _shortage(self) -> str:
-        """What went wrong in a void round; of many clients the first three."""
+        """What went wrong in a void round; of many reasons the first three."""
         missing = {**self.run.failures, **dict.fromkeys(self.run.dropouts, "dropped out")}
-        failures = "; ".join(f"{name}: {why}" for name, why in list(missing.items())[:3])
+        of_kind: dict[str, list[str]] = {}
+        for name, why in missing.items():
+            of_kind.setdefault(why, []).append(name)
+        failures = "; ".join(
+            f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {why}"
+            for why, names in list(of_kind.items())[:3]
+        )
         setting = "participation.min_clients"
         if self._quorum > self.participation.min_clients:
             setting = "strategy.aggregation needs as many"

@@ -23,7 +23,7 @@ from torch import Tensor
 from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, StackedExecutor
-from fl_lightning.round.client import ClientModule
+from fl_lightning.round.client import ClientModule, check_is_client
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.selection import Selection
 from fl_lightning.round_loop import RoundLoop
@@ -483,15 +483,16 @@ def _complete(
     Raises:
         ValueError: There are no data or no strategy, or something else is given in their place.
     """
+    if client is not None:
+        check_is_client(client)
     kinds = {
-        "client": (client, ClientModule, "fl_lightning.ClientModule()"),
         "data": (data, LightningDataModule, "fl_lightning.FederatedDataModule(source, partitioner)"),
         "strategy": (strategy, Strategy, "fl_lightning.strategies.FedAvg()"),
     }
     for name, (given, kind, example) in kinds.items():
-        if given is None and name != "client":
+        if given is None:
             raise ValueError(f"{name} is missing: give {name}, for example {name}={example}")
-        if given is not None and not isinstance(given, kind):
+        if not isinstance(given, kind):
             called = given.__name__ if isinstance(given, type) else type(given).__name__
             raise ValueError(f"{name} is {called}, which is no {kind.__name__}: give {name}={example}")
     assert data is not None

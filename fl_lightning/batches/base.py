@@ -61,6 +61,10 @@ class Batch:
         """The batch with another key, so that another view of it is dropped at random by itself; 0 is the batch."""
         return self.replace({"key": subkey(self.key, "draw", number)}) if number else self
 
+    def with_inputs(self: AnyBatch) -> AnyBatch:
+        """The batch of one client with all inputs as dense tensors, for a ``training_step`` of a user's."""
+        return self
+
     def split(self: AnyBatch, parts: int) -> tuple[AnyBatch, ...]:
         """Share the training examples out at random, by the batch's key.
 

@@ -162,6 +162,21 @@ class GraphBatch(Batch):
         return whole.view(self.features_of(every_N), torch.isin(target_E * count + source_E, left))
 
     @property
+    def edge_index(self) -> Tensor:
+        """The edges of one client's graph (2, E), source and target, as in PyG.
+
+        Raises:
+            AttributeError: It is a stack of clients, which the stacked executor computes on.
+        """
+        if self.plain is None:
+            raise AttributeError("a stack of clients has no edge_index: set trainer.executor to SequentialExecutor")
+        return self.plain.edge_index
+
+    def with_inputs(self) -> "GraphBatch":
+        """The batch of one client with dense features."""
+        return self if self.plain is None or self.x is not None else dataclasses.replace(self, x=self.plain.x)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Floating point type of the features."""
         if self.sparse_x is None:

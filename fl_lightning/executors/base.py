@@ -34,12 +34,14 @@ class Work:
         address: Where it is found; its round is part of the random keys.
         effort: Share of the stage's steps that each participating client manages (1, or less for a straggler).
         payload: What the server sends to (at least) these clients.
+        until_failure: Whether a client that fails ends the stage, so that the others need not work for nothing.
     """
 
     stage: Stage
     address: StageAddress
     effort: Mapping[int, float]
     payload: Payload | None = None
+    until_failure: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,11 @@ class ByArchitecture(Executor):
 
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage, one architecture after another."""
-        return join([part.run(_of(work, part.clients), report) for part in self.parts.values()])
+        outcomes: list[Outcome] = []
+        for part in self.parts.values():
+            if not (work.until_failure and any(outcome.failures for outcome in outcomes)):
+                outcomes.append(part.run(_of(work, part.clients), report))
+        return join(outcomes)
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None

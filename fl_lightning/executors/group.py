@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.executors.base import draw_batches, spread_signals
+from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.stack import ClientStack, StackSlice, where_clients
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.batch_norm import statistics_of
@@ -184,7 +185,7 @@ class GroupTraining:
                 with self._timed([row]):
                     found = some([row])
             except Exception as error:  # it may raise anything
-                self.failures[row] = f"{type(error).__name__}: {error}"
+                self.failures[row] = failure_of(error)
             else:
                 yield [row], found
 

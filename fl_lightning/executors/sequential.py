@@ -23,6 +23,8 @@ from fl_lightning.executors.base import (
     spread_signals,
     unpack_optimizer_state,
 )
+from fl_lightning.executors.failure import failure_of
+from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.time_limit import within
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
@@ -67,10 +69,12 @@ class SequentialExecutor(Executor):
                 with within(self.time_limit):
                     answers[client] = self._run_client(client, work)
             except Exception as error:  # a client runs its user's code: whatever it raises is this client's failure
-                failures[client] = f"{type(error).__name__}: {error}"
+                failures[client] = failure_of(error)
             contexts[client] = start, module.context
             if report is not None:
                 report(1)
+            if failures and work.until_failure:
+                break
         failures |= misfits(answers, work.stage.per_example)
         for client in failures:
             _load(self.modules[client], contexts[client][0].anchor)
@@ -216,7 +220,7 @@ class SequentialExecutor(Executor):
                     scores = self.sum_scores(batch, functools.partial(self._table, module, evaluation))
                 found[client] = Payload(clients=(client,), signals={name: pair[None] for name, pair in scores.items()})
             except Exception as error:  # as in training
-                failures[client] = f"{type(error).__name__}: {error}"
+                failures[client] = failure_of(error)
         return Outcome(upload=concatenate(found.values()), failures=failures)
 
     @staticmethod
@@ -302,7 +306,8 @@ class SequentialExecutor(Executor):
 
     def _batch(self, client: int) -> Batch:
         if client not in self._batches:
-            self._batches[client] = single(self.collator([client]))
+            batch = single(self.collator([client]))
+            self._batches[client] = batch.with_inputs() if overridden(self.client, ("training_step",)) else batch
         return self._batches[client]
 
 

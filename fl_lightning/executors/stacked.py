@@ -19,6 +19,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.base import Executor, Outcome, Work, lasting
 from fl_lightning.executors.budget import client_bytes
+from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, without_padding
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden
 from fl_lightning.executors.sequential import SequentialExecutor
@@ -199,6 +200,8 @@ class StackedExecutor(Executor):
                 if report is not None:
                     report(len(members))
                 yield upload
+                if failures and work.until_failure:
+                    return
 
         clients = [client for client in self.clients if client in work.effort]
         outcome = Outcome(upload=Payload.collect(uploads(), clients, self.allocate), failures=failures)
@@ -314,7 +317,7 @@ class StackedExecutor(Executor):
                     with within(self.time_limit):
                         held[client] = rewrite(self.client, own, self.collator.held(client), context_of(known))
                 except Exception as error:  # as in training
-                    training.failures.setdefault(row, f"{type(error).__name__}: {error}")
+                    training.failures.setdefault(row, failure_of(error))
         return held
 
     def rewrite(self, held: Mapping[int, Any]) -> None:
@@ -356,7 +359,7 @@ class StackedExecutor(Executor):
                         with within(self.time_limit):
                             parts.append(self._score_group(evaluation, (client,), round_idx, collator))
                     except Exception as error:
-                        failures[client] = f"{type(error).__name__}: {error}"
+                        failures[client] = failure_of(error)
         return Outcome(upload=concatenate(parts), failures=failures)
 
     def _score_group(

@@ -30,7 +30,7 @@ def own_code(client: ClientModule) -> list[str]:
 
 
 def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric) -> str:
-    """Why a client's own code cannot be mapped over clients; empty if it can, or runs on one client neither.
+    """Why a client's own code cannot be mapped over clients; empty if it can, or fails for one client in the same way.
 
     Args:
         client: The built client; a copy of it computes.
@@ -42,7 +42,7 @@ def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric) -> str:
         client.train(training)
         if failure := _failure(client, compute, batch, fabric, mapped=True):
             alone = _failure(client, compute, batch, fabric, mapped=False)
-            return "" if alone else failure
+            return "" if alone == failure else failure  # where both fail, the error without vmap is the user's own
     return ""
 
 

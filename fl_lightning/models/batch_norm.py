@@ -94,7 +94,7 @@ def adopt(net: nn.Module, name: str) -> None:
     assert value is not None
     layer.register_parameter(statistic, nn.Parameter(value, requires_grad=False))
     if statistic not in STATISTICS:
-        layer._adopted = (*getattr(layer, "_adopted", ()), statistic)
+        vars(layer)["_adopted"] = (*getattr(layer, "_adopted", ()), statistic)
 
 
 def statistics_of(net: nn.Module) -> frozenset[str]:

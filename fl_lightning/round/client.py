@@ -359,6 +359,29 @@ class ClientModule(LightningModule):
         return batch.train_mask.sum(dim=-1)
 
 
+def check_is_client(client: Any) -> None:
+    """Refuse what is no client module.
+
+    Raises:
+        ValueError: It is a class, another LightningModule, a net, or something else.
+    """
+    if isinstance(client, ClientModule):
+        return
+    kind = client if isinstance(client, type) else type(client)
+    if issubclass(kind, ClientModule):
+        remedy = f"it is a class, give an instance of it, client={kind.__name__}()"
+    elif issubclass(kind, LightningModule):
+        remedy = (
+            "derive it from fl_lightning.ClientModule (for numbers from fl_lightning.RegressionClient), which has the "
+            "net, loss and scores; it may have a training_step of its own"
+        )
+    elif issubclass(kind, nn.Module):
+        remedy = "it is a net, give client=fl_lightning.ClientModule(net=...)"
+    else:
+        remedy = "give client=fl_lightning.ClientModule()"
+    raise ValueError(f"client is {kind.__name__}, which is no ClientModule: {remedy}")
+
+
 class RegressionClient(ClientModule):
     """A client that predicts numbers: mean squared error over the examples and their targets.
 

@@ -1,0 +1,47 @@
+"""Why a client failed, in one line, with the line of its user's code that raised it."""
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+#: Where code is that no user has written.
+_INSTALLED = tuple(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+class Failure(str):
+    """Why a client failed: the kind of error, what it says, and where the user's code raised it.
+
+    Attributes:
+        place: File, line and function of the user's code; empty where none was running.
+    """
+
+    place: str
+
+    def __new__(cls, why: str, place: str = "") -> "Failure":
+        """Both in one line."""
+        made = super().__new__(cls, f"{why} ({place})" if place else why)
+        made.place = place
+        return made
+
+    def __reduce__(self) -> tuple[type["Failure"], tuple[str, str]]:
+        """For the other processes."""
+        why = str(self).removesuffix(f" ({self.place})") if self.place else str(self)
+        return Failure, (why, self.place)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What to say of an error that a client raised."""
+    users = [
+        f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _is_users(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
+    ]
+    return Failure(f"{type(error).__name__}: {error}", users[-1] if users else "")
+
+
+def _is_users(file: str, module: str) -> bool:
+    """Whether code is neither of this package, nor of the standard library, nor of an installed package."""
+    if file.startswith("<") or module.partition(".")[0] == "fl_lightning":
+        return False
+    path = Path(file)
+    return not any(map(path.is_relative_to, _INSTALLED)) and not {"site-packages", "dist-packages"} & set(path.parts)

@@ -1,0 +1,311 @@
+"""A user's code in a client: what runs on a stack, what is there in ``training_step``, how its errors are told."""
+
+import dataclasses
+import inspect
+import pickle
+import re
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lightning
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fl_lightning
+from fl_lightning import ClientModule, Participation, RegressionClient, SequentialExecutor, StackedExecutor, strategies
+from fl_lightning.executors.failure import Failure, failure_of
+from fl_lightning.round_loop import ClientFailure, TooFewAnswers
+from fl_lightning.strategies import FedAux, FedAvg, FedProto, FedSage, FedSagePlus
+
+
+class Masked(ClientModule):
+    """The loss as most write it."""
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(output.logits[batch.train_mask], batch.y[batch.train_mask])
+
+
+class MaskedObjective(ClientModule):
+    def objective(self, parameters: Any, batch: Any, context: Any) -> Tensor:
+        logits = self.output(parameters, batch).logits
+        return F.cross_entropy(logits[batch.train_mask], batch.y[batch.train_mask])
+
+
+class MaskedScores(ClientModule):
+    def scores(self, output: Any, batch: Any) -> Any:
+        found = super().scores(output, batch)
+        assert bool(batch.train_mask.any()) or True  # a Python branch on a tensor
+        return found
+
+
+class Drops(nn.Module):
+    """Dropout of PyTorch's, which ``vmap`` does not take."""
+
+    def __init__(self, num_features: int, num_outputs: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(num_features, num_outputs)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.lin(F.dropout(batch.propagated_x, 0.5, self.training))
+
+
+class Weighted(ClientModule):
+    """A loss that ``vmap`` takes."""
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return 2 * super().loss(output, batch)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (Masked, r"Masked's own code \(loss\)"),
+        (MaskedObjective, r"MaskedObjective's own code \(objective\)"),
+        (MaskedScores, r"MaskedScores's own code \(scores\)"),
+        (lambda: ClientModule(Drops), r"ClientModule's own code \(Drops.forward\)"),
+    ],
+    ids=["loss", "objective", "scores", "net"],
+)
+def test_what_vmap_does_not_take_runs_one_by_one(model: Any, named: str, federation: Any, make_trainer: Any) -> None:
+    trainer = make_trainer(num_rounds=2, executor=StackedExecutor())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.fit(model(), federation, FedAvg(num_epochs=1))
+    (line,) = [str(each.message) for each in told if "one after another" in str(each.message)]
+    assert re.search(named + r" does not run on a stack \(\w+: .+\): clients are run one after another", line)
+    assert "\n" not in line
+    assert isinstance(trainer.run.executor, SequentialExecutor)
+    assert not trainer.run.num_failures
+
+
+def test_a_fault_of_the_users_is_not_hidden_by_one_of_vmap(federation: Any, make_trainer: Any) -> None:
+    class Wrong(Masked):
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            return super().loss(output, batch) * torch.ones(2, 3).matmul(torch.ones(2))
+
+    trainer = make_trainer(executor=StackedExecutor(), participation=Participation(on_failure="stop"))
+    with (
+        pytest.warns(UserWarning, match="does not run on a stack"),
+        pytest.raises(
+            ClientFailure, match=r"client-00 failed .*: RuntimeError: size mismatch.*test_own_code.py:\d+, in loss"
+        ),
+    ):
+        trainer.fit(Wrong(), federation, FedAvg(num_epochs=1))
+
+
+def test_a_masked_loss_is_the_packages_own(federation: Any, make_trainer: Any) -> None:
+    states = []
+    for model in (Masked(), ClientModule()):
+        trainer = make_trainer(num_rounds=2, executor=SequentialExecutor())
+        trainer.fit(model, federation, FedAvg(num_epochs=2))
+        states.append(trainer.run.executor.state().parameters)
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*one after another")
+def test_several_architectures_run_one_by_one_together(federation: Any, make_trainer: Any) -> None:
+    trainer = make_trainer(num_rounds=1, executor=StackedExecutor())
+    nets = [fl_lightning.models.GCN, Drops]
+    trainer.fit(ClientModule(net=nets), federation, strategies.Local(num_epochs=1))
+    assert all(isinstance(part, SequentialExecutor) for part in trainer.run.executor.parts.values())
+
+
+def test_what_vmap_takes_stays_on_the_stack(federation: Any, make_trainer: Any) -> None:
+    trainer = make_trainer(num_rounds=1, executor=StackedExecutor())
+    trainer.fit(Weighted(), federation, FedAvg(num_epochs=1))
+    assert isinstance(trainer.run.executor, StackedExecutor)
+
+
+class WholeStep(ClientModule):
+    """A training step in the way of Lightning's and PyG's tutorials."""
+
+    seen: ClassVar[dict[str, Any]] = {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self(batch)
+        WholeStep.seen = {"x": batch.x, "edge_index": batch.edge_index, "logits": logits}
+        return F.cross_entropy(logits[batch.train_mask], batch.y[batch.train_mask])
+
+
+@pytest.mark.filterwarnings("ignore:WholeStep overrides training_step")
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_training_step_has_inputs_edges_and_its_own_logits(
+    sparse: bool, federation: Any, given_clients: Any, make_trainer: Any, graphs: Any
+) -> None:
+    data = federation
+    if sparse:
+        wide = [F.pad(graph.x_NF, (0, 200)) for graph in graphs]
+        data = given_clients([dataclasses.replace(g, x_NF=x) for g, x in zip(graphs, wide, strict=True)])
+    trainer = make_trainer(num_rounds=1)
+    trainer.fit(WholeStep(), data, FedAvg(num_epochs=1))
+    last, seen = data.clients[-1], WholeStep.seen
+    assert torch.equal(seen["x"], last.x_NF)
+    assert torch.equal(seen["edge_index"], last.edge_index_2E)
+    assert seen["logits"].shape == (last.num_nodes, 3)
+    assert (trainer.run.executor._batch(0).sparse_x is not None) == sparse
+
+
+# ---------------------------------------------------------------- errors
+
+
+class Broken(ClientModule):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise IndexError("no such thing")  # the line that is told
+
+
+LINE = inspect.getsourcelines(Broken.training_step)[1] + 1
+
+
+class Choosy(ClientModule):
+    """Fails for the smaller clients, each with a text of its own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if len(batch.y) < 20:
+            raise ValueError(f"{len(batch.y)} nodes are too few")
+        return super().training_step(batch, batch_idx)
+
+
+def told_in(trainer: Any, model: ClientModule, federation: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.fit(model, federation, FedAvg(num_epochs=1))
+    return [str(each.message) for each in told if "failed" in str(each.message)]
+
+
+def test_an_error_of_all_clients_is_told_once_with_its_line(federation: Any, make_trainer: Any) -> None:
+    trainer = make_trainer(num_rounds=5, participation=Participation(max_void_rounds=2))
+    with warnings.catch_warnings(record=True, action="always") as told, pytest.raises(TooFewAnswers) as ended:
+        trainer.fit(Broken(), federation, FedAvg(num_epochs=1))
+    (message,) = [str(each.message) for each in told if "failed" in str(each.message)]
+    place = f"{Path(__file__)}:{LINE}, in training_step"
+    assert message == (
+        f"all 5 clients failed in stage 'train' round 0: IndexError: no such thing ({place}); they are left out, "
+        "and failures like it are only counted from now on"
+    )
+    assert str(ended.value).count("IndexError") == 1
+    assert "client-00 and 4 more: IndexError: no such thing" in str(ended.value)
+    assert set(trainer.run.num_failures.values()) == {2}
+
+
+@pytest.mark.filterwarnings("ignore:Choosy overrides training_step")
+def test_an_error_of_some_clients_is_told_once_and_counted(federation: Any, make_trainer: Any) -> None:
+    trainer = make_trainer(num_rounds=3)
+    (message,) = told_in(trainer, Choosy(), federation)
+    assert message.startswith(
+        "client-02 and 2 others failed in stage 'train' round 0: ValueError: 18 nodes are too few"
+    )
+    assert trainer.run.num_failures == {"client-02": 3, "client-03": 3, "client-04": 3}
+
+
+@pytest.mark.filterwarnings("ignore:Broken overrides training_step")
+def test_stop_stops_at_the_first_client(federation: Any, make_trainer: Any) -> None:
+    trainer = make_trainer(participation=Participation(on_failure="stop"))
+    with pytest.raises(
+        ClientFailure, match=r"^client-00 failed .* no such thing \(.*test_own_code.py:\d+, in training"
+    ):
+        trainer.fit(Broken(), federation, FedAvg(num_epochs=1))
+    assert trainer.run.num_failures == {"client-00": 1}
+
+
+def test_an_error_on_the_stack_has_its_line_too(federation: Any, make_trainer: Any) -> None:
+    class BrokenLoss(Weighted):
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            if self.training:
+                raise KeyError("weight")
+            return super().loss(output, batch)
+
+    trainer = make_trainer(executor=StackedExecutor(), participation=Participation(on_failure="stop"))
+    with pytest.raises(
+        ClientFailure, match=r"^client-00 and 1 other failed .*KeyError: 'weight' \(.*own_code.py:\d+, in loss\)"
+    ):
+        trainer.fit(BrokenLoss(), federation, FedAvg(num_epochs=1))
+
+
+def test_a_failure_goes_to_other_processes_whole() -> None:
+    why = Failure("ValueError: no", "mine.py:3, in loss")
+    again = pickle.loads(pickle.dumps(why))
+    assert (again, again.place) == (why, why.place) == ("ValueError: no (mine.py:3, in loss)", "mine.py:3, in loss")
+    with pytest.raises(RuntimeError) as raised:
+        torch.ones(2) @ torch.ones(3)
+    assert "test_own_code.py" in failure_of(raised.value).place
+    assert failure_of(ValueError("raised nowhere")).place == ""
+
+
+# ---------------------------------------------------------------- what is given as a client
+
+
+class OfLightning(lightning.pytorch.LightningModule):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        (ClientModule, r"^client is ClientModule, which is no ClientModule: it is a class, .* client=ClientModule\(\)"),
+        (OfLightning(), "client is OfLightning, which is no ClientModule: derive it from fl_lightning"),
+        (OfLightning, "client is OfLightning, which is no ClientModule: derive it"),
+        (nn.Linear(1, 1), "client is Linear, which is no ClientModule: it is a net, give client="),
+        (3, "client is int, which is no ClientModule: give client="),
+    ],
+    ids=["class", "LightningModule", "class of one", "net", "number"],
+)
+def test_what_is_no_client_is_told_what_to_be(client: Any, message: str, federation: Any, make_trainer: Any) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer().fit(client, federation, FedAvg())
+
+
+def clients_of_the_package() -> list[type[ClientModule]]:
+    found = {kind.client_class for kind in vars(strategies).values() if hasattr(kind, "client_class")}
+    return sorted({*found, RegressionClient} - {ClientModule}, key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", clients_of_the_package(), ids=lambda kind: kind.__name__)
+def test_a_client_passes_on_all_settings_of_its_base(kind: type[ClientModule]) -> None:
+    base, own = (inspect.signature(each).parameters for each in (ClientModule, kind))
+    assert list(base)[:2] == list(own)[:2]
+    for name, parameter in base.items():
+        assert own[name].annotation == parameter.annotation
+        assert own[name].default == parameter.default
+    given: dict[str, Any] = {"gradient_clip_val": 0.5, "running_statistics": "shared"}
+    if kind.more_metrics:
+        given["metrics"] = ["f1"]
+    assert given.keys() | {"net", "optimizer", "metrics"} == base.keys()  # or this test knows too little
+    client = kind(**given)
+    kept = {name: getattr(client, name) for name in given}
+    assert kept == {**given, **({"metrics": ("f1",)} if "metrics" in given else {})}
+
+
+@pytest.mark.parametrize("kind", [FedAux, FedSage, FedSagePlus, FedProto])
+def test_f1_is_measured_under_every_strategys_client(kind: Any, federation: Any, make_trainer: Any) -> None:
+    settings = {"pretrain_epochs": 1, "refine_epochs": 1} if kind is FedSagePlus else {}
+    trainer = make_trainer(num_rounds=1)
+    result = trainer.fit(kind.client_class(metrics=["f1"]), federation, kind(num_epochs=1, **settings))
+    assert 0 <= result["val/f1"] <= 1
+
+
+def test_a_changing_buffer_of_an_own_net_is_refused_and_a_constant_one_is_not(
+    federation: Any, make_trainer: Any
+) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, num_features: int, num_outputs: int) -> None:
+            super().__init__()
+            self.lin = nn.Linear(num_features, num_outputs)
+            self.register_buffer("scale", torch.tensor(2.0))
+
+        def forward(self, batch: Any) -> Tensor:
+            return self.scale * self.lin(batch.propagated_x)
+
+    class Moving(Scaled):
+        def forward(self, batch: Any) -> Tensor:
+            if self.training:
+                self.scale = self.scale + 1
+            return super().forward(batch)
+
+    for executor in (StackedExecutor, SequentialExecutor):
+        make_trainer(num_rounds=1, executor=executor()).fit(ClientModule(Scaled), federation, FedAvg(num_epochs=1))
+        with pytest.raises(ValueError, match=r"model\.net changes scale while it trains, outside its parameters"):
+            make_trainer(executor=executor()).fit(ClientModule(Moving), federation, FedAvg(num_epochs=1))
