@@ -38,7 +38,7 @@ class FailsAlways(Fails):
 
 def test_what_a_run_came_to(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(executor=SequentialExecutor(), callbacks=CommunicationLedger(), seed=3)
-    with pytest.warns(UserWarning, match=r"client-0[34] failed"):
+    with pytest.warns(UserWarning, match=r"client-03 and 1 other failed"):
         chosen = trainer.fit(make_model(Fails), federation, FedAvg())
     found = read(trainer)
     assert found["result"] == chosen
@@ -100,7 +100,9 @@ def test_a_federation_in_which_everybody_fails_is_no_success(federation, make_mo
 
     participation = Participation(max_void_rounds=2)
     trainer = make_trainer(executor=SequentialExecutor(), participation=participation, num_rounds=9)
-    message = r"the last 2 rounds were void .*: fewer than 1 clients answered .*; client-00: RuntimeError: out of"
+    message = (
+        r"the last 2 rounds were void .*: fewer than 1 clients answered .*; client-00 and 4 more: RuntimeError: out of"
+    )
     with pytest.warns(UserWarning, match="failed in stage"), pytest.raises(TooFewAnswers, match=message):
         trainer.fit(make_model(FailsAlways), federation, Watched())
     assert not taken_in
