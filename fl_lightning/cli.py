@@ -1,7 +1,6 @@
 """The command line: ``fl-train fit|validate|test|predict|data``, with everything that LightningCLI users expect."""
 
 import contextlib
-import csv
 import difflib
 import inspect
 import pkgutil
@@ -10,10 +9,8 @@ import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import yaml
 from jsonargparse import DefaultHelpFormatter
 from lightning.fabric.loggers.logger import Logger
@@ -26,12 +23,13 @@ import fl_lightning.models
 import fl_lightning.run.loggers
 from fl_lightning.callback import Callback, Trainer, WrongSetting
 from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
-from fl_lightning.data import ClientGraph, FederatedDataModule, Partitioner, Source, Splitter
+from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round_loop import ClientFailure, TooFewAnswers
 from fl_lightning.run.folder import whole_file
+from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
@@ -401,28 +399,18 @@ class FederatedCLI(LightningCLI):
         predictions = trainer.predict(**options)
         path = trainer.run.folder / "predictions.csv"
         if trainer.fabric.is_global_zero:
-            _write_predictions(path, predictions, self.datamodule)
+            write_predictions(
+                path,
+                (
+                    Predicted(
+                        holds=self.datamodule.clients[client],
+                        own=self.datamodule.own_names(client),
+                        output_NK=predicted_NK,
+                    )
+                    for client, predicted_NK in predictions.items()
+                ),
+            )
             Console().print(f"{sum(map(len, predictions.values()))} predictions in {path}")
-
-
-def _write_predictions(path: Path, predictions: dict[int, torch.Tensor], data: FederatedDataModule) -> None:
-    with whole_file(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file)
-        regression = data.clients[0].y_N.is_floating_point()
-        names = ["step", "prediction", "target"] if regression else ["prediction", "probability", "label"]
-        first = "node" if isinstance(data.clients[0], ClientGraph) else "example"
-        writer.writerow(["client", first, *(["name"] if data.node_names else []), *names])
-        for client, predicted_NC in predictions.items():
-            holder = data.clients[client]
-            index_N = data.source_idx_N(client)
-            for index, predicted, label in zip(index_N.tolist(), predicted_NC, holder.y_N, strict=True):
-                place = [holder.name, index, *([data.node_names[index]] if data.node_names else [])]
-                if regression:
-                    for step, (value, target) in enumerate(zip(predicted.tolist(), label.tolist(), strict=True)):
-                        writer.writerow([*place, step, f"{value:.6g}", f"{target:.6g}"])
-                else:
-                    best = int(predicted.argmax())
-                    writer.writerow([*place, best, f"{float(predicted[best]):.6f}", int(label)])
 
 
 def main(args: list[str] | None = None) -> int:

@@ -15,6 +15,21 @@ from fl_lightning.round.client import ClientModule
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnNames:
+    """What the user calls a client's nodes or examples (N), and the classes.
+
+    Attributes:
+        number_N: The number that each has in what the source loads, int64.
+        names: The name of each; None where they have none.
+        class_names: What the classes are called, in their order; None where that is not known.
+    """
+
+    number_N: Tensor
+    names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Roster:
     """Who is in a federation: all that is known of clients without looking at what they hold.
 

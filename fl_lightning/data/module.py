@@ -4,7 +4,6 @@ import hashlib
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -30,14 +29,20 @@ from fl_lightning.data.partition.record import (
 )
 from fl_lightning.data.partition.subgraphs import client_graphs
 from fl_lightning.data.partition.table import PartitionTable
-from fl_lightning.data.preparation import Dropped, dropped, names_of_classes, names_of_nodes
+from fl_lightning.data.preparation import (
+    Dropped,
+    check_num_classes,
+    dropped,
+    names_of_classes,
+    names_of_nodes,
+)
 from fl_lightning.data.settings import check_count, check_folder, check_seed
 from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.sources.examples import ExampleSource
 from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.sources.own import as_source
 from fl_lightning.data.split import ClientSplit, GlobalSplit, Role, Splitter
-from fl_lightning.federation import Roster
+from fl_lightning.federation import OwnNames, Roster
 from fl_lightning.relations.topology import Topology
 
 _log = logging.getLogger(__name__)
@@ -149,6 +154,7 @@ class FederatedDataModule(LightningDataModule):
         self._edges_lost: tuple[int, ...] = ()
         self._source_idx: tuple[Tensor, ...] = ()
         self._node_names: tuple[str, ...] | None = None
+        self._named_nodes: tuple[tuple[str, ...], ...] | None = None
         self._class_names: tuple[str, ...] | None = None
         self._dropped = Dropped()
         self._num_outputs = 0
@@ -184,8 +190,11 @@ class FederatedDataModule(LightningDataModule):
         self._clients, self._edges_lost = client_graphs(data, record, self.source.client_names if own else None)
         index_N = data.get("own_idx", data.source_idx)
         self._source_idx = tuple(index_N[node_idx_N] for node_idx_N in record.node_idx)
+        if (names := self._node_names) is not None:
+            loaded = [data.source_idx[node_idx_N].tolist() for node_idx_N in record.node_idx]
+            self._named_nodes = tuple(tuple(names[node] for node in nodes) for nodes in loaded)
         self._groups = record.groups()
-        self._num_outputs = int(data.y.max()) + 1
+        self._num_outputs = max(int(data.y.max()) + 1, len(self._class_names or ()))
         self._partition_hash = record.content_hash(self._identity)
 
     def _setup_examples(self, source: ExampleSource) -> None:
@@ -288,6 +297,18 @@ class FederatedDataModule(LightningDataModule):
         """For each of the source's nodes its name, where the source's graph has a list ``node_names``."""
         return self._node_names if self.clients else None
 
+    def own_names(self, client: int) -> OwnNames:
+        """What the user calls a client's nodes or examples, and the classes.
+
+        Raises:
+            RuntimeError: Before :meth:`setup`.
+        """
+        return OwnNames(
+            number_N=self._source_idx[client] if self.clients else torch.empty(0),
+            names=None if self._named_nodes is None else self._named_nodes[client],
+            class_names=self.class_names,
+        )
+
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """What the classes are called, where the source's graph has a list ``class_names`` or the source knows."""
@@ -362,15 +383,17 @@ class FederatedDataModule(LightningDataModule):
     def _identity(self) -> dict[str, Any]:
         identity = {"source": self.source.identity(), "splitter": self.splitter.identity(), "seed": self.seed}
         if isinstance(self.source, GraphSource) and self.partitioner is not None:
-            identity["preparation"] = asdict(self.source.preparation)
+            identity["preparation"] = self.source.preparation.identity()
             identity["partitioner"] = self.partitioner.identity()
         return identity
 
     def _load_graph(self) -> Data:
         assert isinstance(self.source, GraphSource)
         raw, data = self.source.prepared(self.root, self.cache_dir)
-        self._node_names = names_of_nodes(raw, str(self.source))
-        self._class_names = names_of_classes(raw, str(self.source))
+        title = str(self.source)
+        self._node_names = names_of_nodes(raw, title)
+        self._class_names = names_of_classes(raw, int(data.y.max()) + 1, title) or self.source.class_names
+        check_num_classes(data.y, self._class_names, title)
         self._dropped = dropped(raw, data)
         if self._dropped.num_nodes and not self.source.benchmark:
             warnings.warn(

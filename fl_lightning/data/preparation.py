@@ -4,7 +4,7 @@ Shape legend: N nodes, F features, E directed edges.
 """
 
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeat
 from torch_geometric.utils import coalesce, to_undirected
 
 from fl_lightning.data.edge_data import checked_attributes, checked_weights
-from fl_lightning.data.settings import check_flag
+from fl_lightning.data.settings import MAX_COUNT, check_count, check_flag
 
 _MANY_CLASSES = 1000
 """Up to here classes that do not occur are believed; beyond, labels are taken for numbers of something else."""
@@ -28,18 +28,27 @@ class Preparation:
         normalize_features: Scale each node's features to sum 1 (``torch_geometric.transforms.NormalizeFeatures``).
         largest_component: Keep only the largest connected component.
         undirected: Add the missing direction of every edge.
+        ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
 
     Raises:
-        ValueError: A setting is neither True nor False.
+        ValueError: A setting is neither True nor False, or ``ignore_label`` is no whole number.
     """
 
     normalize_features: bool = True
     largest_component: bool = True
     undirected: bool = True
+    ignore_label: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            check_flag(field.name, getattr(self, field.name))
+            if field.name != "ignore_label":
+                check_flag(field.name, getattr(self, field.name))
+        if self.ignore_label is not None:
+            check_count("ignore_label", self.ignore_label, least=-MAX_COUNT)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings as JSON-ready values; ``ignore_label`` only where it is set, as it was not always there."""
+        return {name: value for name, value in asdict(self).items() if name != "ignore_label" or value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +66,14 @@ class Dropped:
     num_classes: int = 0
 
 
-def prepare_graph(data: Data, preparation: Preparation, name: str = "the graph", *, warns: bool = False) -> Data:
+def prepare_graph(
+    data: Data,
+    preparation: Preparation,
+    name: str = "the graph",
+    *,
+    warns: bool = False,
+    may_lack_edges: bool = False,
+) -> Data:
     """Return a copy of ``data`` with clean edges, float32 features and int64 labels.
 
     Self-loops and duplicate edges always go: GNN layers add their own loops, and METIS allows neither. Of duplicate
@@ -71,6 +87,7 @@ def prepare_graph(data: Data, preparation: Preparation, name: str = "the graph",
         preparation: The optional steps.
         name: What messages call the graph.
         warns: Warn where ``undirected`` adds edges.
+        may_lack_edges: Take a graph without any edge, as one of several may be.
 
     Returns:
         A graph whose node attributes (masks, ``membership`` ...) follow the kept nodes; ``source_idx`` is the number
@@ -83,9 +100,9 @@ def prepare_graph(data: Data, preparation: Preparation, name: str = "the graph",
     Warns:
         UserWarning: Edges are added, if it is asked for; self-loops with weights or attributes are dropped.
     """
-    prepared = _checked_copy(data, name)
+    prepared = _checked_copy(data, name, preparation.ignore_label)
     num_nodes = prepared.num_nodes
-    _set_edges(prepared, data, preparation.undirected, name, warns)
+    _set_edges(prepared, data, preparation.undirected, name, warns, may_lack_edges)
     prepared.source_idx = torch.arange(num_nodes)
     if preparation.largest_component:
         prepared = LargestConnectedComponents()(prepared)
@@ -123,31 +140,67 @@ def names_of_nodes(data: Data, name: str = "the graph") -> tuple[str, ...] | Non
     return tuple(names)
 
 
-def names_of_classes(data: Data, name: str = "the graph") -> tuple[str, ...] | None:
+def names_of_classes(data: Data, num_classes: int, name: str = "the graph") -> tuple[str, ...] | None:
     """Return a raw graph's ``class_names``, if it has any.
 
+    Args:
+        data: The raw graph.
+        num_classes: Classes that its labels need.
+        name: What error messages call the graph.
+
     Raises:
-        ValueError: They are not a text for each class.
+        ValueError: They are not a text of its own for each class.
     """
     names = data.get("class_names")
     if names is None:
         return None
-    num_classes = int(data.y.max()) + 1
     if not isinstance(names, list | tuple) or len(names) < num_classes or not all(isinstance(n, str) for n in names):
         raise ValueError(f"{name}: class_names must be a list of a text for each of the {num_classes} classes.")
+    if twice := sorted({text for text in names if names.count(text) > 1}):
+        raise ValueError(f"{name}: class_names has {twice[0]!r} more than once; each class needs a name of its own.")
     return tuple(names)
 
 
-def _checked_copy(data: Data, name: str) -> Data:
+def check_num_classes(y_N: Tensor, class_names: tuple[str, ...] | None, name: str = "the graph") -> None:
+    """Refuse labels that are hardly numbers of classes: more classes than labeled nodes, and no names for them.
+
+    Raises:
+        ValueError: There are.
+    """
+    num_labeled, num_classes = int((y_N >= 0).sum()), int(y_N.max()) + 1
+    if num_classes > num_labeled and class_names is None:
+        raise ValueError(
+            f"{name}: the label of node {int(y_N.argmax())} is {num_classes - 1}, which makes {num_classes} classes of "
+            f"{num_labeled} labeled nodes. Set ignore_label on the source if that means no label; number the classes "
+            "0, 1, ..., e.g. by `data.y = data.y.unique(return_inverse=True)[1]`; or, if there are so many, name them "
+            "by a list `data.class_names`."
+        )
+
+
+def _checked_copy(data: Data, name: str, ignore_label: int | None = None) -> Data:
     """Copy the node attributes, with features and labels in their final types."""
-    missing = [key for key in ("x", "edge_index", "y") if not isinstance(data.get(key), Tensor)]
+    missing = [key for key in ("x", "edge_index", "y") if data.get(key) is None]
     if missing:
         raise ValueError(f"{name} has no {', '.join(missing)}: node features, edges and labels are needed, as tensors.")
+    for key in ("x", "edge_index", "y"):
+        _check_tensor(data[key], key, name)
     x_NF = _checked_features(data, name)
-    y_N = _checked_labels(data.y, len(x_NF), name)
+    y_N = _checked_labels(data.y, len(x_NF), name, ignore_label)
     keys = [key for key in data.node_attrs() if key not in ("x", "y") and isinstance(data[key], Tensor)]
     attributes: dict[str, Any] = {key: data[key] for key in keys}
     return Data(x=x_NF, y=y_N, **attributes)
+
+
+def _check_tensor(value: Any, key: str, name: str) -> None:
+    if isinstance(value, Tensor):
+        return
+    items = value.tolist() if hasattr(value, "tolist") else value
+    if key == "y" and isinstance(items, list | tuple) and items and all(isinstance(item, str) for item in items):
+        raise ValueError(
+            f"{name}: the labels y are texts such as {items[0]!r}; number them: `names = sorted(set(labels))`, "
+            "`data.y = torch.tensor([names.index(label) for label in labels])`, `data.class_names = names`."
+        )
+    raise ValueError(f"{name}: {key} is a {type(value).__name__}; give a tensor: `data.{key} = torch.as_tensor(...)`.")
 
 
 def _checked_features(data: Data, name: str) -> Tensor:
@@ -169,12 +222,17 @@ def _checked_features(data: Data, name: str) -> Tensor:
     return x_NF
 
 
-def _checked_labels(y: Tensor, num_nodes: int, name: str) -> Tensor:
+def _checked_labels(y: Tensor, num_nodes: int, name: str, ignore_label: int | None = None) -> Tensor:
     y_N = y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y
     if y_N.dim() != 1 or len(y_N) != num_nodes or y_N.is_complex():
         raise ValueError(
             f"{name}: the labels y are {y.dtype} of shape {tuple(y.shape)} for {num_nodes} nodes; one class per node "
-            "is supported. Choose one task of a multi-label data set, e.g. `data.y = data.y[:, 0]`."
+            f"is supported. {_remedy_for_labels(y, num_nodes)}."
+        )
+    if y_N.dtype == torch.uint8 and ignore_label is None and bool((y_N == 255).any()):
+        raise ValueError(
+            f"{name}: the label of node {int(y_N.argmax())} is 255 in uint8, where 255 mostly stands for no label. Set "
+            "ignore_label on the source: to 255 if it does, to -1 if it is a class."
         )
     if y_N.is_floating_point():
         y_N = torch.where(y_N.isnan(), -1, y_N)
@@ -185,6 +243,8 @@ def _checked_labels(y: Tensor, num_nodes: int, name: str) -> Tensor:
             f"{name}: the label of node {node} is {float(y_N[node])}; labels are whole numbers, the classes 0, 1, ... "
             "(negative or nan: unlabelled)."
         )
+    if ignore_label is not None:
+        class_N = torch.where(class_N == ignore_label, -1, class_N)
     largest = int(class_N.max())
     if largest < 0:
         raise ValueError(f"{name}: no node has a label; the classes are 0, 1, ... (negative or nan: unlabelled).")
@@ -194,6 +254,18 @@ def _checked_labels(y: Tensor, num_nodes: int, name: str) -> Tensor:
             "occur; number the classes 0, 1, ..., e.g. by `data.y = data.y.unique(return_inverse=True)[1]`."
         )
     return class_N
+
+
+def _remedy_for_labels(y: Tensor, num_nodes: int) -> str:
+    if y.is_complex():
+        return "Give whole numbers: `data.y = data.y.real.long()`"
+    if y.dim() == 0 or (len(y) == 1 and num_nodes > 1):
+        return "A label of the whole graph is not supported: give each node its own, a tensor of shape (num_nodes,)"
+    if len(y) != num_nodes:
+        return "Give a label for each node, in the order of x; negative ones where a node has none"
+    if y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(dim=1) == 1).all()):
+        return "Of one-hot labels take the places: `data.y = data.y.argmax(dim=1)`"
+    return "Choose one task of a multi-label data set, e.g. `data.y = data.y[:, 0]`"
 
 
 def _checked_edges(edge_index_2E: Tensor, num_nodes: int, name: str) -> Tensor:
@@ -212,14 +284,14 @@ def _checked_edges(edge_index_2E: Tensor, num_nodes: int, name: str) -> Tensor:
     return edge_index_2E
 
 
-def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: bool) -> None:
+def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: bool, may_lack_edges: bool) -> None:
     """Give the prepared graph the edges, without loops and duplicates, with what they carry."""
     num_nodes = prepared.num_nodes
     given_2E = _checked_edges(data.edge_index, num_nodes, name)
     values = {"edge_weight": checked_weights(data, name), "edge_attr": checked_attributes(data, name)}
     kept_E = given_2E[0] != given_2E[1]
     edges_2E = given_2E[:, kept_E]
-    if edges_2E.shape[1] == 0:
+    if edges_2E.shape[1] == 0 and not may_lack_edges:
         raise ValueError(f"{name} has no edges (self-loops do not count): add some; federated graph methods need them.")
     once_2E = coalesce(edges_2E, num_nodes=num_nodes)
     prepared.edge_index = to_undirected(once_2E, num_nodes=num_nodes) if undirected else once_2E

@@ -48,9 +48,11 @@ class Splitter(ABC):
             lacking = [client for client, role_N in enumerate(roles) if not bool((role_N == role).any())]
             if lacking and role is Role.TRAIN:
                 smallest = min(clients[client].numel() for client in lacking)
+                unlabeled = [client for client in lacking if not bool((data.y[clients[client]] >= 0).any())]
                 raise ValueError(
                     f"{type(self).__name__} leaves clients {lacking} without a training example (the smallest "
-                    f"has {smallest} in all). Raise `train`, or use fewer and larger clients."
+                    f"has {smallest} in all{f'; {unlabeled} have no label' if unlabeled else ''}). "
+                    f"{self.remedy_for_untrained_clients}."
                 )
             if lacking:
                 warnings.warn(
@@ -59,6 +61,11 @@ class Splitter(ABC):
                     stacklevel=2,
                 )
         return roles
+
+    @property
+    def remedy_for_untrained_clients(self) -> str:
+        """What gives every client something to train on."""
+        return "Raise `train`, or use fewer and larger clients"
 
     @abstractmethod
     def assign(self, data: Data, clients: list[Tensor], seed: int) -> list[Tensor]:
@@ -192,6 +199,11 @@ class ScarceSplit(Splitter):
         """Holds the other split's identity."""
         return {**super().identity(), "splitter": type(self).__name__, "of": self.splitter.identity()}
 
+    @property
+    def remedy_for_untrained_clients(self) -> str:
+        """The other split's."""
+        return self.splitter.remedy_for_untrained_clients
+
     def _reduced(self, role_N: Tensor, draw: torch.Generator) -> Tensor:
         kept_N = torch.full_like(role_N, Role.UNUSED)
         for role in (Role.TRAIN, Role.VAL, Role.TEST):
@@ -232,6 +244,14 @@ class GivenSplit(Splitter):
                 raise ValueError(f"GivenSplit: the graph's {name} overlaps another mask; every node may have one role.")
             role_N[chosen_N] = role
         return [role_N[nodes] for nodes in clients]
+
+    @property
+    def remedy_for_untrained_clients(self) -> str:
+        """Its masks are given."""
+        return (
+            "Mark labeled nodes of theirs in the graph's train_mask, use fewer and larger clients, or draw the split "
+            "by GlobalSplit or ClientSplit"
+        )
 
 
 def _check_shares(train: float, val: float) -> None:

@@ -112,6 +112,7 @@ class RemoteData(LightningDataModule):
             values = {name: card[fact] for name, card in zip(names, clients, strict=True)}
             if any(value != clients[0][fact] for value in values.values()):
                 raise ValueError(f"the sites' {fact} must be alike: {values}")
+        self._check_classes(names, clients)
         called = [card["name"] for card in clients]
         if len(set(called)) < len(called):
             raise ValueError(f"the sites' clients need names of their own, these are {', '.join(called)}")
@@ -134,6 +135,28 @@ class RemoteData(LightningDataModule):
             partition_hash=hashlib.sha256(identity).hexdigest(),
             layout=GraphCollator.layout_for(density) if clients[0]["kind"] == "graphs" else {},
         )
+
+    def _check_classes(self, names: Sequence[str], cards: Sequence[dict[str, Any]]) -> None:
+        """Refuse sites whose classes do not mean the same, and more classes than outputs."""
+        groups: dict[str, list[str]] = {}
+        for name, card in zip(names, cards, strict=True):
+            groups.setdefault(card["class_names"], []).append(name)
+        if len(groups) > 1:
+            told = "; ".join(
+                f"{', '.join(members)}: {f'list {digest[:8]}' if digest else 'none'}"
+                for digest, members in groups.items()
+            )
+            raise ValueError(
+                f"the sites' class_names are not the same: {told}. Give every site's data the same list class_names in "
+                "the same order, and number its labels by it"
+            )
+        above = {name: card["num_outputs"] for name, card in zip(names, cards, strict=True)}
+        if self.num_outputs is not None and self.num_outputs < max(above.values()):
+            told = ", ".join(f"{name} has {count}" for name, count in above.items() if count > self.num_outputs)
+            raise ValueError(
+                f"num_outputs is {self.num_outputs}, but {told}: set num_outputs (--num_outputs) to at least "
+                f"{max(above.values())}, or leave it out"
+            )
 
     @property
     def clients(self) -> tuple[None, ...]:

@@ -105,6 +105,7 @@ def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> 
         batch_size=data.batch_size,
         steps_per_epoch=data.steps_per_epoch,
         drop_last=data.drop_last,
+        own=data.own_names(client),
         accelerator=str(own.get("accelerator", "cpu")),
     )
 

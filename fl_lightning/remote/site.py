@@ -2,7 +2,7 @@
 
 | message | what the site does | what leaves it |
 |---|---|---|
-| ``enrol`` | | its client's name, kind, numbers of features and outputs, density of the features, what edges carry |
+| ``enrol`` | | name, kind, numbers of features and outputs, density, what edges carry, a digest of class names |
 | ``start`` | builds net, strategy and executor from its own settings, and compares them with the server's | a digest |
 | ``run`` | a stage, from the named state | the stage's payload, after the site's filters; a digest |
 | ``evaluate`` | scores models | a numerator and a denominator for each metric and split of at least ``min_examples`` |
@@ -12,8 +12,8 @@
 Of a failure the kind of error leaves, not its text, which may hold data: that is in the site's log.
 """
 
-import csv
 import dataclasses
+import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.executors import SequentialExecutor, Work
-from fl_lightning.federation import Roster, edge_facts
+from fl_lightning.federation import OwnNames, Roster, edge_facts
 from fl_lightning.remote.filters import CannotFilter
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.policy import Refused, SitePolicy
@@ -50,6 +50,7 @@ from fl_lightning.run.assembly import (
     executor_for,
 )
 from fl_lightning.run.folder import whole_file
+from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 
 _log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Site:
         batch_size: Examples of a mini-batch, as of the data module.
         steps_per_epoch: Mini-batches of a local epoch, as of the data module.
         drop_last: Leave out a short last mini-batch, as of the data module.
+        own: What the user calls nodes or examples, and classes; None for numbers from 0.
         accelerator: Where the client trains, as in Lightning.
     """
 
@@ -81,6 +83,7 @@ class Site:
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         drop_last: bool = False,
+        own: OwnNames | None = None,
         accelerator: str = "cpu",
     ) -> None:
         self.holds = holds
@@ -91,6 +94,7 @@ class Site:
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
         self.drop_last = drop_last
+        self.own = own or OwnNames(number_N=torch.arange(holds.size))
         self.accelerator = accelerator
         self.states = StateStore(folder / "states")
         self.masks = PairwiseMasks(folder)
@@ -148,13 +152,17 @@ class Site:
         holds = self.holds
         x = holds.x_NF if isinstance(holds, ClientGraph) else holds.x_NX
         width = list(x.shape[1:])
-        targets = holds.y_N.shape[1] if holds.y_N.is_floating_point() else int(holds.y_N.max()) + 1
+        named = self.own.class_names
+        outputs = (
+            holds.y_N.shape[1] if holds.y_N.is_floating_point() else max(int(holds.y_N.max()) + 1, len(named or ()))
+        )
         return self._said(
             message,
             name=holds.name,
             kind="graphs" if isinstance(holds, ClientGraph) else "examples",
             num_features=width[0] if len(width) == 1 else width,
-            num_outputs=targets,
+            num_outputs=outputs,
+            class_names="" if named is None else hashlib.sha256(json.dumps(named).encode()).hexdigest(),
             has_validation=bool(holds.val_mask_N.any()),
             edges=edge_facts(holds),
             density=round(int(torch.count_nonzero(x)) / max(1, x.numel()), 3),  # more digits would tell how many rows
@@ -333,12 +341,9 @@ class Site:
         """Write what the client's model predicts, here."""
         self._become(message.about["state"])
         evaluation = self._evaluation(message.about["evaluation"], message.payload((self.index,), "0/"))
-        predicted_NK = self.executor.predict(evaluation, [self.index], message.about["round_idx"])[self.index].cpu()
-        with whole_file(self.folder / "predictions.csv") as temporary, temporary.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["row", "target", *(f"output_{place}" for place in range(predicted_NK.shape[1]))])
-            for row, (target, outputs) in enumerate(zip(self.holds.y_N.tolist(), predicted_NK.tolist(), strict=True)):
-                writer.writerow([row, target, *(f"{value:.6g}" for value in outputs)])
+        output_NK = self.executor.predict(evaluation, [self.index], message.about["round_idx"])[self.index]
+        predicted = Predicted(holds=self.holds, own=self.own, output_NK=output_NK)
+        write_predictions(self.folder / "predictions.csv", [predicted])
         return self._said(message)
 
     # ---------------------------------------------------------------- states

@@ -308,7 +308,11 @@ def test_fit_then_validate_test_predict(capsys: pytest.CaptureFixture[str]) -> N
         rows = list(csv.DictReader(file))
     assert len(rows) == 200
     assert sorted(int(row["node"]) for row in rows) == list(range(200))
-    assert all(0 < float(row["probability"]) <= 1 for row in rows)
+    assert {row["split"] for row in rows} == {"train", "val", "test"}
+    for row in rows:
+        shares = {name.removeprefix("probability_"): float(row[name]) for name in row if name.startswith("prob")}
+        assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
+        assert row["prediction"] == max(shares, key=shares.__getitem__)
 
 
 def test_test_reports_the_chosen_round() -> None:

@@ -12,7 +12,6 @@ from jsonargparse import ArgumentParser
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
-from fl_lightning.cli import _write_predictions
 from fl_lightning.data import (
     FL60,
     ChronologicalSplit,
@@ -35,6 +34,7 @@ from fl_lightning.data import (
     School,
 )
 from fl_lightning.data.preparation import Dropped
+from fl_lightning.run.predictions import Predicted, write_predictions
 
 SOURCE = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
 
@@ -318,8 +318,13 @@ def test_nodes_have_the_users_own_numbers_and_names(tmp_path: Path, largest_comp
         assert torch.equal(raw.y[data.source_idx_N(number)], client.y_N)
     assert data.node_names == tuple(raw.node_names)
 
-    predictions = {number: torch.ones(client.num_nodes, 3) / 3 for number, client in enumerate(data.clients)}
-    _write_predictions(tmp_path / "predictions.csv", predictions, data)
+    write_predictions(
+        tmp_path / "predictions.csv",
+        [
+            Predicted(holds=client, own=data.own_names(number), output_NK=torch.ones(client.num_nodes, 3) / 3)
+            for number, client in enumerate(data.clients)
+        ],
+    )
     with (tmp_path / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == (4 if largest_component else 7)

@@ -191,7 +191,8 @@ def test_over_the_network_as_in_process(trial, session, assert_same, tmp_path) -
     assert_as_in_process(trial, config, outcome.folder, "average", assert_same, tmp_path)
     for site in trial.sites:
         written = (trial.kits / site / "federations" / "average" / "predictions.csv").read_text().splitlines()
-        assert (written[0], len(written)) == ("row,target,output_0,output_1,output_2", 31)
+        header = "client,node,split,label,prediction,probability_0,probability_1,probability_2"
+        assert (written[0], len(written)) == (header, 31)
     assert not list((trial.kits / SERVER).rglob("predictions*"))
 
 

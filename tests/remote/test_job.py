@@ -51,7 +51,8 @@ def test_a_site_without_a_file_holds_the_first_client_of_the_runs_data(run_file,
 def test_a_sites_file_names_its_data_and_what_it_refuses(run_file, tmp_path) -> None:
     draw = torch.Generator().manual_seed(0)
     edges = torch.randint(12, (2, 30), generator=draw)
-    graph = Data(x=torch.rand(12, 4, generator=draw), edge_index=edges, y=torch.arange(12) % 3)
+    texts = {"class_names": ["x", "y", "z"], "node_names": [f"bed {n}" for n in range(12)]}
+    graph = Data(x=torch.rand(12, 4, generator=draw), edge_index=edges, y=torch.arange(12) % 3, **texts)
     torch.save(graph, tmp_path / "graph.pt")
     own = {
         "data": {
@@ -67,6 +68,9 @@ def test_a_sites_file_names_its_data_and_what_it_refuses(run_file, tmp_path) -> 
 
     assert site.holds.num_nodes == 12
     assert site.holds.name == "berlin"  # at every such site it is client-00 of one
+    assert site.own.class_names == ("x", "y", "z")
+    assert site.own.names == tuple(texts["node_names"])
+    assert site.own.number_N.tolist() == list(range(12))
     assert site.policy.min_examples == 2
     assert isinstance(site.policy.filters[0], TopK)
 

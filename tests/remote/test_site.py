@@ -16,7 +16,7 @@ from torch.optim import SGD
 from fl_lightning import ClientModule, SequentialExecutor, Stage
 from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, SimilarityLogger
 from fl_lightning.data import ClientExamples
-from fl_lightning.federation import Roster
+from fl_lightning.federation import OwnNames, Roster
 from fl_lightning.models import GCN, MLP
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, federate
@@ -115,8 +115,69 @@ def test_predictions_stay(make_federation, tmp_path) -> None:
     answer = next(answer for question, answer in channel.answers if question.kind == "predict")
     assert not answer.tensors
     lines = (tmp_path / "sites" / "client-00" / "predictions.csv").read_text().splitlines()
-    assert lines[0] == "row,target,output_0,output_1,output_2"
+    assert lines[0] == "client,node,split,label,prediction,probability_0,probability_1,probability_2"
     assert len(lines) == 31
+
+
+def named_sites(three, make_model, folder, lists):
+    """Sites of which each says what its classes are called."""
+    return [
+        Site(
+            client,
+            make_model(),
+            FedAvg(num_epochs=1),
+            folder / client.name,
+            policy=OPEN,
+            own=OwnNames(number_N=torch.arange(client.num_nodes), class_names=names),
+        )
+        for client, names in zip(three.clients, lists, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lists", "told"),
+    [
+        ((("a", "b", "c"), ("b", "a", "c"), ("a", "b", "c")), r"site-0, site-2: list \w{8}; site-1: list \w{8}"),
+        ((("a", "b", "c"), None, None), r"site-0: list \w{8}; site-1, site-2: none"),
+        ((("a", "b", "c"), ("a", "b", "c"), ("a", "b", "c", "d")), r"site-2: list"),
+    ],
+)
+def test_sites_whose_classes_are_called_otherwise_are_refused(lists, told, three, make_model, make_trainer, tmp_path):
+    sites = named_sites(three, make_model, tmp_path, lists)
+    trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
+    data = federate(trainer, BadChannel(sites), strategy)
+    with pytest.raises(
+        ValueError, match=rf"the sites' class_names are not the same: .*{told}.*the same list class_names"
+    ):
+        trainer.fit(make_model(), data, strategy)
+    assert not any(site.is_started for site in sites)
+
+
+def test_sites_with_the_same_names_agree_on_the_number_of_classes(three, make_model, make_trainer, tmp_path) -> None:
+    names = ("a", "b", "c", "a class that nobody has")
+    channel = BadChannel(named_sites(three, make_model, tmp_path, (names,) * 3))
+    trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
+    data = federate(trainer, channel, strategy)
+    trainer.fit(make_model(), data, strategy)
+    assert data.roster.num_outputs == 4
+    assert not any("a class" in str(answer.about) for _, answer in channel.answers)
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2, 3, 5])
+def test_more_classes_than_outputs_are_refused_at_enrolment(
+    num_outputs, three, make_model, make_trainer, tmp_path
+) -> None:
+    client = dataclasses.replace(three.clients[1], y_N=three.clients[1].y_N.clamp(max=1))
+    sites = make_sites([three.clients[0], client], tmp_path, lambda: (make_model(), FedAvg(num_epochs=1)))
+    trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
+    data = federate(trainer, BadChannel(sites), strategy, num_outputs=num_outputs)
+    if num_outputs >= 3:
+        assert data.roster.num_outputs == num_outputs
+        return
+    told = {1: "site-0 has 3, site-1 has 2", 2: "site-0 has 3"}[num_outputs]
+    with pytest.raises(ValueError, match=rf"num_outputs is {num_outputs}, but {told}: set num_outputs .* at least 3"):
+        trainer.fit(make_model(), data, strategy)
+    assert not any(site.is_started for site in sites)
 
 
 def test_a_resent_message_trains_once(make_federation, make_model, monkeypatch) -> None:

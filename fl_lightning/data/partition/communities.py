@@ -22,7 +22,7 @@ _METIS_DEFAULT_SEED = 4321
 
 
 def metis_parts(data: Data, num_parts: int, seed: int) -> Groups:
-    """The part of each node, (N,), by METIS (k-way, minimal edge cut)."""
+    """The part of each node, (N,), by METIS: k-way, minimal edge cut; by recursive bisection where that leaves gaps."""
     return _metis(_symmetric(data), num_parts, seed)
 
 
@@ -81,8 +81,17 @@ def _metis(matrix: "csr_matrix", num_parts: int, seed: int) -> Groups:
     csr = pymetis.CSRAdjacency(matrix.indptr.astype(index_type), matrix.indices.astype(index_type))
     # numbers beyond 31 bits would overflow METIS's C int
     options = pymetis.Options(seed=(_METIS_DEFAULT_SEED + seed) % 2**31)
-    _, part_N = pymetis.part_graph(num_parts, csr, options=options, recursive=False)
-    return np.asarray(part_N, dtype=np.int64)
+
+    def parts(recursive: bool) -> Groups:
+        _, part_N = pymetis.part_graph(num_parts, csr, options=options, recursive=recursive)
+        return np.asarray(part_N, dtype=np.int64)
+
+    found_N = parts(recursive=False)
+    if not np.bincount(found_N, minlength=num_parts).all():  # k-way may leave parts of small graphs without a node
+        bisected_N = parts(recursive=True)
+        if np.bincount(bisected_N, minlength=num_parts).all():
+            return bisected_N
+    return found_N
 
 
 def _symmetric(data: Data) -> "csr_matrix":

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fl_lightning.data.partition.communities import louvain_communities, members, metis_parts, packed, pieces
-from fl_lightning.data.settings import check_count, check_number, check_seed, check_text, is_file, user_path
+from fl_lightning.data.settings import check_count, check_flag, check_number, check_seed, check_text, is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.kernels.randomness import generator
 
@@ -73,7 +73,7 @@ class Partitioner(ABC):
 
 
 class MetisPartitioner(Partitioner):
-    """Disjoint clients by METIS (k-way, minimal edge cut).
+    """Disjoint clients by METIS (k-way, minimal edge cut; recursive bisection where k-way leaves clients empty).
 
     Args:
         num_clients: Clients; within a few per cent of each other in size.
@@ -176,11 +176,14 @@ class GivenPartitioner(Partitioner):
     Args:
         attribute: Name of an integer node attribute of the graph, or the path of a ``.npy`` or ``.pt`` file with one
             integer per node of the *prepared* graph.
+        leave_out_negative: Nodes with a negative number are in no client; otherwise such numbers are refused.
     """
 
-    def __init__(self, attribute: str = "membership") -> None:
+    def __init__(self, attribute: str = "membership", leave_out_negative: bool = False) -> None:
         check_text("attribute", attribute, "membership")
+        check_flag("leave_out_negative", leave_out_negative)
         self.attribute = attribute
+        self.leave_out_negative = leave_out_negative
         self.seed = None
 
     def __call__(self, data: Data, seed: int = 0) -> list[Tensor]:  # noqa: D102
@@ -194,12 +197,27 @@ class GivenPartitioner(Partitioner):
                 f"integer for each of the {data.num_nodes} nodes of the prepared graph is needed. If it was made for "
                 "the raw graph, set largest_component to false on the source."
             )
-        values, group_N = np.unique(client_N.numpy(), return_inverse=True)
-        return members(group_N, len(values))
+        negative_N = client_N < 0
+        if bool(negative_N.any()) and not self.leave_out_negative:
+            node = int(negative_N.nonzero()[0])
+            raise ValueError(
+                f"attribute={self.attribute!r} is {int(client_N[node])} at node {node}, which is no client's number: "
+                "set the partitioner's leave_out_negative to true if such nodes are in no client, or correct it."
+            )
+        if bool(negative_N.all()):
+            raise ValueError(
+                f"attribute={self.attribute!r} is negative everywhere, so that leave_out_negative leaves no node: give "
+                "some of them a number from 0."
+            )
+        kept = (~negative_N).nonzero().squeeze(1)
+        values, group_M = np.unique(client_N[kept].numpy(), return_inverse=True)
+        return [kept[places] for places in members(group_M, len(values))]
 
     def identity(self) -> dict[str, Any]:
         """A file counts by its contents; an attribute is part of the graph."""
         identity = {"partitioner": type(self).__name__, "attribute": self.attribute}
+        if self.leave_out_negative:
+            identity["leave_out_negative"] = True
         if self._is_path:
             identity["attribute"] = hashlib.sha256(self._path.read_bytes()).hexdigest()
         return identity

@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +16,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from fl_lightning.data.edge_data import same_edge_data
-from fl_lightning.data.preparation import Preparation, prepare_graph
+from fl_lightning.data.preparation import Preparation, names_of_classes, names_of_nodes, prepare_graph
 from fl_lightning.data.settings import is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 
@@ -46,6 +48,7 @@ class GraphSource(Source):
         normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
+        ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
     """
 
     #: Whether the papers take the largest component of this data set: what it leaves out is then no surprise.
@@ -56,10 +59,17 @@ class GraphSource(Source):
     client_names: tuple[str, ...] | None = None
 
     def __init__(
-        self, normalize_features: bool = False, largest_component: bool = False, undirected: bool = True
+        self,
+        normalize_features: bool = False,
+        largest_component: bool = False,
+        undirected: bool = True,
+        ignore_label: int | None = None,
     ) -> None:
         self.preparation = Preparation(
-            normalize_features=normalize_features, largest_component=largest_component, undirected=undirected
+            normalize_features=normalize_features,
+            largest_component=largest_component,
+            undirected=undirected,
+            ignore_label=ignore_label,
         )
 
     @abstractmethod
@@ -79,9 +89,13 @@ class GraphSource(Source):
 
     def prepared(self, root: Path, cache_dir: Path | None = None) -> tuple[Data, Data]:
         """The raw graph and the prepared one; graphs that are a client each were prepared one by one, as they say."""
-        preparation = NOTHING_MORE if self.clients_by == GRAPH else self.preparation
         raw = self.load(root, cache_dir)
-        return raw, prepare_graph(raw, preparation, str(self), warns=not self.benchmark)
+        return raw, prepare_graph(raw, self.what_is_left, str(self), warns=not self.benchmark)
+
+    @property
+    def what_is_left(self) -> Preparation:
+        """What is still done to a loaded graph: nothing where it was joined of prepared ones."""
+        return NOTHING_MORE if self.clients_by == GRAPH else self.preparation
 
 
 @contextlib.contextmanager
@@ -95,36 +109,108 @@ def allow_pickled_graphs() -> Iterator[None]:
         yield
 
 
-def joined(graphs: Iterable[Data]) -> Data:
-    """Many prepared graphs as one without edges between them.
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One of many graphs.
+
+    Attributes:
+        graph: As it was read.
+        preparation: What is done to it.
+        name: What messages call it.
+        class_names: What its classes are called if it does not say so itself; None where that is not known.
+        warns: Warn where its preparation adds edges.
+    """
+
+    graph: Data
+    preparation: Preparation
+    name: str
+    class_names: tuple[str, ...] | None = None
+    warns: bool = True
+
+
+def joined(parts: Iterable[Part]) -> Data:
+    """Prepare many graphs, and make them one without edges between them.
+
+    Classes that have names are told by these: those of the first graph keep their numbers, new ones are appended.
 
     Args:
-        graphs: With the same features; what not all of them have is left out.
+        parts: With the same features; what not all of them have is left out, and what differs in shape with a warning.
 
     Returns:
         The graph; :data:`GRAPH` is the number of the one that each node was of, ``own_idx`` its number there.
+        ``class_names`` and ``node_names`` are of all, where the graphs have them.
 
     Raises:
-        ValueError: They have different features, or the edges of some carry what those of others do not.
+        ValueError: One is not sound, they have different features, only some name their classes, or the edges of some
+            carry what those of others do not.
     """
-    parts = list(graphs)
-    for idx, part in enumerate(parts):
-        if part.x.shape[1] != parts[0].x.shape[1]:
+    prepared: list[Data] = []
+    named: list[tuple[str, ...] | None] = []
+    texts: list[tuple[str, ...] | None] = []
+    titles: list[str] = []
+    for part in parts:
+        graph = prepare_graph(part.graph, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
+        named.append(names_of_classes(part.graph, int(graph.y.max()) + 1, part.name) or part.class_names)
+        own = names_of_nodes(part.graph, part.name)
+        texts.append(None if own is None else tuple(own[node] for node in graph.source_idx.tolist()))
+        prepared.append(graph)
+        titles.append(part.name)
+        if graph.x.shape[1] != prepared[0].x.shape[1]:
             raise ValueError(
-                f"graph {idx} has {part.x.shape[1]} features of each node, the first {parts[0].x.shape[1]}: all "
+                f"{part.name} has {graph.x.shape[1]} features of each node, the first {prepared[0].x.shape[1]}: all "
                 "clients need the same features"
             )
-    sizes = torch.tensor([part.num_nodes for part in parts])
+    class_names = _by_name(prepared, named, titles)
+    sizes = torch.tensor([graph.num_nodes for graph in prepared])
     first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
-    shared = set.intersection(*(set(part.node_attrs()) for part in parts)) - {"source_idx", "own_idx", GRAPH}
-    attributes = {name: torch.cat([part[name] for part in parts]) for name in sorted(shared)}
-    attributes |= {name: torch.cat([part[name] for part in parts]) for name in same_edge_data(parts)}
-    return Data(
+    attributes = {name: torch.cat([graph[name] for graph in prepared]) for name in _shared(prepared, titles)}
+    attributes |= {name: torch.cat([graph[name] for graph in prepared]) for name in same_edge_data(prepared)}
+    whole = Data(
         **attributes,
-        edge_index=torch.cat([part.edge_index + start for part, start in zip(parts, first, strict=True)], dim=1),
-        own_idx=torch.cat([part.source_idx for part in parts]),
-        **{GRAPH: torch.repeat_interleave(torch.arange(len(parts)), sizes)},
+        edge_index=torch.cat([graph.edge_index + start for graph, start in zip(prepared, first, strict=True)], dim=1),
+        own_idx=torch.cat([graph.source_idx for graph in prepared]),
+        **{GRAPH: torch.repeat_interleave(torch.arange(len(prepared)), sizes)},
     )
+    whole.class_names = class_names
+    if any(texts):
+        empty = [("",) * graph.num_nodes for graph in prepared]
+        whole.node_names = [text for own, none in zip(texts, empty, strict=True) for text in own or none]
+    return whole
+
+
+def _by_name(
+    graphs: Sequence[Data], named: Sequence[tuple[str, ...] | None], titles: Sequence[str]
+) -> tuple[str, ...] | None:
+    """Number the classes of all graphs alike, by their names, and return these."""
+    silent = [title for title, names in zip(titles, named, strict=True) if names is None]
+    if len(silent) == len(named):
+        return None
+    if silent:
+        raise ValueError(
+            f"{silent[0]} has no class_names, but others of the graphs have: nothing tells whether its classes are in "
+            "their order. Give each graph a list class_names, or none of them."
+        )
+    numbers: dict[str, int] = {}
+    for graph, names in zip(graphs, named, strict=True):
+        place_K = torch.tensor([numbers.setdefault(text, len(numbers)) for text in names or ()])
+        graph.y = torch.where(graph.y >= 0, place_K[graph.y.clamp(min=0)], graph.y)
+    return tuple(numbers)
+
+
+def _shared(graphs: Sequence[Data], titles: Sequence[str]) -> list[str]:
+    """The attributes of nodes that all graphs have, in shapes that go together."""
+    shared = set.intersection(*(set(graph.node_attrs()) for graph in graphs)) - {"source_idx", "own_idx", GRAPH}
+    for name in sorted(shared):
+        kinds = [(graph[name].shape[1:], graph[name].dtype) for graph in graphs]
+        if (other := next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)) is not None:
+            warnings.warn(
+                f"{titles[other]}: {name} is {kinds[other][1]} of shape {tuple(graphs[other][name].shape)}, that of "
+                f"{titles[0]} {kinds[0][1]} of shape {tuple(graphs[0][name].shape)}. It is left out of all graphs; "
+                "give it the same shape and type in each to use it.",
+                stacklevel=2,
+            )
+            shared.remove(name)
+    return sorted(shared)
 
 
 class FileSource(GraphSource):
@@ -134,13 +220,15 @@ class FileSource(GraphSource):
 
     A list of graphs in the file is a client each, and needs no partitioner; so is each of several files, which is then
     called as its file. A list of texts ``node_names``, one for each node, goes into the file of predictions; a list
-    ``class_names``, one for each class, into the picture of the labels.
+    ``class_names``, one for each class, there and into the picture of the labels. Classes of several graphs that have
+    names are told by these.
 
     Args:
         path: The file, or a list of files; a relative path starts at the working directory.
         normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
+        ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
     """
 
     def __init__(
@@ -149,8 +237,9 @@ class FileSource(GraphSource):
         normalize_features: bool = False,
         largest_component: bool = False,
         undirected: bool = True,
+        ignore_label: int | None = None,
     ) -> None:
-        super().__init__(normalize_features, largest_component, undirected)
+        super().__init__(normalize_features, largest_component, undirected, ignore_label)
         if not isinstance(path, str | Path | list | tuple):
             raise ValueError(f"path is {path!r}: give a file, or a list of files")
         self.is_list = not isinstance(path, str | Path)
@@ -175,12 +264,11 @@ class FileSource(GraphSource):
         del self._saved
         if not isinstance(saved, list):
             return saved
-        names = (f"{self}, graph {idx}" for idx in range(len(saved)))
-        whole = joined(
-            prepare_graph(graph, self.preparation, name, warns=True) for graph, name in zip(saved, names, strict=True)
+        titles = [f"FileSource({str(path)!r})" for path in self.paths] if self.is_list else [str(self)] * len(saved)
+        return joined(
+            Part(graph=graph, preparation=self.preparation, name=f"{title}, graph {idx}")
+            for idx, (graph, title) in enumerate(zip(saved, titles, strict=True))
         )
-        whole.class_names = saved[0].get("class_names")
-        return whole
 
     @cached_property
     def _saved(self) -> Data | list[Data]:

@@ -25,6 +25,7 @@ class PyGGraphs(ManyGraphs):
         normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component of each graph only.
         undirected: Add missing reverse edges.
+        ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class PyGGraphs(ManyGraphs):
         normalize_features: bool = False,
         largest_component: bool = False,
         undirected: bool = True,
+        ignore_label: int | None = None,
     ) -> None:
         _check_names("names", names, "DE")
-        settings = (normalize_features, largest_component, undirected)
+        settings = (normalize_features, largest_component, undirected, ignore_label)
         super().__init__(
             [PyGSource(dataset, _with_name(arguments, name), *settings) for name in names], names=list(names)
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_geometric.data import Data
 
-from fl_lightning.data.sources.base import GRAPH, FileSource, GraphSource, joined
+from fl_lightning.data.sources.base import GRAPH, FileSource, GraphSource, Part, joined
 
 
 class InMemorySource(GraphSource):
@@ -17,6 +17,7 @@ class InMemorySource(GraphSource):
         normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
+        ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
     """
 
     def __init__(
@@ -25,8 +26,9 @@ class InMemorySource(GraphSource):
         normalize_features: bool = False,
         largest_component: bool = False,
         undirected: bool = True,
+        ignore_label: int | None = None,
     ) -> None:
-        super().__init__(normalize_features, largest_component, undirected)
+        super().__init__(normalize_features, largest_component, undirected, ignore_label)
         if not isinstance(data, Data):
             raise ValueError(f"the graph is a {type(data).__name__}: give a torch_geometric.data.Data")
         self.graph = data
@@ -42,7 +44,8 @@ class InMemorySource(GraphSource):
 class ManyGraphs(GraphSource):
     """Graphs that are a client each: needs no partitioner.
 
-    Features and classes mean the same in all graphs.
+    Features mean the same in all graphs, and so do the numbers of classes, unless all graphs have ``class_names``:
+    classes are then told by these.
 
     Args:
         sources: Where each client's graph comes from; each is prepared as it says itself.
@@ -67,7 +70,23 @@ class ManyGraphs(GraphSource):
         self.client_names = None if names is None else tuple(names)
 
     def load(self, root: Path, cache_dir: Path | None = None) -> Data:  # noqa: D102
-        return joined(source.prepared(root, cache_dir)[1] for source in self.sources)
+        return joined(
+            Part(
+                graph=source.load(root, cache_dir),
+                preparation=source.what_is_left,
+                name=self._title(idx),
+                class_names=source.class_names,
+                warns=not source.benchmark,
+            )
+            for idx, source in enumerate(self.sources)
+        )
+
+    def _title(self, idx: int) -> str:
+        """What messages call one of the graphs."""
+        source = self.sources[idx]
+        own = None if self.client_names is None else self.client_names[idx]
+        told = own if isinstance(source, InMemorySource) else str(source)
+        return f"graph {idx}" if told is None else f"graph {idx} ({told})"
 
     def identity(self) -> dict[str, Any]:
         """What each of the graphs depends on."""

@@ -42,6 +42,7 @@ class PyGSource(GraphSource):
         normalize_features: Row-normalise the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
+        ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class PyGSource(GraphSource):
         normalize_features: bool = False,
         largest_component: bool = False,
         undirected: bool = True,
+        ignore_label: int | None = None,
     ) -> None:
-        super().__init__(normalize_features, largest_component, undirected)
+        super().__init__(normalize_features, largest_component, undirected, ignore_label)
         check_text("dataset", dataset, "torch_geometric.datasets.Planetoid")
         if not isinstance(arguments, dict | None):
             raise ValueError(f"arguments={arguments!r}: give the settings of {dataset} by their names.")

@@ -83,7 +83,7 @@ def test_countries_can_be_cut_anew(root: Path) -> None:
         ({"feat_indices": np.full(15, 3170)}, r"PT.npz cannot be read .*features below 3170"),
         ({"feat_indptr": np.arange(5)}, r"PT.npz cannot be read .*features below 3170"),
         ({"edges": ring(10).T}, r"PT.npz: the arrays are .*`edges` \(2, E\)"),
-        ({"edges": ring(11)}, r"Twitch PT: edge 9 joins nodes \[9, 10\], but the nodes are 0 to 9"),
+        ({"edges": ring(11)}, r"graph 4 \(Twitch PT\): edge 9 joins nodes \[9, 10\], but the nodes are 0 to 9"),
     ],
 )
 def test_damaged_files(root: Path, changes: dict[str, Any], message: str) -> None:
