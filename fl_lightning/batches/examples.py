@@ -73,9 +73,7 @@ class ExampleBatch(Batch):
         elif self.sampling:
             yield from self._samples(keys, min(self.batch_size, self.train_mask.shape[-1]))
         elif keys.dim() == 1:
-            alone = self.replace({name: tensor[None] for name, tensor in self.tensors().items()})
-            for drawn in alone._passes(keys[:, None], self.batch_size):
-                yield drawn.replace({name: tensor[0] for name, tensor in drawn.tensors().items()})
+            yield from self._own_passes(keys, self.batch_size)
         else:
             yield from self._passes(keys, self.batch_size)
 
@@ -86,13 +84,22 @@ class ExampleBatch(Batch):
             for key, order, drawn_mask in zip(some, *random_order(some, mask, count), strict=True):
                 yield self._pick(key, order, drawn_mask)
 
+    def _own_passes(self, keys: Tensor, batch_size: int) -> Iterator["ExampleBatch"]:
+        """Passes over one client's examples; keys (steps,)."""
+        count = int(self.train_mask.sum())
+        length = max(1, batches_of(count, batch_size, self.drop_last))
+        for step, key in enumerate(keys):
+            if step % length == 0:
+                order, drawn_mask = random_order(key, self.train_mask, max(1, count))
+            place = slice(step % length * batch_size, (step % length + 1) * batch_size)
+            yield self._pick(key, order[place], drawn_mask[place])
+
     def _passes(self, keys: Tensor, batch_size: int) -> Iterator["ExampleBatch"]:
         """Passes over the examples of a stack, each client's as long as it takes; keys (steps, C)."""
-        counts = self.train_mask.sum(dim=1).tolist()
-        lengths = [max(1, batches_of(count, batch_size, self.drop_last)) for count in counts]
+        count_C = self.train_mask.sum(dim=1)
+        lengths = [max(1, batches_of(count, batch_size, self.drop_last)) for count in count_C.tolist()]
         length_C = torch.tensor(lengths, device=keys.device)
-        order_CN = torch.zeros(len(counts), max(1, *counts), dtype=torch.int64, device=keys.device)
-        count_C1 = self.train_mask.sum(dim=1, keepdim=True)
+        order_CN = torch.zeros(len(lengths), max(1, int(count_C.max())), dtype=torch.int64, device=keys.device)
         column_B = torch.arange(min(batch_size, order_CN.shape[1]), device=keys.device)
         for step, key in enumerate(keys):
             begins = [client for client, length in enumerate(lengths) if step % length == 0]
@@ -102,11 +109,8 @@ class ExampleBatch(Batch):
                 rows = torch.tensor(begins, device=keys.device)
                 order_CN[rows] = random_order(key[rows], self.train_mask[rows], order_CN.shape[1])[0]
             place_CB = (step % length_C * batch_size)[:, None] + column_B
-            drawn_mask = place_CB < count_C1
-            if len(counts) == 1:  # nobody to be padded for
-                place_CB = place_CB[:, : max(1, counts[0] - step % lengths[0] * batch_size)]
-                drawn_mask = drawn_mask[:, : place_CB.shape[1]]
-            yield self._pick(key, order_CN.gather(1, place_CB.clamp(max=order_CN.shape[1] - 1)), drawn_mask)
+            order_CB = order_CN.gather(1, place_CB.clamp(max=order_CN.shape[1] - 1))
+            yield self._pick(key, order_CB, place_CB < count_C[:, None])
 
     def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> "ExampleBatch":
         """The examples at the given places, (C, B), of which some may be padding."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -136,7 +136,7 @@ class RemoteData(LightningDataModule):
             layout=GraphCollator.layout_for(density) if clients[0]["kind"] == "graphs" else {},
         )
 
-    def _check_classes(self, names: Sequence[str], cards: Sequence[dict[str, Any]]) -> None:
+    def _check_classes(self, names: Sequence[str], cards: Sequence[Mapping[str, Any]]) -> None:
         """Refuse sites whose classes do not mean the same, and more classes than outputs."""
         groups: dict[str, list[str]] = {}
         for name, card in zip(names, cards, strict=True):

@@ -215,7 +215,7 @@ class GivenPartitioner(Partitioner):
 
     def identity(self) -> dict[str, Any]:
         """A file counts by its contents; an attribute is part of the graph."""
-        identity = {"partitioner": type(self).__name__, "attribute": self.attribute}
+        identity: dict[str, Any] = {"partitioner": type(self).__name__, "attribute": self.attribute}
         if self.leave_out_negative:
             identity["leave_out_negative"] = True
         if self._is_path:
