@@ -135,6 +135,8 @@ class Drawn:
         self.running_statistics = draw.choice(("personal", "shared")) if self.nets in NORMALISED else "personal"
         self.metrics = draw.choice(((), ("f1", "auroc"))) if not self.regression else ()
         batches = {"batch_size": draw.choice((None, 4, 7)), "steps_per_epoch": draw.choice((None, 1, 3))}
+        passes = batches["batch_size"] is not None and batches["steps_per_epoch"] is None
+        batches["drop_last"] = passes and (self.nets in NORMALISED or draw.random() < 0.5)
         self.batches = batches if self.on == "examples" else {}
         seed, evaluate_every = draw.randrange(9), draw.choice((1, 1, 2, 3))
         self.given = {"num_rounds": self.num_rounds, "seed": seed, "evaluate_every": evaluate_every}
