@@ -211,6 +211,7 @@ ANSWERS: dict[str, dict[str, Check]] = {
         "kind": _KIND,
         "num_features": _FEATURES,
         "num_outputs": _WIDTH,
+        "class_names": hexadecimal(or_empty=True),
         "has_validation": flag,
         "density": real(0, 1),
         "edges": _EDGES,
