@@ -3,12 +3,14 @@
 # make docs         install, then write the documentation to docs/_build/html
 # make campaign     install, then run the slow tests of reliability in SHARES processes at once, and write their figures
 #                   (FL_CAMPAIGN_SEED draws others)
+# make lock         write requirements.lock, the versions of constraints.txt with hashes, but for torch
+# make audit        look the locked versions up among known vulnerabilities; ENVIRONMENT=1 for those that are installed
 PYTHON ?= python3
 BIN := .venv/bin
 SHARES ?= 2
 RECORD := $(CURDIR)/campaign.jsonl
 
-.PHONY: quickstart test docs campaign lint clean
+.PHONY: quickstart test docs campaign lint lock audit clean
 
 quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
@@ -33,10 +35,25 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+lock: .tools/installed
+	CUSTOM_COMPILE_COMMAND='make lock' .tools/bin/pip-compile --quiet --generate-hashes --strip-extras \
+	--no-emit-index-url --no-emit-find-links --no-emit-options --unsafe-package torch --unsafe-package fl-lightning \
+	--constraint constraints.txt --extra dev --extra flare \
+	--output-file requirements.lock pyproject.toml
+
+audit: .tools/installed
+	.tools/bin/pip-audit --strict $(if $(ENVIRONMENT),--path $(wildcard .venv/lib/python3*/site-packages),--require-hashes \
+	--disable-pip --requirement requirements.lock)
+
+.tools/installed:
+	$(PYTHON) -m venv .tools
+	.tools/bin/pip install --quiet --disable-pip-version-check pip-audit pip-tools
+	touch $@
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,flare]'
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .tools build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fl_lightning.remote.job import Parts
 from fl_lightning.remote.submit import Submission, run_job, session_of
 from fl_lightning.remote.trial import Trial
@@ -45,6 +47,7 @@ def measure(folder: Path) -> dict[str, Any]:
     """All figures."""
     found: dict[str, Any] = {"load": os.getloadavg()[0], "cores": os.cpu_count()}
     with Trial(folder / "sites", 3) as trial:
+        trial.give(yaml.safe_load(parts_of("FedAvg", folder / "local").trainer.config)["data"])
         begin = time.monotonic()
         trial.start()
         with session_of(trial.admin_kit) as session:
@@ -54,7 +57,7 @@ def measure(folder: Path) -> dict[str, Any]:
                 local = parts_of(strategy, folder / "local")
                 local.trainer.fit(local.model, local.datamodule, local.strategy)
                 config = local.trainer.config
-                submission = Submission(name=strategy, config=config, sites=trial.sites)
+                submission = Submission.of_config(config, name=strategy, sites=trial.sites)
                 outcome = run_job(session, submission, folder / "fetched", trial.processes.check)
                 if outcome.status != "finished" or outcome.folder is None:
                     raise RuntimeError(f"{strategy}: {outcome.message}")

@@ -319,6 +319,10 @@ class FederatedCLI(LightningCLI):
         parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True, skip={"seed"})
         parser.add_subclass_arguments(Strategy, "strategy", required=True)
         parser.add_lightning_class_args(ClientModule, "model", subclass_mode=True, required=False)
+        self.add_data(parser)
+
+    def add_data(self, parser: LightningArgumentParser) -> None:
+        """Add the data, which not every run reads here."""
         parser.add_lightning_class_args(FederatedDataModule, "data")
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:

@@ -28,6 +28,7 @@ VERBS: dict[str, str] = {
     "completion": "fl_lightning.completion_command",
     "provision": "fl_lightning.remote.provision_command",
     "report": "fl_lightning.report.report_command",
+    "site": "fl_lightning.remote.site_command",
     "sites": "fl_lightning.remote.sites_command",
     "study": "fl_lightning.study.command",
     "submit": "fl_lightning.remote.submit_command",

@@ -14,13 +14,16 @@ import atexit
 import gc
 import json
 import logging
+import os
 import queue
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.executor import Executor
@@ -32,16 +35,27 @@ from nvflare.apis.signal import Signal
 
 from fl_lightning.remote.channel import read_answer
 from fl_lightning.remote.federation import federate
-from fl_lightning.remote.job import SITE_FILE, Parts, open_site
+from fl_lightning.remote.job import (
+    JOB_FILE,
+    SERVER_FILE,
+    SITE_FILE,
+    ServerParts,
+    make_private,
+    memory_of,
+    open_server,
+    open_site,
+)
+from fl_lightning.remote.job_schema import Job, NotAJob
 from fl_lightning.remote.message import Message
+from fl_lightning.remote.names import check_run_name
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.site import Site
 
 _log = logging.getLogger(__name__)
 
 TASK = "ask"
-#: The run's configuration in a job, and what it came to in the job's result.
-RUN_FILE, OUTCOME_FILE = "run.yaml", "outcome.json"
+#: What a job came to, in its result.
+OUTCOME_FILE = "outcome.json"
 _CHECK_SECONDS = 0.05
 
 
@@ -120,36 +134,11 @@ class FlareChannel:
 
 
 class FederationController(Controller):  # type: ignore[misc]
-    """Runs the federation in the server's job process.
+    """Runs the federation of a job in the server's job process; all that the job says is in its file."""
 
-    Args:
-        sites: Names of the clients' sites, in the order of their clients.
-        run_name: Name of the run, whose folder outlives the job.
-        ckpt_path: Checkpoint to continue from: ``last``, or empty for none.
-        timeout_seconds: In which a site must answer.
-        num_outputs: Classes of the whole federation; 0 for as many as the sites have seen.
-        secure: Secure aggregation.
-        predict: Have each site write its predictions after the training.
-    """
-
-    def __init__(
-        self,
-        sites: list[str],
-        run_name: str,
-        ckpt_path: str = "",
-        timeout_seconds: int = 600,
-        num_outputs: int = 0,
-        secure: bool = False,
-        predict: bool = False,
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__(task_check_period=_CHECK_SECONDS)
-        self.sites = sites
-        self.run_name = run_name
-        self.ckpt_path = ckpt_path
-        self.timeout_seconds = timeout_seconds
-        self.num_outputs = num_outputs
-        self.secure = secure
-        self.predict = predict
+        self.parts: ServerParts | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing."""
@@ -166,14 +155,18 @@ class FederationController(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Train, and leave the run's folder in the job's result."""
         workspace, job_id = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
-        result = Path(workspace.get_run_dir(job_id))
-        root = Path(workspace.get_root_dir()) / "federations"
+        result, root = Path(workspace.get_run_dir(job_id)), Path(workspace.get_root_dir())
+        own_file = Path(workspace.get_site_config_dir()) / SERVER_FILE
         outcome: dict[str, Any] = {"status": "failed", "message": ""}
-        started = time.time()
-        channel = FlareChannel(self, self.sites, timeout_seconds=self.timeout_seconds, abort_signal=abort_signal)
-        run_file = Path(workspace.get_app_config_dir(job_id)) / RUN_FILE
+        started, num_bytes = time.time(), {"down": 0, "up": 0}
         try:
-            outcome |= self._fit(run_file, root, channel)
+            folder = isolate(root, job_id, memory_of(own_file))
+            job = Job.read((Path(workspace.get_app_config_dir(job_id)) / JOB_FILE).read_bytes())
+            self.parts = open_server(job, own_file, root / "federations", folder)
+            channel = FlareChannel(self, job.sites, timeout_seconds=job.timeout_seconds, abort_signal=abort_signal)
+            num_bytes = channel.num_bytes
+            os.chdir(folder)
+            outcome |= self._fit(job, self.parts, channel)
         except Aborted as error:
             outcome["message"] = str(error)
         except (ValueError, SystemExit) as error:
@@ -182,44 +175,46 @@ class FederationController(Controller):  # type: ignore[misc]
             _log.exception("the federation failed")
             outcome["message"] = f"{type(error).__name__}: {error}"
             self.system_panic(outcome["message"], fl_ctx)
-        outcome |= {"bytes": channel.num_bytes, "seconds": time.time() - started, "started": started}
-        if (root / self.run_name).is_dir():
-            shutil.copytree(root / self.run_name, result / "run", dirs_exist_ok=True)
+        outcome |= {"bytes": num_bytes, "seconds": time.time() - started, "started": started}
+        if (made := self._made()) is not None:
+            outcome["folder"] = made.name
+            copy_files(made, result / "run" / made.name, within=root / "federations")
         (result / OUTCOME_FILE).write_text(json.dumps(outcome, indent=1) + "\n")
 
-    def _fit(self, run_file: Path, root: Path, channel: FlareChannel) -> dict[str, Any]:
-        options = [f"--trainer.default_root_dir={root}", f"--trainer.run_name={self.run_name}"]
-        parts = Parts(["--config", str(run_file), *options])
+    def _made(self) -> Path | None:
+        """The folder of this job's run; None before there is one."""
+        if self.parts is None or not self.parts.trainer.has_run:
+            return None
+        folder = self.parts.trainer.run.folder
+        return folder if folder.name and folder.is_dir() else None
+
+    def _fit(self, job: Job, parts: ServerParts, channel: FlareChannel) -> dict[str, Any]:
         data = federate(
             parts.trainer,
             channel,
             parts.strategy,
-            num_outputs=self.num_outputs or None,
-            relation_graph=parts.datamodule.relation_graph,
-            seed=parts.datamodule.seed,
-            secure=self.secure,
+            num_outputs=job.num_outputs,
+            relation_graph=parts.relation_graph,
+            seed=job.data_seed,
+            secure=job.secure,
         )
         figures = parts.trainer.fit(
             parts.model,
             data,  # type: ignore[arg-type]
             parts.strategy,
-            ckpt_path=self.ckpt_path or None,
+            ckpt_path="last" if job.resume else None,
         )
-        if self.predict:
+        made = parts.trainer.run.folder
+        if job.predict:
             parts.trainer.predict()
-        return {"status": "finished", "folder": parts.trainer.run.folder.name, "result": figures}
+        return {"status": "finished", "folder": made.name, "result": figures}
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
-    """A site in the client's job process; its folder outlives the job.
+    """A site in the client's job process; the folder of a run of one name outlives the job."""
 
-    Args:
-        run_name: Name of the run.
-    """
-
-    def __init__(self, run_name: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.run_name = run_name
         self.site: Site | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -234,16 +229,98 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             reply["wire"] = self.site.answer(wire)
         except (Exception, SystemExit) as error:
             _log.exception("the site cannot be opened")
-            why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}; see the site's log"
+            told = isinstance(error, Refused | NotAJob)  # which hold nothing of the site's
+            why = str(error) if told else f"{type(error).__name__}; see the site's log"
             reply["wire"] = Message(kind="failure", about={"to": Message.read(wire).name, "why": why}).wire
         return reply
 
     def _open(self, fl_ctx: FLContext) -> Site:
         workspace, job_id = fl_ctx.get_engine().get_workspace(), fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)
-        root = Path(workspace.get_root_dir())
-        return open_site(
-            Path(workspace.get_app_config_dir(job_id)) / RUN_FILE,
-            Path(workspace.get_site_config_dir()) / SITE_FILE,
-            root / "federations" / self.run_name,
-            fl_ctx.get_identity_name(),
-        )
+        root, own_file = Path(workspace.get_root_dir()), Path(workspace.get_site_config_dir()) / SITE_FILE
+        work = isolate(root, job_id, memory_of(own_file))
+        job = Job.read((Path(workspace.get_app_config_dir(job_id)) / JOB_FILE).read_bytes())
+        check_run_name(job.name)
+        site = open_site(job, own_file, root / "federations" / job.name, fl_ctx.get_identity_name())
+        os.chdir(work)  # the owner's file may name data beside where the site was started
+        return site
+
+
+def isolate(root: Path, job_id: str, memory_gib: float | None) -> Path:
+    """Keep a job's process from what other jobs have left, from the eyes of others, and within its memory.
+
+    Nothing is imported any more from the folder that the process was started in, nor from below the kit, where jobs
+    lie; files are their owner's alone; and the process has a folder of its own to work in.
+
+    Args:
+        root: The kit's folder.
+        job_id: FLARE's.
+        memory_gib: GiB that the process may take beside what it has; None for what is free now.
+
+    Returns:
+        The folder, which is empty and goes with the process.
+
+    Raises:
+        ValueError: The system cannot keep the bound that was given.
+    """
+    os.umask(0o077)
+    sys.path[:] = [each for each in sys.path if not _is_open_to_jobs(each, root)]
+    limit_memory(memory_gib)
+    check_run_name(job_id)
+    work = root / "work" / job_id
+    make_private(work.parent)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    atexit.register(shutil.rmtree, work, ignore_errors=True)
+    return work
+
+
+def _is_open_to_jobs(entry: str, root: Path) -> bool:
+    """Whether a folder of the module search path is of a kit, or where the process was started without its being named.
+
+    What the owner names in PYTHONPATH, outside of the kit, stays.
+    """
+    path = Path(entry or ".").resolve()
+    named = {Path(each).resolve() for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each}
+    return path.is_relative_to(root.resolve()) or (path == Path.cwd().resolve() and path not in named)
+
+
+def limit_memory(gib: float | None) -> None:
+    """Bound the memory of this process (Linux: ``RLIMIT_DATA``): what goes beyond it ends in an error of its own.
+
+    Args:
+        gib: Beside what the process has; None for what is free now, and no bound on other systems.
+
+    Raises:
+        ValueError: This system cannot keep the bound.
+    """
+    if not sys.platform.startswith("linux"):
+        if gib is not None:
+            raise ValueError("policy.max_memory_gib needs Linux: leave it out here")
+        return
+    import resource
+
+    process = psutil.Process()
+    free = psutil.virtual_memory().available if gib is None else int(gib * 2**30)
+    most, hard = process.memory_info().data + free, resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def copy_files(source: Path, target: Path, *, within: Path) -> None:
+    """Copy plain files and folders; what is a link, or lies elsewhere, is left out.
+
+    Args:
+        source: A folder.
+        target: Where to.
+        within: The folder that all of it must lie in.
+
+    Raises:
+        ValueError: The source does not lie there.
+    """
+    if not source.resolve().is_relative_to(within.resolve()) or source.is_symlink():
+        raise ValueError(f"{source} does not lie in {within}: nothing of it is copied")
+    for folder, _, names in os.walk(source, followlinks=False):
+        here = Path(folder)
+        (target / here.relative_to(source)).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if (here / name).is_file() and not (here / name).is_symlink():
+                shutil.copyfile(here / name, target / here.relative_to(source) / name, follow_symlinks=False)

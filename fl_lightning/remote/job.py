@@ -1,40 +1,54 @@
-"""Settings of a run over a network: the server's configuration, and each site's own file.
+"""What server and sites build of a job, and each one's own file.
 
-The run's configuration is an ordinary one of ``fl-train``. A site's own file says where its data are and what it
-refuses; ``data`` replaces the configuration's.
+A job (:mod:`fl_lightning.remote.job_schema`) says what is computed. A site's own file says what it holds and what it
+refuses; a job has no data, and a site without ``data`` in its file takes part in none.
 
     client: 0                 # which of its data's clients the site is; 0 for the only one
-    data:                     # leave out to draw the run's own data, as a try-out on one machine does
+    named_as: site            # what the client is called: as its site, or as in its data
+    data:
       source: {class_path: FileSource, init_args: {path: /data/ward-7.pt}}
       partitioner: {class_path: RandomPartitioner, init_args: {num_clients: 1}}
       splitter: {class_path: ClientSplit}
     policy:                   # the settings of SitePolicy
       strategies: [FedAvg, FedPer]
       min_examples: 10
+      local: ["head.*"]
       filters: [{class_path: TopK, init_args: {fraction: 0.1}}]
     accelerator: cpu
+
+The server's own file has ``policy`` (the settings of JobPolicy) and ``accelerator``.
 """
 
+import contextlib
 import dataclasses
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch.cli import LightningArgumentParser
 
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.settings import check_count
-from fl_lightning.remote.policy import SitePolicy
+from fl_lightning.relations.topology import Topology
+from fl_lightning.remote.job_schema import Job
+from fl_lightning.remote.policy import JobPolicy, SitePolicy
+from fl_lightning.remote.registry import Registry
 from fl_lightning.remote.site import Site
 from fl_lightning.round.client import ClientModule
+from fl_lightning.run.folder import whole_file
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_input import dump_yaml, read_yaml
 
-#: Name of a site's own file in its kit's folder ``local``.
-SITE_FILE = "fl_site.yaml"
-_SITE_KEYS = ("client", "data", "policy", "accelerator")
+#: Names of the files of their owners in the folder ``local`` of a kit, and of the job in what FLARE deploys.
+SITE_FILE, SERVER_FILE, JOB_FILE = "fl_site.yaml", "fl_server.yaml", "job.json"
+_SITE_KEYS = ("client", "named_as", "data", "policy", "accelerator")
+_SERVER_KEYS = ("policy", "accelerator")
+_Policy = TypeVar("_Policy", bound=JobPolicy)
+_Made = TypeVar("_Made", bound="Parts")
 
 
 class Parts(FederatedCLI):
@@ -61,32 +75,44 @@ class Parts(FederatedCLI):
         return found
 
 
-def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> Site:
-    """The site that its own file describes, for a run.
+class ServerParts(Parts):
+    """What the server builds of a job: no data."""
+
+    def add_data(self, parser: LightningArgumentParser) -> None:
+        """A graph of relations alone, which is the server's to draw."""
+        parser.add_subclass_arguments(Topology, "relation_graph", required=False)
+
+    @property
+    def relation_graph(self) -> Topology | None:
+        """Draws the client relation graph."""
+        found: Topology | None = self._get(self.config_init, "relation_graph")
+        return found
+
+
+def open_site(job: Job, site_file: Path, folder: Path, name: str = "") -> Site:
+    """The site that its own file describes, for a job, which is checked before anything is built.
 
     Args:
-        run_file: The run's configuration.
-        site_file: The site's own; a missing one says nothing.
+        job: What was sent.
+        site_file: The site's own.
         folder: Where the site keeps states and keys.
-        name: What a client of data that its own file names is called; if empty, what it is called there.
+        name: What a client of the site's data is called; if empty, what it is called there.
 
     Raises:
-        ValueError: The site's file holds something else.
+        ValueError: The site's file holds something else, or the job may not say what it says here.
     """
-    own = _own_settings(site_file)
-    settings = read_yaml(run_file)
+    own = _own_settings(site_file, _SITE_KEYS)
+    policy = _policy(SitePolicy, own, site_file)
+    registry = Registry(policy.classes)
+    job.check(registry)
+    policy.check_job(job)
+    if "data" not in own:
+        raise ValueError(f"{site_file} names no data: write what the site holds below data")
+    settings = job.configuration(registry)
     settings["trainer"] = {"accelerator": "cpu", "logger": False, "callbacks": []}  # the server's are not made here
-    if "data" in own:
-        settings["data"] = own["data"]
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = folder / "settings.yaml"
-    whole.write_text(dump_yaml(settings))
-    try:
-        policy = read_policy(own.get("policy", {}))
-    except (ArgumentError, ValueError) as error:
-        raise ValueError(f"{site_file}: {' '.join(str(error).split())}") from error
-    parts = Parts(["--config", str(whole)])
-    policy.check_strategy(type(parts.strategy).__name__)
+    settings["data"] = own["data"]
+    make_private(folder)
+    parts = _built(Parts, settings, folder)
     data = parts.datamodule
     data.prepare_data()
     data.setup()
@@ -94,7 +120,7 @@ def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> 
     if client >= data.num_clients:
         raise ValueError(f"{site_file}: client is {client}, but the data have {data.num_clients} clients")
     holds = data.clients[client]
-    if name and "data" in own:
+    if name and own.get("named_as", "site") == "site":
         holds = dataclasses.replace(holds, name=name)
     return Site(
         holds,
@@ -107,33 +133,101 @@ def open_site(run_file: Path, site_file: Path, folder: Path, name: str = "") -> 
         drop_last=data.drop_last,
         own=data.own_names(client),
         accelerator=str(own.get("accelerator", "cpu")),
+        num_rounds=job.trainer.get("num_rounds", FederatedTrainer().num_rounds),
     )
 
 
-def _own_settings(site_file: Path) -> dict[str, Any]:
-    """What a site's file says; what is empty in it is left out.
+def open_server(job: Job, server_file: Path, root: Path, folder: Path) -> ServerParts:
+    """Trainer, strategy and client module of a job, which is checked before anything is built.
+
+    Args:
+        job: What was sent.
+        server_file: The server's own; a missing one says nothing.
+        root: Of the folders of all runs.
+        folder: For the job's own files.
 
     Raises:
-        ValueError: It says something else than a site's file may.
+        ValueError: The server's file holds something else, or the job may not say what it says here.
     """
-    own = read_yaml(site_file) if site_file.exists() else None
-    keys = ", ".join(_SITE_KEYS)
+    own = _own_settings(server_file, _SERVER_KEYS)
+    policy = _policy(JobPolicy, own, server_file)
+    registry = Registry(policy.classes)
+    job.check(registry)
+    policy.check_job(job)
+    settings = job.configuration(registry)
+    settings["trainer"] |= {
+        "accelerator": str(own.get("accelerator", "cpu")),
+        "default_root_dir": str(root),
+        "run_name": job.name,
+    }
+    if job.relation_graph is not None:
+        settings["relation_graph"] = job.relation_path(registry)
+    make_private(root)
+    return _built(ServerParts, settings, folder)
+
+
+def memory_of(own_file: Path) -> float | None:
+    """``policy.max_memory_gib`` of a site's or a server's own file."""
+    own = _own_settings(own_file, _SITE_KEYS)
+    found: float | None = own.get("policy", {}).get("max_memory_gib")
+    return found if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those that it lies in, that are open to their owner alone."""
+    for each in (*reversed(folder.parents), folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
+def _built(kind: type[_Made], settings: dict[str, Any], folder: Path) -> _Made:
+    """The parts of a configuration, whose mistakes are not the end of the process."""
+    make_private(folder)
+    whole = folder / "settings.yaml"
+    with whole_file(whole) as temporary:
+        temporary.write_text(dump_yaml(settings))
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return kind(["--config", str(whole)])
+    except SystemExit as error:
+        last = said.getvalue().strip().rpartition("\n")[2].removeprefix("fl-train: error: ")
+        raise ValueError(last or "the job's settings do not fit together") from error
+
+
+def _policy(kind: type[_Policy], own: dict[str, Any], file: Path) -> _Policy:
+    try:
+        return read_policy(own.get("policy", {}), kind)
+    except (ArgumentError, ValueError) as error:
+        raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
+
+
+def _own_settings(own_file: Path, known: Sequence[str]) -> dict[str, Any]:
+    """What a site's or a server's file says; what is empty in it is left out.
+
+    Raises:
+        ValueError: It says something else than such a file may.
+    """
+    own = read_yaml(own_file) if own_file.exists() else None
+    keys = ", ".join(known)
     if not isinstance(own, dict | None):
-        raise ValueError(f"{site_file} holds {own!r}: write settings, one of {keys} on a line")
+        raise ValueError(f"{own_file} holds {own!r}: write settings, one of {keys} on a line")
     said = {key: value for key, value in (own or {}).items() if value is not None}
-    if unknown := sorted(map(str, set(said) - set(_SITE_KEYS))):
-        raise ValueError(f"{site_file} has {', '.join(unknown)}: a site's file has {keys}")
-    check_count(f"{site_file}: client", said.get("client", 0), least=0)
+    if unknown := sorted(map(str, set(said) - set(known))):
+        whose = "server" if known is _SERVER_KEYS else "site"
+        raise ValueError(f"{own_file} has {', '.join(unknown)}: a {whose}'s file has {keys}")
+    check_count(f"{own_file}: client", said.get("client", 0), least=0)
+    if said.get("named_as", "site") not in ("site", "data"):
+        raise ValueError(f"{own_file}: named_as is {said['named_as']!r}: write site, or data for the data's own name")
     for key in ("data", "policy"):
         if not isinstance(said.get(key, {}), dict):
-            raise ValueError(f"{site_file}: {key} is {said[key]!r}: write its settings below it")
+            raise ValueError(f"{own_file}: {key} is {said[key]!r}: write its settings below it")
     return said
 
 
-def read_policy(settings: dict[str, Any]) -> SitePolicy:
-    """A site's rules, from its file."""
+def read_policy(settings: dict[str, Any], kind: type[_Policy] = SitePolicy) -> _Policy:  # type: ignore[assignment]
+    """A site's or a server's rules, from its file."""
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(SitePolicy, "policy", fail_untyped=False)
+    parser.add_class_arguments(kind, "policy", fail_untyped=False)
     found = parser.instantiate_classes(parser.parse_object({"policy": settings}))
-    policy: SitePolicy = found["policy"]
+    policy: _Policy = found["policy"]
     return policy

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import random
 import signal
 import socket
@@ -20,12 +21,13 @@ from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
-from fl_lightning.remote.job import SITE_FILE
+from fl_lightning.remote.job import SERVER_FILE, SITE_FILE, make_private
+from fl_lightning.remote.names import check_admin_name, check_run_name, check_server_name, check_site_name
 
-#: The classes that a kit lets a job of ours use, beside FLARE's own.
-CLASSES = ["fl_lightning.remote.flare.FederationController", "fl_lightning.remote.flare.SiteExecutor"]
-#: What who submits runs may do at a site: FLARE's own list has looking into its logs and bringing code too.
-_SITE_RIGHTS = {
+#: The one class that a kit lets a job use. FLARE's own list has some that read and write files which a job names.
+SERVER_CLASS, SITE_CLASS = "fl_lightning.remote.flare.FederationController", "fl_lightning.remote.flare.SiteExecutor"
+#: What who submits runs may do: FLARE's own list has looking into logs and bringing code too.
+_RIGHTS = {
     "format_version": "1.0",
     "permissions": {
         "lead": {"submit_job": "any", "manage_job": "n:submitter", "download_job": "n:submitter", "view": "any"}
@@ -34,7 +36,10 @@ _SITE_RIGHTS = {
 _ORGANISATION = "federation"
 _BUILDERS: list[dict[str, Any]] = [
     {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
-    {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+    {
+        "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
+        "args": {"config_folder": "config", "require_signed_jobs": True},
+    },
     {"path": "nvflare.lighter.impl.cert.CertBuilder"},
     {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
 ]
@@ -47,7 +52,19 @@ _SITE_TEMPLATE = """# What this site is, and what it refuses. (fl_lightning/remo
 # policy:
 #   strategies: [FedAvg, FedPer]
 #   min_examples: 5
+#   local: ["head.*"]          # never leaves, whatever a job calls personal
+#   max_evaluations_per_round: 8
+#   max_memory_gib: 8
 """
+_SERVER_TEMPLATE = """# What this server takes. (fl_lightning/remote/policy.py, JobPolicy, tells all of it.)
+# policy:
+#   strategies: [FedAvg, FedPer]
+#   classes: [my_package.MyStrategy]   # installed here
+#   max_memory_gib: 8
+# accelerator: cpu
+"""
+#: Where the authority's private key is, below the federation's folder.
+CA_FILE = Path("state") / "cert.json"
 
 
 def provision(
@@ -67,9 +84,12 @@ def provision(
     Returns:
         The folder of the kits, each under its participant's name.
 
+    All folders are their owner's alone, and so are the keys, from the moment that they are made.
+
     Raises:
-        ValueError: A name will not do.
+        ValueError: A name will not do; nothing is written.
     """
+    check_names(name, sites, server, admin)
     people: list[dict[str, Any]] = [{"name": admin, "type": "admin", "org": _ORGANISATION, "role": "lead"}]
     where = {} if address is None else {"default_host": address, "host_names": [address]}
     project = {
@@ -84,30 +104,56 @@ def provision(
         ],
         "builders": _BUILDERS,
     }
-    found = Provisioner(str(folder.absolute()), prepare_builders(project)).provision(prepare_project(project))
-    if found.get("build_error"):
-        raise ValueError(f"nvflare provision failed for {name}, {server}, {', '.join(sites)}")
-    kits = Path(found.get_result_location())
-    _allow(kits / server)
-    for site in sites:
-        _allow(kits / site)
-        (kits / site / "local" / "authorization.json").write_text(json.dumps(_SITE_RIGHTS, indent=2) + "\n")
-        (kits / site / "local" / SITE_FILE).write_text(_SITE_TEMPLATE)
+    before = os.umask(0o077)
+    try:
+        make_private(folder.absolute())
+        if (key := folder / name / CA_FILE).exists():
+            key.chmod(0o600)  # of a version that left it open; it is written over as it is
+        found = Provisioner(str(folder.absolute()), prepare_builders(project)).provision(prepare_project(project))
+        if found.get("build_error"):
+            raise ValueError(f"nvflare provision failed for {name}, {server}, {', '.join(sites)}")
+        kits = Path(found.get_result_location())
+        _allow(kits / server, SERVER_CLASS)
+        (kits / server / "local" / SERVER_FILE).write_text(_SERVER_TEMPLATE)
+        for site in sites:
+            _allow(kits / site, SITE_CLASS)
+            (kits / site / "local" / SITE_FILE).write_text(_SITE_TEMPLATE)
+    finally:
+        os.umask(before)
     return kits
 
 
-def _allow(kit: Path) -> None:
-    """Let the kit's owner run our jobs, and keep its logs: FLARE would send them to the server.
+def check_names(name: str, sites: Sequence[str], server: str, admin: str) -> None:
+    """Refuse names that NVFlare would cut, split or take for another's.
+
+    Raises:
+        ValueError: There is such a one.
+    """
+    check_run_name(name, "name")
+    check_server_name(server, "server")
+    check_admin_name(admin, "admin")
+    for site in sites:
+        check_site_name(site, "sites")
+    seen: set[str] = {"server"}  # what FLARE calls every server
+    for each in (*sites, server, admin):
+        if each.casefold() in seen:
+            raise ValueError(f"{each!r} is the name of two participants, or FLARE's own for the server: rename one")
+        seen.add(each.casefold())
+
+
+def _allow(kit: Path, own_class: str) -> None:
+    """Let the kit's owner run our jobs and nothing else, and keep its logs: FLARE would send them to the server.
 
     A server waits a minute for a busy site to take a job, instead of 10 seconds.
     """
     settings = json.loads((kit / "local" / "resources.json.default").read_text())
-    settings["class_allow_list"] = [*settings["class_allow_list"], *CLASSES]  # no other class is let in
+    settings["class_allow_list"] = [own_class]
     if "servers" in settings:
         settings["servers"][0]["admin_timeout"] = 60.0
     else:
         settings["allow_log_streaming"] = False
     (kit / "local" / "resources.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (kit / "local" / "authorization.json").write_text(json.dumps(_RIGHTS, indent=2) + "\n")
 
 
 def keep_together(kit: Path) -> None:
@@ -137,12 +183,17 @@ class Processes:
     Args:
         kits: Their kits.
         server: The server's name.
+
+    Attributes:
+        running: The processes, by name.
+        search: Folders in which the processes look for modules too.
     """
 
     def __init__(self, kits: Path, server: str) -> None:
         self.kits = kits
         self.server = server
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.search: Sequence[str] = ()
 
     def __enter__(self) -> "Processes":
         _adopt_orphans(True)
@@ -162,9 +213,17 @@ class Processes:
         command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(kit.absolute())]
         command += ["-s", f"fed_{role}.json", "--set", "secure_train=true", *uid]
         command += [f"org={_ORGANISATION}", "config_folder=config"]
-        with (kit / "process.log").open("ab") as log:
+        search = os.pathsep.join(filter(None, [*self.search, os.environ.get("PYTHONPATH")]))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with os.fdopen(os.open(kit / "process.log", flags, 0o600), "ab") as log:
             self.running[name] = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=_die_with_parent,
+                umask=0o077,
+                env={**os.environ, **({"PYTHONPATH": search} if search else {})},
             )
 
     def of_job(self, name: str) -> list[psutil.Process]:
@@ -182,9 +241,23 @@ class Processes:
         """
         for name, process in self.running.items():
             if process.poll() is not None:
-                log = self.kits / name / "process.log"
-                last = log.read_text(errors="replace").strip().splitlines()[-3:]
-                raise RuntimeError(f"{name} has ended with code {process.returncode}: {' | '.join(last)} ({log})")
+                raise RuntimeError(f"{name} has ended with code {process.returncode}: {self.last_lines(name)}")
+
+    def last_lines(self, name: str) -> str:
+        """The last lines of a participant's log of errors, or of all that it says, and where they are."""
+        kit = self.kits / name
+        logs = sorted([*kit.glob("*/error_log.txt"), *kit.glob("error_log.txt")], key=lambda log: log.stat().st_mtime)
+        for log in (*reversed(logs), kit / "process.log"):
+            lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+            if lines:
+                return f"{' | '.join(line.strip() for line in lines[-3:])} ({log})"
+        return f"it has said nothing ({kit})"
+
+    def last_words(self) -> str:
+        """The same of each participant that complains, for the end of a message; empty if none does."""
+        names = [name for name in self.running if any((self.kits / name).glob("*/error_log.txt"))]
+        told = [(name, self.last_lines(name)) for name in names]
+        return "".join(f"; {name} says: {lines}" for name, lines in told if "error_log" in lines)
 
     def stop(self) -> None:
         """End all participants, the sites first, and all that they have started."""
@@ -238,6 +311,7 @@ def wait_until_connected(session: Any, sites: Sequence[str], processes: Processe
         with suppress(NoConnection):
             missing = set(sites) - {client.name for client in session.get_connected_client_list()}
         if missing and time.monotonic() > deadline:
-            raise TimeoutError(f"sites did not connect within {seconds:g} seconds: {', '.join(sorted(missing))}")
+            told = "; ".join(f"{name} says: {processes.last_lines(name)}" for name in sorted(missing))
+            raise TimeoutError(f"sites did not connect within {seconds:g} seconds: {told}")
         if missing:
             time.sleep(0.2)

@@ -1,9 +1,17 @@
-"""What a site refuses, whatever a server asks."""
+"""What the owner of a machine refuses, whatever a job or a server asks."""
 
+import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fl_lightning.remote.filters import SiteFilter
+from fl_lightning.remote.job_schema import Job
+
+#: What a signal tells of: the client as a whole, each class, or each example.
+Kind = Literal["client", "class", "example"]
+#: Which model is scored: the client's own, one that the server sends, or one that is trained for it first.
+Scored = Literal["own", "received", "tuned"]
 
 
 class Refused(ValueError):
@@ -11,30 +19,154 @@ class Refused(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SitePolicy:
-    """A site's own rules.
+class JobPolicy:
+    """The rules of a machine that builds what a job names: the server's, and part of a site's.
 
     Args:
+        classes: Classes of the owner's own that jobs may name, ``module.Class``. They must be installed here.
         strategies: Class names of the strategies that may be run here; None for any.
-        min_examples: Fewest examples that anything may be said of: with fewer labelled training examples the site
-            trains for nobody, and of a split with fewer examples its metrics say nothing. At least 1.
-        filters: What every answer passes before it leaves, in this order.
-        secure_only: Answer only under secure aggregation.
+        max_outputs: Most classes, or targets, of a federation.
+        max_memory_gib: Memory of a job's process, in GiB, beside what it needs to start (Linux); None for what is free
+            as it starts.
 
     Raises:
         ValueError: A value is out of its range.
     """
 
+    classes: Sequence[str] = ()
     strategies: Sequence[str] | None = None
-    min_examples: int = 5
-    filters: Sequence[SiteFilter] = ()
-    secure_only: bool = False
+    max_outputs: int = 100_000
+    max_memory_gib: float | None = None
 
     def __post_init__(self) -> None:
-        if self.min_examples < 1:
-            raise ValueError(f"site.min_examples must be at least 1, got {self.min_examples}")
+        _check_least(max_outputs=self.max_outputs)
+        if self.max_memory_gib is not None and not self.max_memory_gib > 0:
+            raise ValueError(f"policy.max_memory_gib must be positive, or null, got {self.max_memory_gib}")
 
     def check_strategy(self, name: str) -> None:
         """Refuse a strategy that is not on the list."""
         if self.strategies is not None and name not in self.strategies:
             raise Refused(f"this site runs {', '.join(self.strategies) or 'no strategy'} alone, not {name}")
+
+    def check_outputs(self, num_outputs: int) -> None:
+        """Refuse more outputs than the bound."""
+        if num_outputs > self.max_outputs:
+            raise Refused(f"{num_outputs} outputs are asked for, policy.max_outputs is {self.max_outputs} here")
+
+    def check_job(self, job: Job) -> None:
+        """Refuse a job by what it says, before anything is built."""
+        self.check_strategy(job.strategy["class"])
+        self.check_outputs(job.num_outputs or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePolicy(JobPolicy):
+    """A site's own rules.
+
+    Args:
+        classes: As of :class:`JobPolicy`.
+        strategies: The same.
+        max_outputs: The same.
+        max_memory_gib: The same.
+        min_examples: Fewest examples that any number may tell of: with fewer labelled training examples the site trains
+            for nobody, of a split with fewer its metrics say nothing, a statistic of a class with fewer is withheld,
+            and what has a row for each example is refused if this is above 1. At least 1.
+        parameters: Patterns of the parameters that may leave; None for all that the strategy sends.
+        local: Patterns of the parameters that never leave, whatever a job calls personal.
+        outputs: Patterns of the signals that may leave; None for all.
+        kinds: What signals may tell of.
+        evaluations: Which models are scored.
+        max_evaluations_per_round: Most models that are scored in a round, trials of a strategy's settings among them.
+        filters: What every answer passes before it leaves, in this order.
+        secure_only: Answer only under secure aggregation.
+        max_parameters: Most parameters of a client's nets, counted before they are allocated.
+        max_steps_per_round: Most local steps in a round, those before an evaluation among them.
+        max_seconds: Longest time for one stage or evaluation; None for no bound.
+        max_messages: Most messages of a job.
+        max_message_mib: Largest message, in MiB.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    min_examples: int = 5
+    parameters: Sequence[str] | None = None
+    local: Sequence[str] = ()
+    outputs: Sequence[str] | None = None
+    kinds: Sequence[Kind] = ("client", "class", "example")
+    evaluations: Sequence[Scored] = ("own", "received", "tuned")
+    max_evaluations_per_round: int = 64
+    filters: Sequence[SiteFilter] = ()
+    secure_only: bool = False
+    max_parameters: int = 50_000_000
+    max_steps_per_round: int = 100_000
+    max_seconds: float | None = None
+    max_messages: int = 100_000
+    max_message_mib: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_examples < 1:
+            raise ValueError(f"site.min_examples must be at least 1, got {self.min_examples}")
+        if self.max_evaluations_per_round < 0:
+            raise ValueError(
+                f"policy.max_evaluations_per_round must be at least 0, got {self.max_evaluations_per_round}"
+            )
+        _check_least(
+            max_parameters=self.max_parameters,
+            max_steps_per_round=self.max_steps_per_round,
+            max_messages=self.max_messages,
+            max_message_mib=self.max_message_mib,
+        )
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise ValueError(f"policy.max_seconds must be positive, or null for no bound, got {self.max_seconds}")
+
+    def check_job(self, job: Job) -> None:
+        """Refuse a job by what it says, before anything is built."""
+        super().check_job(job)
+        if self.secure_only and not job.secure:
+            raise Refused("this site answers under secure aggregation alone")
+
+    def check_parameters(self, names: Sequence[str]) -> None:
+        """Refuse parameters that may not leave."""
+        if kept := [name for name in names if matches(name, self.local)]:
+            raise Refused(f"{_listed(kept)} would leave, which policy.local keeps here")
+        if self.parameters is not None and (other := [name for name in names if not matches(name, self.parameters)]):
+            raise Refused(f"{_listed(other)} would leave, which policy.parameters does not let out")
+
+    def check_output(self, name: str, kind: Kind) -> None:
+        """Refuse a signal that may not leave; ``name`` may be the first part of one.
+
+        What is named after a parameter that stays here stays here too.
+        """
+        base, _, rest = name.partition("/")
+        if matches(name, self.local) or (rest and matches(rest, self.local)):
+            raise Refused(f"{name} would leave, which policy.local keeps here")
+        if self.outputs is not None and not (
+            matches(name, self.outputs)
+            or matches(base, self.outputs)
+            or (not rest and any(pattern.startswith(f"{base}/") for pattern in self.outputs))
+        ):
+            raise Refused(f"{name} would leave, which policy.outputs does not let out")
+        if kind not in self.kinds:
+            raise Refused(f"{name} tells of each {kind}, policy.kinds lets {', '.join(self.kinds) or 'nothing'} out")
+        if kind == "example" and self.min_examples > 1:
+            raise Refused(
+                f"{name} has numbers of one example each, policy.min_examples asks for {self.min_examples}: "
+                "a strategy that sends such runs where it is 1"
+            )
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name is of one of the patterns."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _check_least(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"policy.{name} must be at least 1, got {value}")

@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _provision(options: argparse.Namespace, rest: list[str]) -> int:
-    from fl_lightning.remote.kits import provision
+    from fl_lightning.remote.kits import CA_FILE, check_names, provision
+    from fl_lightning.remote.names import check_folder_for_processes
 
     if rest:
         fail(f"fl-train provision has no option {rest[0]}")
@@ -51,9 +52,17 @@ def _provision(options: argparse.Namespace, rest: list[str]) -> int:
     for key, example in _NEEDED.items():
         for name in told[key] if key == "sites" else [told[key]]:
             check_text(f"{options.file}: {key}", name, example)
-    if Path(told["name"]).name != told["name"]:
-        fail(f"{options.file}: name is {told['name']!r}, give one that a folder can have")
     named = {key: told[key] for key in _NEEDED}
+    try:
+        check_names(**named)
+    except ValueError as error:
+        fail(f"{options.file}: {error}")
+    check_folder_for_processes(Path(options.folder), "--folder")
     folder = provision(Path(options.folder), **named, port=port)
     sys.stdout.write(f"kits in {folder}; give each participant its own, whose startup/start.sh starts it\n")
+    sys.stdout.write(
+        f"the authority's private key is in {folder.parent / CA_FILE}: whoever has it can make a kit for anybody. "
+        "Keep it off the server and the sites: move the folder state to a medium that is locked away, or delete it "
+        "where the federation will have no new participants\n"
+    )
     return 0

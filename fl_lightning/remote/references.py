@@ -18,6 +18,7 @@ from fl_lightning.strategies.base import Strategy
 
 #: What a stage says of the answer, which a fine-tuning does not give.
 _ANSWER = {"upload", "flat", "as_update", "send_anchor", "signals", "per_example", "memory", "rewrite"}
+_ANSWER |= {"per_class", "single", "scores"}
 _MODULES = ("fl_lightning.strategies", "fl_lightning.round.stage", "torch.optim")
 
 

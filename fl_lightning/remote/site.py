@@ -32,6 +32,7 @@ from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.executors import SequentialExecutor, Work
 from fl_lightning.federation import OwnNames, Roster, edge_facts
 from fl_lightning.remote.filters import CannotFilter
+from fl_lightning.remote.guard import Guard, width_of
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.references import find
@@ -70,6 +71,7 @@ class Site:
         drop_last: Leave out a short last mini-batch, as of the data module.
         own: What the user calls nodes or examples, and classes; None for numbers from 0.
         accelerator: Where the client trains, as in Lightning.
+        num_rounds: Rounds of the job, where it is known; for later ones the site does nothing.
     """
 
     def __init__(
@@ -85,12 +87,14 @@ class Site:
         drop_last: bool = False,
         own: OwnNames | None = None,
         accelerator: str = "cpu",
+        num_rounds: int | None = None,
     ) -> None:
         self.holds = holds
         self.model = model
         self.strategy = strategy
         self.folder = folder
         self.policy = policy or SitePolicy()
+        self.guard = Guard(self.policy, holds, num_rounds=num_rounds)
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
         self.drop_last = drop_last
@@ -115,6 +119,7 @@ class Site:
     def answer(self, wire: bytes) -> bytes:
         """The answer to a message, both as bytes; what goes wrong here is an answer too."""
         try:
+            self.guard.admit_message(wire)
             message = Message.read(wire)
         except ValueError as error:
             return Message(kind="failure", about={"to": "", "why": str(error)}).wire
@@ -150,8 +155,7 @@ class Site:
         """Who the client is."""
         self.policy.check_strategy(message.about["strategy"])
         holds = self.holds
-        x = holds.x_NF if isinstance(holds, ClientGraph) else holds.x_NX
-        width = list(x.shape[1:])
+        x, width = holds.x_NF if isinstance(holds, ClientGraph) else holds.x_NX, width_of(holds)
         named = self.own.class_names
         outputs = (
             holds.y_N.shape[1] if holds.y_N.is_floating_point() else max(int(holds.y_N.max()) + 1, len(named or ()))
@@ -160,7 +164,7 @@ class Site:
             message,
             name=holds.name,
             kind="graphs" if isinstance(holds, ClientGraph) else "examples",
-            num_features=width[0] if len(width) == 1 else width,
+            num_features=width,
             num_outputs=outputs,
             class_names="" if named is None else hashlib.sha256(json.dumps(named).encode()).hexdigest(),
             has_validation=bool(holds.val_mask_N.any()),
@@ -187,6 +191,7 @@ class Site:
             raise Refused(f"the server runs {about['strategy']}, this site {type(self.strategy).__name__}")
         if other := settings.differences(about["settings"], own):
             raise Refused(f"the server's settings are not this site's; {'; '.join(other)} (then: server, now: site)")
+        self.guard.admit_federation(self.model, about["num_features"], about["num_outputs"])
         self.index = int(about["index"])
         self.secure = bool(about["secure"])
         self.label = str(about["federation"])
@@ -217,9 +222,19 @@ class Site:
         self.collator = self._collator(roster, fabric.device, getattr(torch, about["dtype"]))
         self.executor = executor_for(self.model, SequentialExecutor())
         mine = (self.index,)
-        self.executor.setup(fabric, self.model, self.collator, mine, seed=about["seed"], memory=self.strategy.memory())
+        self.executor.setup(
+            fabric,
+            self.model,
+            self.collator,
+            mine,
+            seed=about["seed"],
+            memory=self.strategy.memory(),
+            time_limit=self.policy.max_seconds,
+        )
         self.known = dict(self.architectures[federation.architecture_of[self.index]])
         self.num_flat = max(sum(p.numel() for p in net.values()) for net in self.architectures)
+        self.guard.admit_parameters(self.num_flat)
+        self.guard.check_stages(self.strategy, list(self.known))
         self.masks.meet({int(client): key for client, key in self._told("keys").get(self.label, {}).items()})
         self.is_started = True
         self.current = self.states.put(self._state())
@@ -266,6 +281,8 @@ class Site:
         address = StageAddress(**about["address"])
         stage = self.strategy.stage(address)
         self._check(stage)
+        steps_per_epoch = self.collator.steps_per_epoch(self.index)
+        self.guard.admit_stage(stage, list(self.known), address.round_idx, about["effort"], steps_per_epoch)
         if self.secure:
             self._once(address, message)
         self._become(about["state"])
@@ -309,6 +326,7 @@ class Site:
             initial = {name: tensor[None] for name, tensor in self.known.items()}
             known = to_wire(initial, self.num_flat) if stage.flat else initial
             known |= {} if received is None else received.parameters
+        upload = self.guard.leaving(upload, stage)
         try:
             for each in self.policy.filters:
                 upload = each(upload, known)
@@ -322,9 +340,15 @@ class Site:
         self._forget(message)
         tensors: dict[str, Tensor] = {}
         failures: dict[str, str] = {}
-        for place, (kind, described) in enumerate(message.about["evaluations"]):
-            evaluation = self._evaluation(described, message.payload((self.index,), f"{place}/"))
-            outcome = self.executor.evaluate({kind: evaluation}, [self.index], message.about["round_idx"])[kind]
+        asked = {
+            kind: self._evaluation(described, message.payload((self.index,), f"{place}/"))
+            for place, (kind, described) in enumerate(message.about["evaluations"])
+        }
+        steps_per_epoch = self.collator.steps_per_epoch(self.index)
+        round_idx = message.about["round_idx"]
+        self.guard.admit_evaluations(list(asked.values()), round_idx, steps_per_epoch, asked_in=message.name)
+        for place, (kind, evaluation) in enumerate(asked.items()):
+            outcome = self.executor.evaluate({kind: evaluation}, [self.index], round_idx)[kind]
             if self.index in outcome.failures:
                 _log.warning("evaluation %r failed: %s", kind, outcome.failures[self.index])
                 failures[kind] = outcome.failures[self.index].partition(":")[0]
@@ -341,6 +365,7 @@ class Site:
         """Write what the client's model predicts, here."""
         self._become(message.about["state"])
         evaluation = self._evaluation(message.about["evaluation"], message.payload((self.index,), "0/"))
+        self.guard.admit_tuning(evaluation, message.about["round_idx"], self.collator.steps_per_epoch(self.index))
         output_NK = self.executor.predict(evaluation, [self.index], message.about["round_idx"])[self.index]
         predicted = Predicted(holds=self.holds, own=self.own, output_NK=output_NK)
         write_predictions(self.folder / "predictions.csv", [predicted])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fl_lightning.command_line import fail
 from fl_lightning.remote.verbs import Parser, add_run_options, follow_to_the_end, run_verb, submission_of
+from fl_lightning.yaml_input import parse_yaml
 
 _DESCRIPTION = """Try a federation out on this machine: provision, start a server and sites on 127.0.0.1, train, stop.
 
@@ -32,7 +33,11 @@ def _sites(options: argparse.Namespace, rest: list[str]) -> int:
         fail(f"--num_sites must be at least 1, got {options.num_sites}")
     with Trial(Path(options.folder), options.num_sites) as trial:
         submission, destination = submission_of(options, rest, trial.sites)
+        trial.give(parse_yaml(submission.config)["data"], submission.own)
         trial.start()
         with session_of(trial.admin_kit) as session:
             trial.wait(session)
-            return follow_to_the_end(session, submission, destination, options.attempts, trial.processes.check)
+            processes = trial.processes
+            return follow_to_the_end(
+                session, submission, destination, options.attempts, processes.check, processes.last_words
+            )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 import tempfile
 import time
 import uuid
@@ -15,7 +14,12 @@ from typing import Any
 from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-from fl_lightning.remote.flare import OUTCOME_FILE, RUN_FILE, TASK, FederationController, SiteExecutor
+from fl_lightning.remote.flare import OUTCOME_FILE, TASK, FederationController, SiteExecutor, copy_files
+from fl_lightning.remote.job import JOB_FILE
+from fl_lightning.remote.job_schema import Job, job_of
+from fl_lightning.remote.names import check_run_name
+from fl_lightning.remote.registry import Registry
+from fl_lightning.yaml_input import parse_yaml
 
 #: How often a site asks for the next message (FLARE's own: 2), and how often the job's state is looked at.
 FETCH_SECONDS, FOLLOW_SECONDS = 0.1, 0.5
@@ -28,66 +32,63 @@ class Submission:
     """A run for sites.
 
     Attributes:
-        name: Of the run; what server and sites keep of it lies under this name.
-        config: The run's whole configuration, YAML.
-        sites: Names of the sites, in the order of their clients.
-        ckpt_path: ``last`` to go on where the run of this name stopped; None for a new one.
-        timeout_seconds: In which a site must answer a message.
-        num_outputs: Classes of the whole federation; None for as many as the sites have seen.
-        secure: Secure aggregation.
-        predict: Have each site write what its model predicts into its own folder, after the training.
+        job: What is sent.
+        config: The configuration that the job was made of, YAML, which stays here: it has the data of a simulation and
+            the folders of this machine.
+        own: Classes of the job that are not of this package; server and sites must list them.
     """
 
-    name: str
+    job: Job
     config: str
-    sites: Sequence[str]
-    ckpt_path: str | None = None
-    timeout_seconds: int = 600
-    num_outputs: int | None = None
-    secure: bool = False
-    predict: bool = False
+    own: Sequence[str] = ()
+
+    @classmethod
+    def of_config(cls, config: str, **facts: Any) -> "Submission":
+        """The submission of a configuration.
+
+        Args:
+            config: Of ``fl-train fit``, YAML, whose classes are those of this machine.
+            facts: As of :func:`fl_lightning.remote.job_schema.job_of`.
+
+        Raises:
+            ValueError: It cannot be a job.
+        """
+        job, own = job_of(parse_yaml(config), **facts)
+        job.check(Registry(own))
+        return cls(job=job, config=config, own=tuple(dict.fromkeys(own)))
 
     def write_job(self, folder: Path) -> Path:
         """The job that FLARE is given."""
-        job = folder / self.name
+        name, sites = self.job.name, list(self.job.sites)
+        check_run_name(name)
+        job = folder / name
         config = job / "app" / "config"
         config.mkdir(parents=True)
-        controller = {
-            "sites": list(self.sites),
-            "run_name": self.name,
-            "ckpt_path": self.ckpt_path or "",
-            "timeout_seconds": self.timeout_seconds,
-            "num_outputs": self.num_outputs or 0,
-            "secure": self.secure,
-            "predict": self.predict,
-        }
         files: dict[Path, dict[str, Any]] = {
             job / "meta.json": {
-                "name": self.name,
-                "min_clients": len(self.sites),
-                "mandatory_clients": list(self.sites),
-                "deploy_map": {"app": ["server", *self.sites]},
+                "name": name,
+                "min_clients": len(sites),
+                "mandatory_clients": sites,
+                "deploy_map": {"app": ["server", *sites]},
                 "resource_spec": {},
             },
             config / "config_fed_server.json": {
                 "format_version": 2,
                 "server": {"task_request_interval": FETCH_SECONDS},  # which goes before the clients' own
-                "workflows": [{"id": "federation", "path": _path(FederationController), "args": controller}],
+                "workflows": [{"id": "federation", "path": _path(FederationController), "args": {}}],
                 "components": [],
             },
             config / "config_fed_client.json": {
                 "format_version": 2,
                 "default_task_fetch_interval": FETCH_SECONDS,
-                "max_runner_sync_timeout": self.timeout_seconds,  # in which the server's process must be there too
-                "executors": [
-                    {"tasks": [TASK], "executor": {"path": _path(SiteExecutor), "args": {"run_name": self.name}}}
-                ],
+                "max_runner_sync_timeout": self.job.timeout_seconds,  # in which the server's process must be there too
+                "executors": [{"tasks": [TASK], "executor": {"path": _path(SiteExecutor), "args": {}}}],
                 "components": [],
             },
         }
         for path, content in files.items():
             path.write_text(json.dumps(content, indent=1))
-        (config / RUN_FILE).write_text(self.config)
+        (config / JOB_FILE).write_text(self.job.write())
         return job
 
 
@@ -194,8 +195,8 @@ def follow(
     for _ in range(attempts - 1):
         if outcome.status != "failed":
             break
-        warn(f"{submission.name}: {outcome.message}; submitted again, from its last checkpoint")
-        submission = dataclasses.replace(submission, ckpt_path="last")
+        warn(f"{submission.job.name}: {outcome.message}; submitted again, from its last checkpoint")
+        submission = dataclasses.replace(submission, job=dataclasses.replace(submission.job, resume=True))
         outcome = run_job(session, submission, destination, watch)
     return outcome
 
@@ -206,10 +207,11 @@ def _outcome(result: Path, status: str, submission: Submission, destination: Pat
         return Outcome(status="failed", message=f"the job ended as {status}, before its result was written")
     told = json.loads(found.read_text())
     folder = None
-    if (found.parent / "run").is_dir():
-        folder = destination / submission.name
-        shutil.copytree(found.parent / "run", folder, dirs_exist_ok=True)
-        folder = folder / told["folder"] if told.get("folder") else folder
+    if made := told.get("folder"):
+        check_run_name(made)
+        folder = destination / submission.job.name / made
+        copy_files(found.parent / "run" / made, folder, within=result)
+        (folder / "config.yaml").write_text(submission.config)  # the server has the job alone
     facts = {"bytes": told["bytes"], "seconds": told["seconds"], "seconds_to_start": told["started"] - submitted}
     return Outcome(
         status=told["status"],

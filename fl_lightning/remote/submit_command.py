@@ -21,16 +21,22 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser("submit", _DESCRIPTION)
     parser.add_argument("--kit", required=True, help="folder of the kit of who submits")
     parser.add_argument("--sites", nargs="+", help="these alone, in the order of their clients; all, by name")
+    parser.add_argument("--write_job", metavar="FILE", help="write the job that would be sent, job.json, and end")
     add_run_options(parser)
     return run_verb(_submit, parser, arguments)
 
 
 def _submit(options: argparse.Namespace, rest: list[str]) -> int:
     from fl_lightning.remote.submit import session_of
+    from fl_lightning.run.folder import whole_file
 
     with session_of(Path(options.kit)) as session:
         sites = options.sites or sorted(client.name for client in session.get_connected_client_list())
         if not sites:
             fail("no site is connected to the server: start them (startup/start.sh in their kits)")
         submission, destination = submission_of(options, rest, sites)
+        if options.write_job:
+            with whole_file(Path(options.write_job)) as temporary:
+                temporary.write_text(submission.job.write())
+            return 0
         return follow_to_the_end(session, submission, destination, options.attempts)

@@ -1,13 +1,16 @@
 """A server and sites on one machine, on its loopback address alone, for a try-out."""
 
 import json
+import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fl_lightning.remote.job import SITE_FILE
+from fl_lightning.remote.job import SERVER_FILE, SITE_FILE
 from fl_lightning.remote.kits import Processes, free_port, keep_together, provision, wait_until_connected
+from fl_lightning.remote.names import check_folder_for_processes
 from fl_lightning.yaml_input import dump_yaml
 
 SERVER, ADMIN = "localhost", "lead@localhost.org"
@@ -25,6 +28,7 @@ class Trial:
     """
 
     def __init__(self, folder: Path, num_sites: int, *, seconds: float = 120.0) -> None:
+        check_folder_for_processes(folder, "--folder")
         self.folder = folder
         self.sites = [f"site-{place + 1:0{len(str(num_sites))}d}" for place in range(num_sites)]
         self.seconds = seconds
@@ -49,11 +53,29 @@ class Trial:
             address="127.0.0.1",
         )
         keep_together(kits / SERVER)
-        for client, site in enumerate(self.sites):
-            settings = {"client": client, "policy": {"min_examples": 1}}
-            (kits / site / "local" / SITE_FILE).write_text(dump_yaml(settings))
         note.write_text(json.dumps({"sites": self.sites, "kits": str(kits)}))
         return kits
+
+    def give(self, data: Mapping[str, Any], own: Sequence[str] = (), **policy: Any) -> None:
+        """Write the sites' and the server's own files, whose owner is who tries out.
+
+        Args:
+            data: Settings of the data, of which site k holds client k.
+            own: Classes beside the package's, which are found as they are in this process.
+            policy: Of the sites, beside the least: one example is enough.
+        """
+        classes = {"classes": list(own)} if own else {}
+        (self.kits / SERVER / "local" / SERVER_FILE).write_text(dump_yaml({"policy": classes}))
+        for client, site in enumerate(self.sites):
+            settings = {
+                "client": client,
+                "named_as": "data",
+                "data": dict(data),
+                "policy": {"min_examples": 1, **classes, **policy},
+            }
+            (self.kits / site / "local" / SITE_FILE).write_text(dump_yaml(settings))
+        if own:
+            self.processes.search = [os.getcwd()]
 
     def __enter__(self) -> "Trial":
         self.processes.__enter__()

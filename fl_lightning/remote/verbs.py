@@ -73,11 +73,11 @@ def submission_of(options: argparse.Namespace, rest: Sequence[str], sites: Seque
         if value is not None and value < 1:
             fail(f"--{name} must be at least 1, got {value}")
     trainer = Parts(rest).trainer
-    submission = Submission(
+    submission = Submission.of_config(
+        trainer.config,
         name=options.name or f"{trainer.root.name}-{time.strftime('%Y%m%d-%H%M%S')}",
-        config=trainer.config,
-        sites=sites,
-        ckpt_path=options.ckpt_path,
+        sites=list(sites),
+        resume=options.ckpt_path == "last",
         timeout_seconds=options.timeout_seconds,
         num_outputs=options.num_outputs,
         secure=options.secure,
@@ -87,9 +87,18 @@ def submission_of(options: argparse.Namespace, rest: Sequence[str], sites: Seque
 
 
 def follow_to_the_end(
-    session: Any, submission: "Submission", destination: Path, attempts: int, watch: Callable[[], None] = lambda: None
+    session: Any,
+    submission: "Submission",
+    destination: Path,
+    attempts: int,
+    watch: Callable[[], None] = lambda: None,
+    last_words: Callable[[], str] = lambda: "",
 ) -> int:
-    """Submit until it is done, and tell what came of it; returns the exit code."""
+    """Submit until it is done, and tell what came of it, with the participants' last words where it failed.
+
+    Returns:
+        The exit code.
+    """
     from fl_lightning.remote.submit import follow
 
     def warn(message: str) -> None:
@@ -97,8 +106,8 @@ def follow_to_the_end(
 
     outcome = follow(session, submission, destination, attempts=attempts, watch=watch, warn=warn)
     if outcome.status != "finished":
-        fail(f"{submission.name}: {outcome.message}", code=2 if outcome.status == "refused" else 1)
+        fail(f"{submission.job.name}: {outcome.message}{last_words()}", code=2 if outcome.status == "refused" else 1)
     chosen = {n: v for n, v in outcome.facts["result"].items() if n.startswith(("val/", "test/")) and "_" not in n}
     figures = "  ".join(f"{name} {value:.4f}" for name, value in chosen.items())
-    sys.stdout.write(f"{submission.name}: {figures}\n{outcome.folder}\n")
+    sys.stdout.write(f"{submission.job.name}: {figures}\n{outcome.folder}\n")
     return 0

@@ -105,6 +105,12 @@ class Stage:
         send_anchor: Send the anchor, which the stage has moved, instead of the parameters.
         signals: What goes up beside them, by name.
         per_example: Names of the signals that hold a row for each of the client's examples, (N, ...).
+        per_class: Names of the signals that hold a row for each class, (K, ...), and for each the name of the signal
+            that counts the examples of each class behind it, (K,); empty where none does, and its training examples
+            count.
+        single: Names of the signals whose rows tell of one example each, though not of every one.
+        scores: Names of the signals that score a model: a sum over examples and their number, (2,), or the two as a
+            mapping that has the number as ``count``.
         memory: New values of the client's memory, by name, computed as signals are; kept only if the client succeeds.
         rewrite: What the client holds from then on, its graph changed; kept only if the client succeeds.
     """
@@ -129,6 +135,9 @@ class Stage:
     send_anchor: bool = False
     signals: Mapping[str, Signal] = field(default_factory=dict)
     per_example: tuple[str, ...] = ()
+    per_class: Mapping[str, str] = field(default_factory=dict)
+    single: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
     memory: Mapping[str, Signal] = field(default_factory=dict)
     rewrite: Rewrite | None = None
 

@@ -155,7 +155,7 @@ def require_trials(setting: str, tried: Sequence[object], validate_every: int | 
 
 def _trial(name: str) -> Stage:
     """The exchange of a candidate."""
-    return Stage(name=name, signals={"validation_score": validation_score})
+    return Stage(name=name, signals={"validation_score": validation_score}, scores=("validation_score",))
 
 
 def _name_of(choice: Choice) -> str:

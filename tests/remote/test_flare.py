@@ -4,6 +4,7 @@ What they share is started once; a test waits for jobs of real processes, which 
 tests are shared out over several workers, each worker that gets some of these has a server and ports of its own.
 """
 
+import json
 import os
 import socket
 import ssl
@@ -39,8 +40,22 @@ STRATEGIES = {
 }
 #: Of the sites: none of them is asked for anything else but in one test.
 ALLOWED = ["FedAvg", "FedSheafHN"]
+#: A class of their owners' own.
+OWN = ["held_client.HeldClient"]
 #: Far more than anything here needs on a busy machine.
 PATIENCE = 600
+
+
+def data_settings(folder: Path) -> dict[str, Any]:
+    """The data, of which each site holds a client."""
+    return {
+        "source": {
+            "class_path": "PlantedCommunities",
+            "init_args": {"num_nodes": 90, "num_communities": 3, "num_classes": 3, "num_features": 6},
+        },
+        "partitioner": {"class_path": "GivenPartitioner"},
+        "cache_dir": str(folder / "cache"),
+    }
 
 
 def configuration(folder: Path, strategy: str, client: str = "ClientModule") -> str:
@@ -53,14 +68,7 @@ def configuration(folder: Path, strategy: str, client: str = "ClientModule") -> 
             "class_path": client,
             "init_args": {"net": {"class_path": "fl_lightning.models.GCN", "init_args": {"hidden_channels": 8}}},
         },
-        "data": {
-            "source": {
-                "class_path": "PlantedCommunities",
-                "init_args": {"num_nodes": 90, "num_communities": 3, "num_classes": 3, "num_features": 6},
-            },
-            "partitioner": {"class_path": "GivenPartitioner"},
-            "cache_dir": str(folder / "cache"),
-        },
+        "data": data_settings(folder),
         "trainer": {
             "num_rounds": 3,
             "accelerator": "cpu",
@@ -84,8 +92,7 @@ def held_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trial(tmp_path_factory: pytest.TempPathFactory, held_file: Path) -> Iterator[Trial]:
     folder = tmp_path_factory.mktemp("federation")
     with Trial(folder, 3, seconds=PATIENCE) as trial, pytest.MonkeyPatch.context() as patch:
-        for site in trial.sites:
-            change_site(trial, site, strategies=ALLOWED)
+        trial.give(data_settings(folder), OWN, strategies=ALLOWED)
         own = str(Path(held_client.__file__).parent)
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH")])))
         patch.setenv(held_client.HELD_FILE, str(held_file))
@@ -110,22 +117,14 @@ def site_file(trial: Trial, site: str) -> Path:
     return trial.kits / site / "local" / SITE_FILE
 
 
-def change_site(trial: Trial, site: str, **policy: Any) -> None:
-    """Give a site a policy."""
-    settings = {"client": trial.sites.index(site), "policy": {"min_examples": 1, **policy}}
-    site_file(trial, site).write_text(yaml.safe_dump(settings))
-
-
 @contextmanager
 def sites_with(trial: Trial, **policy: Any) -> Iterator[None]:
     """Sites that have a policy for a while."""
-    for site in trial.sites:
-        change_site(trial, site, **policy)
+    trial.give(data_settings(trial.folder), OWN, **policy)
     try:
         yield
     finally:
-        for site in trial.sites:
-            change_site(trial, site, strategies=ALLOWED)
+        trial.give(data_settings(trial.folder), OWN, strategies=ALLOWED)
 
 
 def run(
@@ -149,7 +148,7 @@ def run(
             raise TimeoutError(f"{name} was not done in {PATIENCE} seconds")
 
     whole = Parts(["--config", config]).trainer.config
-    submission = Submission(name=name, config=whole, sites=trial.sites, timeout_seconds=PATIENCE, **settings)
+    submission = Submission.of_config(whole, name=name, sites=trial.sites, timeout_seconds=PATIENCE, **settings)
     told = [] if warnings is None else warnings
     return follow(session, submission, folder, attempts=1 if warnings is None else 3, watch=look, warn=told.append)
 
@@ -218,10 +217,15 @@ def test_a_killed_worker_is_resubmitted_and_nothing_changes(trial, session, held
 
 def test_secure_sums_of_filtered_answers_are_those_of_the_loopback(trial, session, assert_same, tmp_path) -> None:
     config = configuration(tmp_path, "FedAvg")
-    policy = {"secure_only": True, "filters": [{"class_path": "TopK", "init_args": {"fraction": 0.5}}]}
+    policy = {
+        "secure_only": True,
+        "max_seconds": 300.0,
+        "filters": [{"class_path": "TopK", "init_args": {"fraction": 0.5}}],
+    }
     with sites_with(trial, **policy):
         outcome = run(trial, session, config, "secure", tmp_path / "fetched", secure=True)
-        sites = [open_site(Path(config), site_file(trial, site), tmp_path / site) for site in trial.sites]
+        job = Submission.of_config(Path(config).read_text(), name="secure", sites=trial.sites, secure=True).job
+        sites = [open_site(job, site_file(trial, site), tmp_path / site) for site in trial.sites]
 
     parts = Parts(["--config", config, f"--trainer.default_root_dir={tmp_path / 'local'}"])
     data = federate(parts.trainer, LoopbackChannel(sites, trial.sites), parts.strategy, secure=True)
@@ -246,19 +250,92 @@ def test_a_site_refuses_a_strategy_that_is_not_on_its_list_and_keeps_its_logs(tr
         session.tail_target("site-2", file="log.txt")
 
 
-def test_a_site_takes_no_code(trial, session, tmp_path) -> None:
-    """FLARE's own kits let who submits runs bring any."""
-    settings = Parts(["--config", configuration(tmp_path, "FedAvg")]).trainer.config
-    job = Submission(name="code", config=settings, sites=trial.sites).write_job(tmp_path)
-    (job / "app" / "custom").mkdir()
-    (job / "app" / "custom" / "brought.py").touch()
-
+def by_hand(trial: Trial, session: Any, folder: Path, change: Callable[[Path], None]) -> tuple[str, str]:
+    """The id and the end of a job that was changed after it was written."""
+    settings = Path(configuration(folder, "FedAvg")).read_text()
+    job = Submission.of_config(settings, name="by-hand", sites=trial.sites).write_job(folder)
+    change(job / "app")
     job_id, deadline = session.submit_job(str(job)), time.monotonic() + PATIENCE
     while not (status := session.get_job_status(job_id)).startswith("FINISHED") and time.monotonic() < deadline:
         time.sleep(0.2)
+    return job_id, status
+
+
+def outcome_of(session: Any, job_id: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What the server says of a job, and the names of all files that come back."""
+    result = Path(session.download_job_result(job_id, destination=str(folder / "result")))
+    found = next(result.rglob("outcome.json"))
+    return json.loads(found.read_text()), [path.name for path in result.rglob("*")]
+
+
+def server_log(trial: Trial) -> str:
+    return (trial.kits / SERVER / "process.log").read_text()
+
+
+def test_neither_server_nor_site_takes_code(trial, session, tmp_path) -> None:
+    """FLARE's own kits let who submits runs bring any."""
+
+    def bring(app: Path) -> None:
+        (app / "custom").mkdir()
+        (app / "custom" / "brought.py").touch()
+
+    job_id, status = by_hand(trial, session, tmp_path, bring)
 
     assert status == "FINISHED:FAILED_TO_RUN"
-    assert "site-1: NVFLARE_ERROR: BYOC not permitted" in session.get_job_meta(job_id)["job_deploy_detail"]
+    assert f"({job_id}): RuntimeError: Failed to deploy app 'app': BYOC not permitted" in server_log(trial)
+    for kit in (trial.kits / name for name in (SERVER, *trial.sites)):
+        rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]["lead"]
+        assert isinstance(rights, dict)  # else it is a right to everything
+        assert "byoc" not in rights
+
+
+def test_a_run_named_as_another_folder_brings_no_key_back(trial, session, tmp_path) -> None:
+    """The server's folder startup has its private key, and federations/../startup was that folder."""
+
+    def rename(app: Path) -> None:
+        told = json.loads((app / "config" / "job.json").read_text())
+        (app / "config" / "job.json").write_text(json.dumps({**told, "name": "../startup"}))
+
+    job_id, _ = by_hand(trial, session, tmp_path, rename)
+    told, files = outcome_of(session, job_id, tmp_path)
+
+    assert told["status"] == "refused"
+    assert "the name of the run is '../startup'" in told["message"]
+    assert not {"server.key", "server.crt", "rootCA.pem"} & set(files)
+
+
+def test_a_net_that_imports_what_it_is_told_is_refused(trial, session, tmp_path) -> None:
+    marker = tmp_path / "was-here"
+    arguments = {"args": f"touch {marker}", "shell": True}
+    net = {"class": "PyGNet", "settings": {"architecture": "subprocess.Popen", "arguments": arguments}}
+
+    def name_it(app: Path) -> None:
+        told = json.loads((app / "config" / "job.json").read_text())
+        told["model"] = {"class": "ClientModule", "settings": {"net": net}}
+        (app / "config" / "job.json").write_text(json.dumps(told))
+
+    job_id, _ = by_hand(trial, session, tmp_path, name_it)
+    told, _ = outcome_of(session, job_id, tmp_path)
+
+    assert told["status"] == "refused"
+    assert "'PyGNet' is no class that a job may name here" in told["message"]
+    assert not marker.exists()
+
+
+def test_a_job_uses_no_class_of_flare(trial, session, tmp_path) -> None:
+    """Some of those on FLARE's own list read and write files that a job names."""
+    path = "nvflare.app_common.np.np_model_persistor.NPModelPersistor"
+
+    def add(app: Path) -> None:
+        file = app / "config" / "config_fed_server.json"
+        told = json.loads(file.read_text())
+        told["components"] = [{"id": "persistor", "path": path, "args": {}}]
+        file.write_text(json.dumps(told))
+
+    _, status = by_hand(trial, session, tmp_path, add)
+
+    assert status != "FINISHED:COMPLETED"
+    assert f"Component '{path}' at config path 'components.#1' is not in allow_list" in server_log(trial)
 
 
 def test_certificates_of_another_federation_are_refused(trial, session, tmp_path) -> None:

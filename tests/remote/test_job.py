@@ -1,6 +1,9 @@
 """A site's own file, and the verbs up to where they need a network."""
 
+import dataclasses
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +12,8 @@ from torch_geometric.data import Data
 
 from fl_lightning import command_line
 from fl_lightning.remote import TopK
-from fl_lightning.remote.job import Parts, open_site
+from fl_lightning.remote.job import open_server, open_site
+from fl_lightning.remote.job_schema import Job, NotAJob, job_of
 from fl_lightning.remote.policy import Refused
 
 pytestmark = pytest.mark.filterwarnings("default")  # jsonargparse's own
@@ -22,15 +26,17 @@ RUN = {
 
 
 @pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    data = {
+def job() -> Job:
+    return job_of(RUN, name="wards", sites=["site-1", "site-2", "site-3"])[0]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Any]:
+    return {
         "source": {"class_path": "PlantedCommunities", "init_args": {"num_nodes": 90, "num_communities": 3}},
         "partitioner": "GivenPartitioner",
         "cache_dir": str(tmp_path / "cache"),
     }
-    path = tmp_path / "run.yaml"
-    path.write_text(Parts(["--config", written(tmp_path / "given.yaml", {**RUN, "data": data})]).trainer.config)
-    return path
 
 
 def written(path: Path, content: object) -> str:
@@ -38,17 +44,82 @@ def written(path: Path, content: object) -> str:
     return str(path)
 
 
-def test_a_site_without_a_file_holds_the_first_client_of_the_runs_data(run_file, tmp_path) -> None:
-    site = open_site(run_file, tmp_path / "missing.yaml", tmp_path / "site", "site-1")
-    assert site.holds.name == "client-00"
-    assert (
-        "trainer:\n  accelerator: cpu\n  callbacks: []\n  logger: false\n"
-        in (tmp_path / "site" / "settings.yaml").read_text()
-    )
+def test_a_site_without_data_of_its_own_takes_part_in_nothing(job, tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"missing\.yaml names no data: write what the site holds below data"):
+        open_site(job, tmp_path / "missing.yaml", tmp_path / "site", "site-1")
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_site_builds_its_own_data_and_the_jobs_strategy_alone(job, data, tmp_path) -> None:
+    own = {"data": data, "client": 1, "named_as": "data"}
+    site = open_site(job, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site", "site-1")
+    assert site.holds.name == "client-01"
+    built = yaml.safe_load((tmp_path / "site" / "settings.yaml").read_text())
+    assert set(built) == {"seed_everything", "strategy", "model", "data", "trainer"}
+    assert built["trainer"] == {"accelerator": "cpu", "callbacks": [], "logger": False}
     assert site.policy.min_examples == 5
+    assert site.guard.num_rounds == 1
+    assert (tmp_path / "site").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_sites_file_names_its_data_and_what_it_refuses(run_file, tmp_path) -> None:
+def test_a_job_is_refused_before_anything_is_built(data, tmp_path, monkeypatch) -> None:
+    """Also before the parser of configurations sees it, which imports what a class path names."""
+    from fl_lightning.remote import job as module
+
+    def parse(*arguments: Any) -> None:
+        raise AssertionError("the parser was asked")
+
+    monkeypatch.setattr(module, "Parts", parse)
+    monkeypatch.setattr(module, "_built", parse)
+    site_file = Path(written(tmp_path / "site.yaml", {"data": data, "policy": {"strategies": ["FedPer"]}}))
+    net = {"class_path": "PyGNet", "init_args": {"architecture": "subprocess.Popen", "arguments": {"shell": True}}}
+    evil, _ = job_of({**RUN, "model": {"class_path": "ClientModule", "init_args": {"net": net}}}, name="w", sites=["a"])
+    with pytest.raises(NotAJob, match="'PyGNet' is no class that a job may name here"):
+        open_site(evil, site_file, tmp_path / "site")
+    with pytest.raises(NotAJob, match="'PyGNet' is no class that a job may name here"):
+        open_server(evil, tmp_path / "server.yaml", tmp_path / "runs", tmp_path / "work")
+    fine, _ = job_of(RUN, name="w", sites=["a"])
+    with pytest.raises(Refused, match="this site runs FedPer alone, not FedAvg"):
+        open_site(fine, site_file, tmp_path / "site")
+    with pytest.raises(Refused, match=r"100000000 outputs are asked for, policy\.max_outputs is 100000 here"):
+        open_server(
+            dataclasses.replace(fine, num_outputs=10**8), tmp_path / "s.yaml", tmp_path / "runs", tmp_path / "work"
+        )
+    for name in ("../startup", str(tmp_path / "elsewhere")):
+        elsewhere = dataclasses.replace(fine, name=name)
+        with pytest.raises(NotAJob, match="the name of the run is"):
+            open_site(elsewhere, site_file, tmp_path / "site")
+        with pytest.raises(NotAJob, match="the name of the run is"):
+            open_server(elsewhere, tmp_path / "server.yaml", tmp_path / "runs", tmp_path / "work")
+    assert {path.name for path in tmp_path.iterdir()} == {"site.yaml"}
+
+
+def test_a_site_that_answers_under_secure_aggregation_alone_builds_nothing_else(job, data, tmp_path) -> None:
+    site_file = Path(written(tmp_path / "site.yaml", {"data": data, "policy": {"secure_only": True}}))
+    with pytest.raises(Refused, match="this site answers under secure aggregation alone"):
+        open_site(job, site_file, tmp_path / "site")
+    assert open_site(dataclasses.replace(job, secure=True), site_file, tmp_path / "site").policy.secure_only
+
+
+def test_the_server_builds_no_data_and_nothing_of_the_submitters_machine(job, tmp_path) -> None:
+    graph = {"class": "Ring", "settings": {}}
+    asked = dataclasses.replace(job, relation_graph=graph, trainer={**job.trainer, "callbacks": []})
+    server_file = Path(written(tmp_path / "server.yaml", {"accelerator": "cpu", "policy": {"strategies": ["FedAvg"]}}))
+    parts = open_server(asked, server_file, tmp_path / "runs", tmp_path / "work")
+    assert parts.datamodule is None
+    assert type(parts.relation_graph).__name__ == "Ring"
+    assert parts.trainer.root == tmp_path / "runs" / "wards"
+    with pytest.raises(ValueError, match="has data: a server's file has policy, accelerator"):
+        open_server(asked, Path(written(tmp_path / "s.yaml", {"data": {}})), tmp_path / "runs", tmp_path / "work")
+
+
+def test_what_settings_say_wrong_together_is_one_error_of_the_job(job, tmp_path) -> None:
+    wrong = dataclasses.replace(job, trainer={"num_rounds": 0})
+    with pytest.raises(ValueError, match="num_rounds must be at least 1, got 0"):
+        open_server(wrong, tmp_path / "server.yaml", tmp_path / "runs", tmp_path / "work")
+
+
+def test_a_sites_file_names_its_data_and_what_it_refuses(job, tmp_path) -> None:
     draw = torch.Generator().manual_seed(0)
     edges = torch.randint(12, (2, 30), generator=draw)
     texts = {"class_names": ["x", "y", "z"], "node_names": [f"bed {n}" for n in range(12)]}
@@ -64,7 +135,7 @@ def test_a_sites_file_names_its_data_and_what_it_refuses(run_file, tmp_path) -> 
         "policy": {"min_examples": 2, "filters": [{"class_path": "TopK", "init_args": {"fraction": 0.5}}]},
     }
 
-    site = open_site(run_file, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site", "berlin")
+    site = open_site(job, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site", "berlin")
 
     assert site.holds.num_nodes == 12
     assert site.holds.name == "berlin"  # at every such site it is client-00 of one
@@ -75,14 +146,16 @@ def test_a_sites_file_names_its_data_and_what_it_refuses(run_file, tmp_path) -> 
     assert isinstance(site.policy.filters[0], TopK)
 
 
-def test_what_a_sites_file_may_not_say(run_file, tmp_path) -> None:
+def test_what_a_sites_file_may_not_say(job, data, tmp_path) -> None:
     def opened(own: object) -> None:
-        open_site(run_file, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site")
+        open_site(job, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site")
 
-    with pytest.raises(ValueError, match="has polcy: a site's file has client, data, policy, accelerator"):
+    with pytest.raises(ValueError, match="has polcy: a site's file has client, named_as, data, policy, accelerator"):
         opened({"polcy": {}})
     with pytest.raises(ValueError, match="client is 3, but the data have 3 clients"):
-        opened({"client": 3})
+        opened({"client": 3, "data": data})
+    with pytest.raises(ValueError, match="named_as is 'me': write site, or data"):
+        opened({"named_as": "me"})
     for client in (True, 1.5, "ward", -1):
         with pytest.raises(ValueError, match=r"site\.yaml: client must be "):
             opened({"client": client})
@@ -97,7 +170,7 @@ def test_what_a_sites_file_may_not_say(run_file, tmp_path) -> None:
         opened({"policy": {"min_examples": 0}})
     (tmp_path / "site.yaml").write_text("client: [")
     with pytest.raises(ValueError, match=r"site\.yaml is no YAML: .*line 1"):
-        open_site(run_file, tmp_path / "site.yaml", tmp_path / "site")
+        open_site(job, tmp_path / "site.yaml", tmp_path / "site")
     with pytest.raises(Refused, match="this site runs FedPer alone, not FedAvg"):
         opened({"policy": {"strategies": ["FedPer"]}})
 
@@ -135,7 +208,20 @@ def test_mistakes_end_in_one_line(words, message, tmp_path, monkeypatch, capsys)
         ({"port": 70_000}, "port must be at most 65535, got 70000"),
         ({"sites": ["de", False]}, "sites must be a text such as 'berlin', got False"),  # what YAML takes "no" for
         ({"name": None}, "name must be a text such as 'wards', got None"),
-        ({"name": "our/wards"}, "name is 'our/wards', give one that a folder can have"),
+        ({"name": "our/wards"}, "name is 'our/wards': give one of at most 64 letters"),
+        ({"name": "../wards"}, "name is '../wards': give one"),
+        (
+            {"server": "a" * 65},
+            "server is 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa': give one",
+        ),
+        ({"server": "fl example.org"}, "server is 'fl example.org': give one of at most 64"),
+        ({"server": "fl_1.example.org"}, "server is 'fl_1.example.org': give one of at most 64"),
+        ({"sites": ["ward 7"]}, "sites is 'ward 7': give one of at most 64"),
+        ({"sites": ["ward.7"]}, "sites is 'ward.7': give one of at most 64"),
+        ({"sites": ["w" * 300]}, f"sites is '{'w' * 59}... (300 characters): give one of at most 64"),
+        ({"sites": ["Berlin", "berlin"]}, "'berlin' is the name of two participants"),
+        ({"sites": ["server"]}, "'server' is the name of two participants, or FLARE's own"),
+        ({"admin": "lead"}, "admin is 'lead': give one of at most 64 characters, like lead@example.org"),
     ],
     ids=lambda each: each if isinstance(each, str) else next(iter(each)),
 )
@@ -147,6 +233,56 @@ def test_a_federation_that_cannot_be(changed, message, tmp_path, monkeypatch, ca
         command_line.main(["provision", written(tmp_path / "federation.yaml", told)])
     assert f"{tmp_path / 'federation.yaml'}: {message}" in capsys.readouterr().err
     assert not (tmp_path / "kits").exists()
+
+
+def test_a_folder_that_nvflare_would_split_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys) -> None:
+    pytest.importorskip("nvflare", reason="needs the extra flare")
+    monkeypatch.chdir(tmp_path)
+    told = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"}
+    file = written(tmp_path / "federation.yaml", told)
+    for words in (
+        ["provision", file, "--folder", "my kits"],
+        ["sites", "--folder", "my kits", "--config", "run.yaml"],
+        ["sites", "--folder", "kits'1", "--config", "run.yaml"],
+    ):
+        with pytest.raises(SystemExit):
+            command_line.main(words)
+        assert "NVFlare splits the command of a job there; give a folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["federation.yaml"]
+
+
+def test_keys_are_their_owners_alone_from_the_moment_they_are_made(tmp_path, monkeypatch, capsys) -> None:
+    """Also the authority's private key, which is told on the screen with what to do with it."""
+    pytest.importorskip("nvflare", reason="needs the extra flare")
+    from nvflare.lighter.impl import cert
+
+    monkeypatch.chdir(tmp_path)
+    before, seen = os.umask(0o022), []
+    persist = cert._CertState.persist
+
+    def look(state: Any) -> None:
+        persist(state)
+        seen.append(Path(state.state_dir, "cert.json").stat().st_mode & 0o777)
+
+    monkeypatch.setattr(cert._CertState, "persist", look)
+    told = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"}
+    try:
+        command_line.main(["provision", written(tmp_path / "federation.yaml", told)])
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+    said = capsys.readouterr().out
+    kits = tmp_path / "kits"
+    assert set(seen) == {0o600}
+    assert f"the authority's private key is in {kits / 'wards' / 'state' / 'cert.json'}" in said
+    assert "make a kit for anybody" in said
+    assert "PRIVATE KEY" in (kits / "wards" / "state" / "cert.json").read_text()
+    for path in (kits, *kits.rglob("*")):
+        mode = path.stat().st_mode & 0o777
+        if path.is_dir():
+            assert mode == 0o700, path
+        elif path.suffix != ".sh":  # which hold nothing of their own
+            assert mode == 0o600, path
 
 
 def test_kits_have_certificates_and_leave_what_is_allowed_to_their_owners(tmp_path, monkeypatch, capsys) -> None:
@@ -163,6 +299,12 @@ def test_kits_have_certificates_and_leave_what_is_allowed_to_their_owners(tmp_pa
         "lead@example.org",
     }
     assert (kits / "rome" / "startup" / "client.key").is_file()
-    settings = yaml.safe_load((kits / "rome" / "local" / "resources.json").read_text())
-    assert "fl_lightning.remote.flare.SiteExecutor" in settings["class_allow_list"]
+    for name, allowed in {"rome": "SiteExecutor", "fl.example.org": "FederationController"}.items():
+        settings = yaml.safe_load((kits / name / "local" / "resources.json").read_text())
+        assert settings["class_allow_list"] == [f"fl_lightning.remote.flare.{allowed}"]
+        rights = yaml.safe_load((kits / name / "local" / "authorization.json").read_text())["permissions"]["lead"]
+        assert set(rights) == {"submit_job", "manage_job", "download_job", "view"}
+    started = yaml.safe_load((kits / "rome" / "startup" / "fed_client.json").read_text())
+    assert started["require_signed_jobs"] is True
+    assert yaml.safe_load((kits / "fl.example.org" / "local" / "fl_server.yaml").read_text()) is None
     assert yaml.safe_load((kits / "rome" / "local" / "fl_site.yaml").read_text()) is None  # an example, commented out

@@ -108,7 +108,8 @@ class AdaFGL(FedAvg):
         """FedAvg; later the clients take their predictions from what they received last, and train alone."""
         if round_idx >= self.num_federated_rounds:
             return [self.extract(), self.refine(self.num_epochs)]
-        return [dataclasses.replace(stage, trained=self.shared) for stage in super().stages(round_idx)]
+        scores = tuple(self.signals())
+        return [dataclasses.replace(stage, trained=self.shared, scores=scores) for stage in super().stages(round_idx)]
 
     def signals(self) -> Mapping[str, Signal]:
         """How good the received model is, if the best one is wanted."""

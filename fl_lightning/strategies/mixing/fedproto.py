@@ -70,7 +70,9 @@ class FedProto(Local):
 
     def training(self, round_idx: int) -> Stage:
         """With the pull; prototypes are sent, and no parameters."""
-        stage = dataclasses.replace(super().training(round_idx), signals={"class": class_means})
+        stage = dataclasses.replace(
+            super().training(round_idx), signals={"class": class_means}, per_class={"class/prototypes": "class/counts"}
+        )
         return dataclasses.replace(stage, objective=self.pulled) if self.prototype_weight else stage
 
     def pulled(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

@@ -113,6 +113,7 @@ class FedSagePlus(FedSage, NotesFigures):
                     trained=("generator.features.*",),
                     objective=self.refine,
                     signals={"shown": self.show},
+                    single=("shown",),
                 ),
             ]
         first, *others = self.alone()
@@ -130,6 +131,7 @@ class FedSagePlus(FedSage, NotesFigures):
                 optimizer=self.federation.client.generator_optimizer,
                 objective=self.pretrain,
                 signals={"shown": self.show},
+                single=("shown",),
             ),
             Stage(name="mend", signals={"server": client_side.figures}, rewrite=client_side.mend),
         ]

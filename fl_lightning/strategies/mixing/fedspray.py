@@ -111,6 +111,7 @@ class FedSpray(FedAvg, NotesFigures):
             objective=self.feature_loss,
             step_memory={"proxy": self.step_proxies},
             signals={"class": self.class_proxies},
+            per_class={"class/proxies": "class/counts"},
         )
         return [self.gnn_stage(), features]
 

@@ -122,7 +122,8 @@ class FedTAD(FedAvg, NotesFigures):
 
     def initial_stages(self) -> Sequence[Stage]:
         """The clients say how reliable they are."""
-        return [Stage(name="reliability", signals={"reliability": self.reliability})] if self.num_iterations else []
+        stage = Stage(name="reliability", signals={"reliability": self.reliability}, per_class={"reliability": ""})
+        return [stage] if self.num_iterations else []
 
     def admission_stages(self) -> Sequence[Stage]:
         """Newcomers receive the global model, nothing else."""

@@ -101,7 +101,8 @@ class FGGP(FedAvg):
 
     def training(self, round_idx: int) -> Stage:
         """With the second view."""
-        return dataclasses.replace(super().training(round_idx), objective=self.both_views)
+        by_class = {"class/prototypes": "", "class/present": ""}
+        return dataclasses.replace(super().training(round_idx), objective=self.both_views, per_class=by_class)
 
     def propose(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The nodes nearest to each by cosine, (N, P); -1 where there are no more."""

@@ -110,7 +110,9 @@ class S2FGL(FedAvg, NotesFigures):
     def training(self, round_idx: int) -> Stage:
         """With the terms."""
         stage = super().training(round_idx)
-        return dataclasses.replace(stage, objective=self.aligned) if self.aligns else stage
+        if not self.aligns:
+            return stage
+        return dataclasses.replace(stage, objective=self.aligned, per_class={"class/prototypes": "class/counts"})
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The global model, and the codebook as soon as there is one."""

@@ -1,0 +1,152 @@
+"""What a job would have leave a site, in words and before it runs: from stages, policy and the data of the site."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.remote.guard import kind_of, scored_of
+from fl_lightning.remote.job import open_site
+from fl_lightning.remote.job_schema import Job, NotAJob
+from fl_lightning.remote.message import Message
+from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.site import Site, settings_of
+from fl_lightning.round.disclosure import COUNTS, what_leaves
+from fl_lightning.round.stage import Stage
+from fl_lightning.trainer import FederatedTrainer
+
+
+def explain(job: Job, site_file: Path) -> tuple[list[str], list[str]]:
+    """What would leave, and what is refused and why, a line each.
+
+    Args:
+        job: As it would be sent.
+        site_file: The site's own.
+
+    Raises:
+        ValueError: The site's file cannot be read, or its data cannot be opened.
+    """
+    with TemporaryDirectory() as folder:
+        try:
+            site = open_site(job, site_file, Path(folder) / "site")
+        except (Refused, NotAJob) as error:
+            return [], [str(error)]
+        try:
+            site._set_up(_start(job, site))
+        except ValueError as error:
+            return _leaving(job, site) if hasattr(site, "num_flat") else [], [str(error)]
+        return _leaving(job, site), list(dict.fromkeys(_refusals(job, site)))
+
+
+def _rounds(job: Job) -> tuple[int, int]:
+    """Rounds of the job, and how many of them end with evaluations."""
+    trainer = FederatedTrainer(logger=False)
+    num_rounds = job.trainer.get("num_rounds", trainer.num_rounds)
+    every = job.trainer.get("evaluate_every", trainer.evaluate_every)
+    return num_rounds, math.ceil(num_rounds / every)
+
+
+def _start(job: Job, site: Site) -> Message:
+    """How the server would begin, with a federation of clients like this one."""
+    card = Message.read(site.answer(Message(kind="enrol", about={"strategy": type(site.strategy).__name__}).wire)).about
+    is_graph = isinstance(site.holds, ClientGraph)
+    about = {
+        "strategy": type(site.strategy).__name__,
+        "settings": settings_of(site.strategy, site.model),
+        "names": [f"client-{place}" for place in range(len(job.sites))],
+        "kind": card["kind"],
+        "num_features": card["num_features"],
+        "num_outputs": job.num_outputs or card["num_outputs"],
+        "layout": GraphCollator.layout_for(card["density"]) if is_graph else {},
+        "training_clients": list(range(len(job.sites))),
+        "seed": job.seed,
+        "precision": job.trainer.get("precision", "32-true"),
+        "dtype": "float32",
+        "secure": job.secure,
+        "federation": "explained",
+        "index": 0,
+    }
+    relation = {} if job.relation_graph is None else {"relation": 1 - torch.eye(len(job.sites))}
+    return Message(kind="start", about=about, tensors=relation)
+
+
+def _stages(job: Job, site: Site) -> Iterator[tuple[str, int, Stage]]:
+    """Each stage that the job has, with when and how often it is run."""
+    strategy, (num_rounds, _) = site.strategy, _rounds(job)
+    for stage in strategy.initial_stages():
+        yield "once", 1, stage
+    found: dict[str, tuple[int, Stage]] = {}
+    for round_idx in range(num_rounds):
+        for stage in strategy.stages(round_idx):
+            found[stage.name] = (found[stage.name][0] + 1 if stage.name in found else 1, stage)
+    for count, stage in found.values():
+        yield ("each round" if count == num_rounds else f"{count} of {num_rounds} rounds"), count, stage
+
+
+def _leaving(job: Job, site: Site) -> list[str]:
+    """What would leave, stage by stage, and in all."""
+    num_rounds, num_scored = _rounds(job)
+    net = site.known
+    lines = [
+        f"the job {job.name}: {type(site.strategy).__name__}, {num_rounds} rounds, {len(job.sites)} sites, "
+        f"{'the server learns sums alone' if job.secure else 'the server learns each answer'}",
+        "as it joins: its name, kind of data, widths, share of features that are not zero, a digest of its data",
+    ]
+    total = 0
+    for when, times, stage in _stages(job, site):
+        names = list(net) if stage.flat else list(stage.upload)
+        numbers = site.num_flat if stage.flat else sum(net[name].numel() for name in names)
+        total += times * numbers
+        described = "; ".join(what_leaves(stage, list(net))) or "nothing"
+        lines.append(f"{when}, stage {stage.name}: {described}; and the {COUNTS}")
+        sizes = [f"{name} {'x'.join(map(str, net[name].shape)) or '1'}" for name in names]
+        if sizes:
+            lines.append(f"  parameters: {numbers} numbers in a round, {times * numbers} in all ({', '.join(sizes)})")
+        lines += [f"  output {name}: {_support(site, stage, name)}" for name in stage.signals]
+    evaluations = site.strategy.evaluations([0])
+    models = ", ".join(f"{name.rstrip('/') or 'the result'} ({scored_of(each)})" for name, each in evaluations.items())
+    lines.append(
+        f"evaluations: {len(evaluations)} models in a round, {num_scored * len(evaluations)} in all: {models}; of each "
+        f"metric and split with at least {site.policy.min_examples} examples a sum and a count"
+    )
+    filters = ", ".join(type(each).__name__ for each in site.policy.filters)
+    lines.append(f"in all {total} numbers of parameters; every answer passes {filters or 'no filter'} before it leaves")
+    return lines
+
+
+def _support(site: Site, stage: Stage, name: str) -> str:
+    """From how many examples a number of a signal is, at the least."""
+    kind = kind_of(stage, name)
+    if kind == "example":
+        return "numbers of one example each"
+    least = max(site.policy.min_examples, 1)
+    if kind == "class":
+        return f"numbers of each class, of one with fewer than {least} examples 0"
+    if name in stage.scores:
+        return f"a score of a model, 0 of fewer than {least} examples; counted as an evaluation"
+    return f"numbers of the client as a whole, which trains on {site.holds.num_examples} examples"
+
+
+def _refusals(job: Job, site: Site) -> Iterator[str]:
+    """What the site would refuse once the job runs."""
+    if site.holds.num_examples < site.policy.min_examples:
+        yield "this site has too few training examples to answer"
+    steps_per_epoch = site.collator.steps_per_epoch(0)
+    rounds: list[tuple[int, Sequence[Stage]]] = [(0, site.strategy.initial_stages())]
+    rounds += [(round_idx, site.strategy.stages(round_idx)) for round_idx in range(_rounds(job)[0])]
+    for round_idx, stages in rounds:
+        for stage in stages:
+            try:
+                site._check(stage)
+                site.guard.admit_stage(stage, list(site.known), round_idx, 1.0, steps_per_epoch)
+            except Refused as error:
+                yield f"stage {stage.name} from round {round_idx} on: {error}"
+    try:
+        scored = list(site.strategy.evaluations([0]).values())
+        site.guard.admit_evaluations(scored, _rounds(job)[0], steps_per_epoch, asked_in="")
+    except Refused as error:
+        yield f"evaluations: {error}"

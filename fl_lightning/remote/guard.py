@@ -1,0 +1,243 @@
+"""What a site's policy makes of a message: refuses before anything is computed, and looks through what leaves.
+
+It counts what a job has asked for (messages, steps and evaluations of a round), whatever a server calls its federation.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.models.plain import fitted
+from fl_lightning.remote.policy import Kind, Refused, SitePolicy
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.strategies import Strategy
+
+_MIB = 2**20
+
+
+class Guard:
+    """Keeps a site's policy through a job.
+
+    Args:
+        policy: The rules.
+        holds: The client's data.
+        num_rounds: Rounds of the job; None where nobody has said.
+    """
+
+    def __init__(
+        self, policy: SitePolicy, holds: ClientGraph | ClientExamples, *, num_rounds: int | None = None
+    ) -> None:
+        self.policy = policy
+        self.holds = holds
+        self.num_rounds = num_rounds
+        self.num_messages = 0
+        self.steps: Counter[int] = Counter()
+        self.evaluations: Counter[int] = Counter()
+        self.scored: set[str] = set()
+
+    # ---------------------------------------------------------------- messages
+
+    def admit_message(self, wire: bytes) -> None:
+        """Count a message, before it is read."""
+        self.num_messages += 1
+        if self.num_messages > self.policy.max_messages:
+            raise Refused(f"policy.max_messages is {self.policy.max_messages}, and this job has sent as many")
+        if len(wire) > self.policy.max_message_mib * _MIB:
+            raise Refused(
+                f"a message of {len(wire)} bytes came, policy.max_message_mib is {self.policy.max_message_mib}"
+            )
+
+    def admit_federation(self, model: ClientModule, num_features: Any, num_outputs: Any) -> None:
+        """Refuse nets that are too large, by counting their parameters before one is allocated."""
+        if isinstance(num_outputs, bool) or not isinstance(num_outputs, int) or num_outputs < 1:
+            raise Refused("the number of outputs must be a whole number of at least 1")
+        self.policy.check_outputs(num_outputs)
+        own = width_of(self.holds)
+        given = tuple(num_features) if isinstance(num_features, list | tuple) else num_features
+        if given != own:
+            raise Refused("the federation's inputs are not as wide as this site's")
+        if (count := count_parameters(model, own, num_outputs)) is not None:
+            self.admit_parameters(count)
+
+    def admit_parameters(self, count: int) -> None:
+        """Refuse nets with too many parameters."""
+        if count > self.policy.max_parameters:
+            raise Refused(
+                f"the clients' nets have {count} parameters, policy.max_parameters is {self.policy.max_parameters} here"
+            )
+
+    # ---------------------------------------------------------------- work
+
+    def check_stages(self, strategy: Strategy, names: Sequence[str]) -> None:
+        """Refuse a strategy that would send what may not leave, by its first stages, before it starts.
+
+        Args:
+            strategy: Set up.
+            names: Of all parameters that travel.
+        """
+        for stage in (*strategy.initial_stages(), *strategy.stages(0)):
+            self.check_stage(stage, names)
+
+    def check_stage(self, stage: Stage, names: Sequence[str]) -> None:
+        """Refuse a stage whose answer may not leave, before it is run."""
+        self.policy.check_parameters(names if stage.flat else stage.upload)
+        for name in stage.signals:
+            self.policy.check_output(name, kind_of(stage, name))
+
+    def admit_stage(
+        self, stage: Stage, names: Sequence[str], round_idx: int, effort: Any, steps_per_epoch: int
+    ) -> None:
+        """Refuse a stage, or count its steps and the models that it scores."""
+        self.check_stage(stage, names)
+        self.check_round(round_idx)
+        if isinstance(effort, bool) or not isinstance(effort, int | float) or not 0 <= effort <= 1:
+            raise Refused("the effort must be in [0, 1]")
+        self._count_steps(stage, round_idx, effort, steps_per_epoch)
+        if stage.scores:
+            self._count_evaluations(round_idx, len(stage.scores))
+
+    def admit_evaluations(
+        self, evaluations: Sequence[Evaluation], round_idx: int, steps_per_epoch: int, *, asked_in: str
+    ) -> None:
+        """Refuse the scoring of models, or count them; a message that is repeated has the same answer, and counts once.
+
+        Args:
+            evaluations: The models.
+            round_idx: The round.
+            steps_per_epoch: Batches of the client's data that make an epoch.
+            asked_in: Name of the message.
+        """
+        self.check_round(round_idx)
+        if asked_in in self.scored:
+            return
+        for evaluation in evaluations:
+            kind = scored_of(evaluation)
+            if kind not in self.policy.evaluations:
+                allowed = ", ".join(self.policy.evaluations) or "none"
+                raise Refused(f"a model that is {kind} is to be scored, policy.evaluations lets {allowed} be")
+        self._count_evaluations(round_idx, len(evaluations))
+        for evaluation in evaluations:
+            self.admit_tuning(evaluation, round_idx, steps_per_epoch)
+        self.scored.add(asked_in)
+
+    def admit_tuning(self, evaluation: Evaluation, round_idx: int, steps_per_epoch: int) -> None:
+        """Refuse what is trained before a model is scored or predicts, or count its steps."""
+        self.check_round(round_idx)
+        if evaluation.tuning is not None:
+            self._count_steps(evaluation.tuning, round_idx, 1.0, steps_per_epoch)
+
+    def check_round(self, round_idx: Any) -> None:
+        """Refuse a round that the job has not."""
+        if isinstance(round_idx, bool) or not isinstance(round_idx, int) or round_idx < 0:
+            raise Refused("a round is a whole number of at least 0")
+        if self.num_rounds is not None and round_idx > self.num_rounds:
+            raise Refused(f"round {round_idx} is asked for, the job has {self.num_rounds}")
+
+    def _count_steps(self, stage: Stage, round_idx: int, effort: float, steps_per_epoch: int) -> None:
+        epochs, steps = stage.schedule(effort, steps_per_epoch)
+        if self.steps[round_idx] + epochs * steps > self.policy.max_steps_per_round:
+            raise Refused(
+                f"{self.steps[round_idx]} steps of round {round_idx} are taken and {epochs * steps} more asked for, "
+                f"policy.max_steps_per_round is {self.policy.max_steps_per_round}"
+            )
+        self.steps[round_idx] += epochs * steps
+
+    def _count_evaluations(self, round_idx: int, count: int) -> None:
+        if self.evaluations[round_idx] + count > self.policy.max_evaluations_per_round:
+            raise Refused(
+                f"{self.evaluations[round_idx]} models are scored in round {round_idx} and {count} more asked for, "
+                f"policy.max_evaluations_per_round is {self.policy.max_evaluations_per_round}"
+            )
+        self.evaluations[round_idx] += count
+
+    # ---------------------------------------------------------------- answers
+
+    def leaving(self, upload: Payload, stage: Stage) -> Payload:
+        """What may leave of an answer: what is told of too few examples is withheld, the rest is as it was.
+
+        Raises:
+            Refused: Some of it may not leave at all.
+        """
+        for name in upload.signals:
+            self.policy.check_output(name, kind_of(stage, name))
+        signals = dict(upload.signals)
+        for base in stage.scores:
+            count = signals.get(f"{base}/count", signals[base][..., 1] if base in signals else None)
+            if count is not None and bool((count < self.policy.min_examples).any()):
+                signals |= {n: torch.zeros_like(t) for n, t in signals.items() if n.partition("/")[0] == base}
+        for name, too_few_K in self._too_few(upload, stage):
+            signals[name] = signals[name].masked_fill(_as_wide(too_few_K, signals[name]), 0)
+        return dataclasses.replace(upload, signals=signals)
+
+    def _too_few(self, upload: Payload, stage: Stage) -> Iterator[tuple[str, Tensor]]:
+        """Each signal of classes, the counts among them, and of which classes there are too few examples, (K,)."""
+        for name, counted_by in stage.per_class.items():
+            if name not in upload.signals:
+                continue
+            if counted_by:
+                counts_K = upload.signals[counted_by][0]
+            else:
+                counts_K = self._training_counts(upload.signals[name].shape[1])
+            too_few_K = counts_K < self.policy.min_examples
+            yield name, too_few_K
+            if counted_by:
+                yield counted_by, too_few_K
+
+    def _training_counts(self, num_classes: int) -> Tensor:
+        return torch.bincount(self.holds.y_N[self.holds.train_mask_N].clamp(min=0), minlength=num_classes)[:num_classes]
+
+
+def _as_wide(chosen_K: Tensor, signal_1K: Tensor) -> Tensor:
+    """A choice of classes for a signal (1, K, ...)."""
+    return chosen_K.to(signal_1K.device).view(1, -1, *[1] * (signal_1K.dim() - 2)).expand_as(signal_1K)
+
+
+def kind_of(stage: Stage, name: str) -> Kind:
+    """What a signal, or the first part of its name, tells of."""
+    base = name.partition("/")[0]
+    if {name, base} & {*stage.per_example, *stage.single}:
+        return "example"
+    by_class = {*stage.per_class, *stage.per_class.values()}
+    return (
+        "class"
+        if any(name == each or ("/" not in name and each.startswith(f"{name}/")) for each in by_class)
+        else "client"
+    )
+
+
+def scored_of(evaluation: Evaluation) -> Any:
+    """Which model an evaluation scores."""
+    if evaluation.tuning is not None:
+        return "tuned"
+    return "received" if evaluation.payload is not None and evaluation.payload.parameters else "own"
+
+
+def width_of(holds: ClientGraph | ClientExamples) -> int | tuple[int, ...]:
+    """The width of a client's inputs, or the shape of one."""
+    x = holds.x_NF if isinstance(holds, ClientGraph) else holds.x_NX
+    width = tuple(x.shape[1:])
+    return width[0] if len(width) == 1 else width
+
+
+def count_parameters(model: ClientModule, num_features: Any, num_outputs: int) -> int | None:
+    """Parameters of the largest of a client's nets, from tensors without memory.
+
+    Returns:
+        The count; None of a net that cannot be built so, which is a class of the site's owner, never of this package.
+    """
+    counts: Mapping[str, int] | list[int] = []
+    with torch.device("meta"), torch.random.fork_rng([]):
+        try:
+            nets = [fitted(factory, num_features, num_outputs) for factory in model.net_factories]
+            counts = [sum(p.numel() for p in net.parameters()) for net in nets]
+        except (ValueError, RuntimeError, TypeError, NotImplementedError):
+            return None
+    return max(counts)

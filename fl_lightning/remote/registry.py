@@ -1,0 +1,174 @@
+"""The classes that a job may name: this package's own, and those that the owner of a machine adds.
+
+A job names a class by its bare name, and nothing is imported for it: a name is looked up in a table. What imports or
+reads what it is told is not in the table.
+"""
+
+import collections.abc
+import functools
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_lightning import callbacks, models, optimizers, relations, strategies
+from fl_lightning.callback import Callback
+from fl_lightning.relations.topology import Topology
+from fl_lightning.round import client as clients
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.participation import Participation
+from fl_lightning.strategies import Strategy, decentralised, hypernetwork, mixing
+from fl_lightning.strategies.decentralised import map_starts
+from fl_lightning.strategies.hypernetwork import sheaf_ridge
+
+#: Not for jobs: they import or read what they are told (``PyGNet``, ``EdgeListFile``), or are given objects.
+NOT_FOR_JOBS = frozenset({"PyGNet", "PlainNet", "Twin", "EdgeListFile"})
+#: Settings that name files; a job may leave them at None.
+FILE_SETTINGS = frozenset({("RunReport", "against")})
+#: The kinds of objects that settings ask for.
+KINDS: tuple[type, ...] = (
+    *(Strategy, ClientModule, nn.Module, Callback, Topology, Participation, torch.optim.Optimizer),
+    *(mixing.Aggregation, decentralised.RestrictionMaps, map_starts.MapStart),
+)
+_OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
+
+
+@functools.cache
+def _package() -> Mapping[str, Any]:
+    """Classes and factories of the package, by bare name."""
+    found = (each for each in _homes() if any(_makes(each, kind) for kind in KINDS))
+    return {each.__name__: each for each in found if each.__name__ not in NOT_FOR_JOBS}
+
+
+def _homes() -> Iterable[Any]:
+    """All that is where such are written."""
+    for strategy in vars(strategies).values():
+        yield strategy
+        yield getattr(strategy, "client_class", ClientModule)
+    for home in (models, relations, hypernetwork, decentralised, mixing):
+        yield from (getattr(home, name) for name in home.__all__)
+    yield sheaf_ridge.sheaf_beside
+    yield from (getattr(torch.optim, name) for name in _OPTIMIZERS)
+    for home in (optimizers, clients, map_starts):
+        yield from vars(home).values()
+    yield Participation
+    for name in callbacks.__all__:
+        found = getattr(callbacks, name)
+        if inspect.isclass(found) and issubclass(found, Callback) and not (found.needs_data or found.invents_stages):
+            yield found
+
+
+def _makes(value: Any, kind: type) -> bool:
+    """Whether a value is a public class of a kind, or a function that says it returns one."""
+    if inspect.isclass(value):
+        return issubclass(value, kind) and not inspect.isabstract(value) and not value.__name__.startswith("_")
+    if not inspect.isfunction(value) or value.__name__.startswith("_"):
+        return False
+    returned = typing.get_type_hints(value).get("return")
+    return inspect.isclass(returned) and issubclass(returned, kind)
+
+
+class Registry:
+    """What names mean on this machine.
+
+    Args:
+        own: Classes that the machine's owner adds, ``module.Class``; they are imported.
+
+    Raises:
+        ValueError: One cannot be imported, is none of a kind that a job names, or has the name of another.
+    """
+
+    def __init__(self, own: Iterable[str] = ()) -> None:
+        self.named = dict(_package())
+        self.own: dict[str, str] = {}
+        for path in own:
+            found = _imported(path)
+            if found.__name__ in self.named and self.named[found.__name__] is not found:
+                raise ValueError(
+                    f"policy.classes: {path} is called as another class that jobs may name, {found.__name__}: rename it"
+                )
+            self.named[found.__name__] = found
+            self.own[found.__name__] = path
+
+    def fitting(self, annotation: Any) -> "dict[str, Any]":
+        """What may stand where an annotation asks for an object, or for something that makes one; by name."""
+        kind, _ = wanted(annotation)
+        return {} if kind is None else {name: each for name, each in self.named.items() if _makes(each, kind)}
+
+    def path(self, name: str) -> str:
+        """The dotted path of a name."""
+        found = self.named[name]
+        return f"{found.__module__}.{found.__qualname__}"
+
+
+def is_the_packages(path: str) -> bool:
+    """Whether a dotted path of this package, or of ``torch.optim``, means what a job means by its last part.
+
+    Two functions of one name, say, are not taken for each other. What no job may name is for the check to refuse.
+    """
+    known = _package()
+    name = path.rpartition(".")[2]
+    return name not in known or pkgutil.resolve_name(path) is known[name]
+
+
+def wanted(annotation: Any) -> "tuple[type | None, int | frozenset[str]]":
+    """The kind of object that an annotation asks for, and which of its settings its user gives.
+
+    Returns:
+        The kind; None where it asks for no object. How many of the first parameters, or which, are not a job's to set.
+    """
+    if typing.get_origin(annotation) is collections.abc.Callable:
+        given, kind = typing.get_args(annotation)
+        return (kind, len(given)) if inspect.isclass(kind) and given is not ... else (None, 0)
+    if not inspect.isclass(annotation) or isinstance(annotation, types.GenericAlias):
+        return None, 0
+    if getattr(annotation, "_is_protocol", False):
+        hints = dict(typing.get_type_hints(annotation.__call__))
+        kind = hints.pop("return", None)
+        return (kind, frozenset(hints)) if inspect.isclass(kind) else (None, 0)
+    return (annotation, 0) if issubclass(annotation, KINDS) else (None, 0)
+
+
+def settings_of(found: Any, given: "int | frozenset[str]" = 0) -> Mapping[str, Any]:
+    """The settings that a job may give a class or factory, with their annotations.
+
+    Args:
+        found: The class or factory.
+        given: As :func:`wanted` returns it.
+    """
+    hints = typing.get_type_hints(found.__init__ if inspect.isclass(found) else found)
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [p for p in inspect.signature(found).parameters.values() if p.kind not in kinds]
+    if isinstance(given, int):
+        parameters = parameters[given:]
+    else:
+        parameters = [p for p in parameters if p.name not in given and p.kind is p.KEYWORD_ONLY]
+    return {p.name: hints.get(p.name, Any) for p in parameters}
+
+
+def _imported(path: Any) -> Any:
+    """A class that an owner lists.
+
+    Raises:
+        ValueError: It is none.
+    """
+    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    if not module:
+        raise ValueError(f"policy.classes: {path!r} is no class of a module, such as my_package.MyStrategy")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # the owner's module can raise anything
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"policy.classes: {path} cannot be imported ({why}): install it, or set PYTHONPATH") from error
+    if not any(_makes(found, kind) for kind in KINDS):
+        raise ValueError(
+            f"policy.classes: {path} is no class of a strategy, client, net, optimizer, aggregation, topology or "
+            "callback: list such a one"
+        )
+    return found

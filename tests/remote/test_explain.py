@@ -1,0 +1,105 @@
+"""What ``fl-train site explain`` tells of a job before it runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("nvflare", reason="needs the extra flare")
+
+from fl_lightning import command_line
+from fl_lightning.remote.job_schema import job_of
+
+pytestmark = pytest.mark.filterwarnings("default")  # jsonargparse's own
+
+
+@pytest.fixture
+def told(tmp_path, capsys):
+    """Run the verb for a strategy's settings and a policy; returns the exit code and what is printed."""
+
+    def run(strategy: Any, num_rounds: int = 4, as_job: bool = False, **policy: Any) -> tuple[int, str]:
+        net = {"class_path": "fl_lightning.models.GCN", "init_args": {"hidden_channels": 8}}
+        config = {
+            "strategy": strategy,
+            "model": {"class_path": "ClientModule", "init_args": {"net": net}},
+            "trainer": {"num_rounds": num_rounds, "evaluate_every": 2},
+        }
+        source = {"num_nodes": 120, "num_communities": 3, "num_classes": 3, "num_features": 6}
+        data = {
+            "source": {"class_path": "PlantedCommunities", "init_args": source},
+            "partitioner": "GivenPartitioner",
+            "cache_dir": str(tmp_path / "cache"),
+        }
+        file = tmp_path / ("job.json" if as_job else "run.yaml")
+        file.write_text(job_of(config, name="wards", sites=["a", "b"])[0].write() if as_job else yaml.safe_dump(config))
+        site_file = tmp_path / "fl_site.yaml"
+        site_file.write_text(yaml.safe_dump({"data": data, "policy": policy}))
+        code = command_line.main(["site", "explain", "--job", str(file), "--site", str(site_file)])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_parameters_with_sizes_evaluations_and_counts_in_a_round_and_in_all(told) -> None:
+    code, said = told("FedPer", as_job=True)
+    assert code == 0
+    assert "the job wards: FedPer, 4 rounds, 2 sites, the server learns each answer" in said
+    assert "each round, stage train: all parameters but head.*; and the numbers of training examples" in said
+    numbers = 6 * 8 + 8 + 8 * 8 + 8
+    sizes = "convs.0.weight 6x8, convs.0.bias 8, convs.1.weight 8x8, convs.1.bias 8"
+    assert f"parameters: {numbers} numbers in a round, {4 * numbers} in all ({sizes})" in said
+    assert "evaluations: 2 models in a round, 4 in all: the result (received), trained (own)" in said
+    assert f"in all {4 * numbers} numbers of parameters; every answer passes no filter" in said
+    assert "refused" not in said
+
+
+def test_what_is_refused_and_why(told) -> None:
+    widened = {"class_path": "FedPer", "init_args": {"personal": []}}
+    code, said = told(widened, local=["head.*"])
+    assert code == 1
+    assert "stage train: all parameters" in said  # what would leave is told all the same
+    assert "refused: head.weight, head.bias would leave, which policy.local keeps here" in said
+    code, said = told("FedAvg", strategies=["FedPer"])
+    assert (code, said) == (1, "refused: this site runs FedPer alone, not FedAvg\n")
+    code, said = told({"class_path": "FedAvg", "init_args": {"num_epochs": 7}}, max_steps_per_round=6)
+    assert code == 1
+    assert "refused: stage train from round 0 on: 0 steps of round 0 are taken and 7 more asked for" in said
+    code, said = told("FedAvg", evaluations=["own"])
+    assert code == 1
+    assert "refused: evaluations: a model that is received is to be scored, policy.evaluations lets own be" in said
+    net = {"class_path": "PyGNet", "init_args": {"architecture": "subprocess.Popen"}}
+    code, said = told({"class_path": "FedAvg", "init_args": {"aggregation": net}})
+    assert code == 1
+    assert "refused: strategy.aggregation: 'PyGNet' is no class that a job may name here" in said
+
+
+def test_outputs_with_what_they_tell_of(told) -> None:
+    _, said = told("FedProto", min_examples=3)
+    assert "output class: numbers of each class, of one with fewer than 3 examples 0" in said
+    _, said = told({"class_path": "Kin", "init_args": {"validate_every": 2, "common_share": 0.5}}, min_examples=3)
+    assert "once, stage embed: embedding: mean of the node embeddings of one graph" in said
+    assert "a score of a model, 0 of fewer than 3 examples; counted as an evaluation" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--job", "run.yaml", "--site", "missing.yaml"], "--site missing.yaml does not exist"),
+        (["--job", "run.yaml", "--site", "fl_site.yaml", "--num_sites", "0"], "--num_sites must be at least 1"),
+        (["--job", "bad.json", "--site", "fl_site.yaml"], "the job is no JSON"),
+        (["--job", "run.yaml", "--site", "fl_site.yaml"], "fl_site.yaml names no data"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else None,
+)
+def test_mistakes_end_in_one_line(words, message, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fl_site.yaml").touch()
+    Path("bad.json").write_text("{")
+    Path("run.yaml").write_text("strategy: FedAvg")
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["site", "explain", *words])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("fl-train: error: ") == 1

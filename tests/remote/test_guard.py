@@ -1,0 +1,295 @@
+"""What may leave a site, and what a server may ask of it, is its policy's to say, not the job's."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from sites import OPEN, BadChannel, make_sites
+
+from fl_lightning import Stage
+from fl_lightning.models import GCN
+from fl_lightning.relations.topology import Ring
+from fl_lightning.remote import Message, SitePolicy, federate
+from fl_lightning.remote.guard import Guard, count_parameters, kind_of
+from fl_lightning.remote.policy import Refused
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Evaluation, tune
+from fl_lightning.strategies import SCAFFOLD, FedAvg, FedPer, FedProto
+
+
+@pytest.fixture
+def three(graphs, given_clients):
+    return given_clients(graphs[:3])
+
+
+@pytest.fixture
+def run(three, make_model, make_trainer, tmp_path):
+    """A remote run of three clients, and the channel, which has all messages and answers."""
+
+    def fit(make: Any = lambda: FedAvg(num_epochs=1), num_rounds: int = 2, **policy: Any) -> BadChannel:
+        rules = SitePolicy(**{"min_examples": 1, **policy})
+        channel = BadChannel(make_sites(three.clients, tmp_path / "sites", lambda: (make_model(), make()), rules))
+        trainer, strategy = make_trainer(num_rounds=num_rounds), make()
+        data = federate(trainer, channel, strategy, relation_graph=Ring())
+        fit.channel = channel
+        trainer.fit(make_model(), data, strategy)
+        return channel
+
+    return fit
+
+
+def answers(channel: BadChannel, kind: str) -> list[Message]:
+    return [answer for question, answer in channel.answers if question.kind == kind]
+
+
+@pytest.fixture
+def started(three, make_model, tmp_path, make_trainer):
+    """A site that takes part in a federation, as the server has left it after a round."""
+
+    def start(**policy: Any) -> Any:
+        rules = SitePolicy(**{"min_examples": 1, **policy})
+        sites = make_sites(three.clients, tmp_path / "sites", lambda: (make_model(), FedAvg(num_epochs=1)), rules)
+        channel, strategy = BadChannel(sites), FedAvg(num_epochs=1)
+        trainer = make_trainer(num_rounds=1)
+        trainer.fit(make_model(), federate(trainer, channel, strategy), strategy)
+        asked = {question.kind: question for question, _ in channel.answers}
+        return sites[0], asked
+
+    return start
+
+
+def why(site: Any, message: Message) -> str:
+    answer = Message.read(site.answer(message.wire))
+    assert answer.kind == "failure"
+    return str(answer.about["why"])
+
+
+# -------------------------------------------------------------------- parameters
+
+
+def test_a_submitter_cannot_widen_what_a_site_keeps(run) -> None:
+    """FedPer with ``personal: []`` sends the head."""
+    with pytest.raises(ValueError, match=r"head\.weight, head\.bias would leave, which policy\.local keeps here"):
+        run(lambda: FedPer(num_epochs=1, personal=[]), local=["head.*"])
+    assert not answers(run.channel, "run")
+    sent = answers(run(lambda: FedPer(num_epochs=1), local=["head.*"]), "run")
+    assert sent
+    assert not [name for answer in sent for name in answer.tensors if "head" in name]
+
+
+def test_only_named_parameters_leave(run) -> None:
+    with pytest.raises(
+        ValueError, match=r"head\.weight, head\.bias would leave, which policy\.parameters does not let"
+    ):
+        run(parameters=["convs.*"])
+    assert run(lambda: FedPer(num_epochs=1), parameters=["convs.*"])
+
+
+def test_what_is_called_as_a_parameter_that_stays_does_not_leave_as_a_signal() -> None:
+    policy = SitePolicy(min_examples=1, local=["head.*", "projection"])
+    for name in ("gradients/head.weight", "head.weight", "projection"):
+        with pytest.raises(Refused, match=r"policy\.local keeps"):
+            policy.check_output(name, "client")
+    policy.check_output("gradients/convs.0.weight", "client")
+
+
+def test_control_variates_of_what_stays_are_refused(run) -> None:
+    """SCAFFOLD sends gradients, by the names of parameters, beside all parameters."""
+    with pytest.raises(ValueError, match=r"policy\.local keeps here"):
+        run(lambda: SCAFFOLD(num_epochs=1), local=["head.bias"])
+
+
+# -------------------------------------------------------------------- outputs
+
+
+def test_outputs_leave_by_name_and_by_kind(run) -> None:
+    with pytest.raises(ValueError, match=r"class would leave, which policy\.outputs does not let out"):
+        run(lambda: FedProto(num_epochs=1), outputs=["embedding"])
+    with pytest.raises(ValueError, match=r"class tells of each class, policy\.kinds lets client out"):
+        run(lambda: FedProto(num_epochs=1), kinds=["client"])
+    for allowed in (["class"], ["class/*"], ["cl*"]):
+        SitePolicy(outputs=allowed).check_output("class", "class")
+        SitePolicy(outputs=allowed).check_output("class/counts", "class")
+
+
+def test_rows_of_single_examples_need_a_site_that_lets_one_example_speak() -> None:
+    stage = Stage(name="exchange", signals={"hidden": None, "shown": None}, per_example=("hidden",), single=("shown",))
+    for name in ("hidden", "shown", "shown/features"):
+        assert kind_of(stage, name) == "example"
+        with pytest.raises(Refused, match="numbers of one example each"):
+            SitePolicy(min_examples=2).check_output(name, kind_of(stage, name))
+        SitePolicy(min_examples=1).check_output(name, kind_of(stage, name))
+
+
+def test_a_mean_of_too_few_examples_is_withheld_for_its_class_alone(run) -> None:
+    """FedProto at a site that asks for several examples sent a mean of one."""
+    whole = answers(run(lambda: FedProto(num_epochs=1), num_rounds=1), "run")
+    counts = torch.cat([answer.tensors["s/class/counts"] for answer in whole])
+    least = int(counts[counts > 0].min()) + 1
+    assert bool((counts >= least).any())
+
+    for before, after in zip(whole, _again(run, least), strict=True):
+        enough_1K = before.tensors["s/class/counts"] >= least
+        assert torch.equal(after.tensors["s/class/counts"], before.tensors["s/class/counts"] * enough_1K)
+        prototypes = before.tensors["s/class/prototypes"] * enough_1K[..., None]
+        assert torch.equal(after.tensors["s/class/prototypes"], prototypes)
+
+
+def _again(run: Any, least: int) -> list[Message]:
+    for path in run.channel.sites[0].folder.parent.rglob("*"):
+        if path.is_file() and "key" not in path.name:
+            path.unlink()
+    return answers(run(lambda: FedProto(num_epochs=1), num_rounds=1, min_examples=least), "run")
+
+
+def test_a_statistic_of_classes_without_counts_is_held_against_the_labels(three) -> None:
+    holds = three.clients[0]
+    counts_K = torch.bincount(holds.y_N[holds.train_mask_N], minlength=4)
+    least = int(counts_K.max())
+    stage = Stage(name="s", signals={"r": None}, per_class={"r": "", "of/present": ""})
+    signals = {"r": torch.ones(1, 4), "of/present": torch.ones(1, 4, dtype=torch.bool), "mean": torch.ones(1, 2)}
+    guard = Guard(SitePolicy(min_examples=least), holds)
+
+    left = guard.leaving(Payload(clients=(0,), signals=signals), stage).signals
+
+    assert torch.equal(left["r"][0], (counts_K >= least).float())
+    assert torch.equal(left["of/present"][0], counts_K >= least)
+    assert torch.equal(left["mean"], signals["mean"])
+
+
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_a_score_of_too_few_examples_says_nothing(three, as_mapping) -> None:
+    guard = Guard(SitePolicy(min_examples=5), three.clients[0])
+    stage = Stage(name="try", signals={"score": None}, scores=("score",))
+    for count in (4.0, 5.0):
+        signals = {"score": torch.tensor([[3.0, count]])}
+        if as_mapping:
+            signals = {"score/right": torch.tensor([3.0]), "score/count": torch.tensor([count])}
+        left = guard.leaving(Payload(clients=(0,), signals=signals), stage).signals
+        assert all(torch.equal(tensor, signals[name] * (count >= 5)) for name, tensor in left.items())
+
+
+# -------------------------------------------------------------------- bounds
+
+
+def test_outputs_by_the_million_are_refused_by_arithmetic(started, monkeypatch) -> None:
+    site, asked = started(max_outputs=10**9)
+
+    def build(*arguments: Any) -> None:
+        raise AssertionError("the net was built")
+
+    monkeypatch.setattr(type(site.model), "build", build)
+    start = asked["start"]
+    many = dataclasses.replace(start, about={**start.about, "num_outputs": 10**8})
+    message = why(site, many)
+    assert "parameters, policy.max_parameters is 50000000 here" in message
+    site.policy = site.guard.policy = SitePolicy()
+    assert why(site, many) == "100000000 outputs are asked for, policy.max_outputs is 100000 here"
+    for wrong in (0, -1, True, 1.5, "7", None):
+        assert "whole number" in why(site, dataclasses.replace(start, about={**start.about, "num_outputs": wrong}))
+    wide = dataclasses.replace(start, about={**start.about, "num_features": 10**9})
+    assert why(site, wide) == "the federation's inputs are not as wide as this site's"
+
+
+def test_parameters_are_counted_without_memory(make_model) -> None:
+    model = make_model()
+    real = sum(parameter.numel() for parameter in GCN(7, 3).parameters())
+    model.net_factories = [GCN]
+    assert count_parameters(model, 7, 3) == real
+    assert count_parameters(model, 7, 10**12) > 10**12
+
+
+def test_models_to_score_are_bounded_in_a_round_whatever_the_federation(started) -> None:
+    """One message with 470 models gave a client's gradient."""
+    site, asked = started(max_evaluations_per_round=3)
+    question = asked["evaluate"]
+    kind, described = question.about["evaluations"][0]
+    parts = {name.partition("/")[2]: tensor for name, tensor in question.tensors.items() if name.startswith("0/")}
+
+    def asking(count: int, round_idx: int) -> Message:
+        return Message(
+            kind="evaluate",
+            about={
+                **question.about,
+                "round_idx": round_idx,
+                "state": site.current,
+                "forget": [],
+                "evaluations": [[f"{kind}{place}/", described] for place in range(count)],
+            },
+            tensors={f"{place}/{name}": tensor for place in range(count) for name, tensor in parts.items()},
+        )
+
+    assert "0 models are scored in round 7 and 470 more asked for" in why(site, asking(470, 7))
+    assert Message.read(site.answer(asking(2, 7).wire)).kind == "answer"
+    site.answer(asked["start"].wire)
+    assert "2 models are scored in round 7 and 2 more asked for" in why(site, asking(2, 7))
+    site.policy = site.guard.policy = SitePolicy(min_examples=1, evaluations=["own"])
+    assert "a model that is received is to be scored, policy.evaluations lets own be" in why(site, asking(1, 8))
+
+
+def test_training_before_an_evaluation_ends(three) -> None:
+    guard = Guard(SitePolicy(max_steps_per_round=100), three.clients[0])
+    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked_in="a")
+    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked_in="a")  # again, and answered alike
+    with pytest.raises(
+        Refused, match=r"60 steps of round 0 are taken and 60 more asked for, policy\.max_steps_per_rou"
+    ):
+        guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked_in="b")
+    guard.admit_evaluations([Evaluation(tuning=tune(60))], 1, 1, asked_in="c")
+    with pytest.raises(Refused, match="max_steps_per_round"):
+        guard.admit_tuning(Evaluation(tuning=tune(10**9)), 2, 1)
+
+
+def test_steps_of_a_round_are_bounded(run) -> None:
+    run(lambda: FedAvg(num_epochs=3), max_steps_per_round=3)
+    with pytest.raises(Exception, match="max_steps_per_round is 2"):
+        run(lambda: FedAvg(num_epochs=3), max_steps_per_round=2)
+
+
+@pytest.mark.parametrize("effort", [1e9, -1, float("nan"), "1", True, None])
+def test_effort_is_a_share(three, effort) -> None:
+    guard = Guard(OPEN, three.clients[0])
+    with pytest.raises(Refused, match=r"the effort must be in \[0, 1\]"):
+        guard.admit_stage(Stage(name="train", num_epochs=1), (), 0, effort, 1)
+
+
+def test_rounds_that_the_job_has_not_are_refused(three) -> None:
+    guard = Guard(OPEN, three.clients[0], num_rounds=5)
+    guard.check_round(5)
+    with pytest.raises(Refused, match="round 6 is asked for, the job has 5"):
+        guard.check_round(6)
+    for wrong in (-1, True, 1.0, None):
+        with pytest.raises(Refused, match="a round is a whole number"):
+            guard.check_round(wrong)
+
+
+def test_a_stage_has_no_longer_than_the_site_gives_it(started) -> None:
+    site, _ = started(max_seconds=50.0)
+    assert site.executor.time_limit == 50.0
+
+
+def test_messages_are_counted_and_weighed_before_they_are_read(started) -> None:
+    site, asked = started(max_message_mib=1)
+    assert "policy.max_message_mib is 1" in Message.read(site.answer(bytes(2**20 + 1))).about["why"]
+    site.guard.num_messages = site.policy.max_messages
+    assert "policy.max_messages is 100000" in why(site, asked["enrol"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_outputs": 0},
+        {"max_parameters": 0},
+        {"max_steps_per_round": 0},
+        {"max_messages": 0},
+        {"max_message_mib": 0},
+        {"max_evaluations_per_round": -1},
+        {"max_seconds": 0.0},
+        {"max_memory_gib": 0.0},
+    ],
+    ids=lambda each: next(iter(each)),
+)
+def test_bounds_that_are_none(wrong) -> None:
+    with pytest.raises(ValueError, match=rf"policy\.{next(iter(wrong))} must be"):
+        SitePolicy(**wrong)
