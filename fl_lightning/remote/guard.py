@@ -55,8 +55,8 @@ class Guard:
                 f"a message of {len(wire)} bytes came, policy.max_message_mib is {self.policy.max_message_mib}"
             )
 
-    def admit_federation(self, model: ClientModule, num_features: Any, num_outputs: Any) -> None:
-        """Refuse nets that are too large, by counting their parameters before one is allocated."""
+    def admit_widths(self, num_features: Any, num_outputs: Any) -> None:
+        """Refuse inputs that are not this client's, and more outputs than the bound."""
         if isinstance(num_outputs, bool) or not isinstance(num_outputs, int) or num_outputs < 1:
             raise Refused("the number of outputs must be a whole number of at least 1")
         self.policy.check_outputs(num_outputs)
@@ -64,7 +64,10 @@ class Guard:
         given = tuple(num_features) if isinstance(num_features, list | tuple) else num_features
         if given != own:
             raise Refused("the federation's inputs are not as wide as this site's")
-        if (count := count_parameters(model, own, num_outputs)) is not None:
+
+    def admit_nets(self, model: ClientModule, num_outputs: int) -> None:
+        """Refuse nets that are too large, by counting their parameters before one is allocated."""
+        if (count := count_parameters(model, width_of(self.holds), num_outputs)) is not None:
             self.admit_parameters(count)
 
     def admit_parameters(self, count: int) -> None:

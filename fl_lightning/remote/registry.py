@@ -27,8 +27,8 @@ from fl_lightning.strategies import Strategy, decentralised, hypernetwork, mixin
 from fl_lightning.strategies.decentralised import map_starts
 from fl_lightning.strategies.hypernetwork import sheaf_ridge
 
-#: Not for jobs: they import or read what they are told (``PyGNet``, ``EdgeListFile``), or are given objects.
-NOT_FOR_JOBS = frozenset({"PyGNet", "PlainNet", "Twin", "EdgeListFile"})
+#: Not for jobs: they import or read what they are told (``PyGNet``, ``EdgeListFile``), are given objects, or are bases.
+NOT_FOR_JOBS = frozenset({"PyGNet", "PlainNet", "Twin", "EdgeListFile", "Optimizer", "Module"})
 #: Settings that name files; a job may leave them at None.
 FILE_SETTINGS = frozenset({("RunReport", "against")})
 #: The kinds of objects that settings ask for.
@@ -42,8 +42,14 @@ _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam
 @functools.cache
 def _package() -> Mapping[str, Any]:
     """Classes and factories of the package, by bare name."""
-    found = (each for each in _homes() if any(_makes(each, kind) for kind in KINDS))
+    found = [each for each in _homes() if any(_makes(each, kind) for kind in KINDS)]
+    found += [default for each in found for default in _defaults(each) if any(_makes(default, kind) for kind in KINDS)]
     return {each.__name__: each for each in found if each.__name__ not in NOT_FOR_JOBS}
+
+
+def _defaults(found: Any) -> Iterable[Any]:
+    """What the settings of a class are if nothing is said, which a whole configuration names."""
+    return (parameter.default for parameter in inspect.signature(found).parameters.values())
 
 
 def _homes() -> Iterable[Any]:

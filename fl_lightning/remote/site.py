@@ -191,7 +191,7 @@ class Site:
             raise Refused(f"the server runs {about['strategy']}, this site {type(self.strategy).__name__}")
         if other := settings.differences(about["settings"], own):
             raise Refused(f"the server's settings are not this site's; {'; '.join(other)} (then: server, now: site)")
-        self.guard.admit_federation(self.model, about["num_features"], about["num_outputs"])
+        self.guard.admit_widths(about["num_features"], about["num_outputs"])
         self.index = int(about["index"])
         self.secure = bool(about["secure"])
         self.label = str(about["federation"])
@@ -211,6 +211,8 @@ class Site:
         check_kind(self.strategy, roster)
         check_directions(self.strategy, roster)
         self.strategy.check_client(self.model)
+        self.strategy.complete(self.model, roster)  # with the strategy's own net, where the job names none
+        self.guard.admit_nets(self.model, roster.num_outputs)
         self.architectures = build_nets(fabric, self.model, self.strategy, roster, about["seed"])
         check_architectures(self.strategy, len(self.architectures))
         training_clients = tuple(about["training_clients"])

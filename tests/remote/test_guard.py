@@ -7,15 +7,16 @@ import pytest
 import torch
 from sites import OPEN, BadChannel, make_sites
 
-from fl_lightning import Stage
-from fl_lightning.models import GCN
+from fl_lightning import ClientModule, Stage
+from fl_lightning.models import GCN, MaskedGCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import Message, SitePolicy, federate
 from fl_lightning.remote.guard import Guard, count_parameters, kind_of
 from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.site import settings_of
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, tune
-from fl_lightning.strategies import SCAFFOLD, FedAvg, FedPer, FedProto
+from fl_lightning.strategies import SCAFFOLD, FedAvg, FedPer, FedProto, FedPub
 
 
 @pytest.fixture
@@ -190,6 +191,39 @@ def test_outputs_by_the_million_are_refused_by_arithmetic(started, monkeypatch) 
         assert "whole number" in why(site, dataclasses.replace(start, about={**start.about, "num_outputs": wrong}))
     wide = dataclasses.replace(start, about={**start.about, "num_features": 10**9})
     assert why(site, wide) == "the federation's inputs are not as wide as this site's"
+
+
+def test_the_strategys_own_net_is_counted_where_the_job_names_none(three, tmp_path) -> None:
+    """FedPub brings a net with masks, which has about twice as many parameters as a GCN."""
+    message = None
+    for net in (None, MaskedGCN):
+        (site,) = make_sites(three.clients[:1], tmp_path / str(net), lambda net=net: (ClientModule(net), FedPub()))
+        site.policy = site.guard.policy = SitePolicy(min_examples=1, max_parameters=30_000)
+        about = Message.read(site.answer(Message(kind="enrol", about={"strategy": "FedPub"}).wire)).about
+        told = why(site, a_start(site, about))
+        assert "parameters, policy.max_parameters is 30000 here" in told
+        assert message in (None, told)
+        message = told
+
+
+def a_start(site: Any, card: Any) -> Message:
+    about = {
+        "strategy": type(site.strategy).__name__,
+        "settings": settings_of(site.strategy, site.model),
+        "index": 0,
+        "secure": False,
+        "federation": "f",
+        "precision": "32-true",
+        "num_features": card["num_features"],
+        "names": ["a"],
+        "kind": card["kind"],
+        "num_outputs": 3,
+        "layout": {},
+        "seed": 0,
+        "training_clients": [0],
+        "dtype": "float32",
+    }
+    return Message(kind="start", about=about)
 
 
 def test_parameters_are_counted_without_memory(make_model) -> None:

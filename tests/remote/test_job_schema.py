@@ -1,6 +1,7 @@
 """A job is data: what it may not say is refused before anything is built or imported."""
 
 import dataclasses
+import inspect
 import json
 import typing
 from pathlib import Path
@@ -68,6 +69,15 @@ def test_every_setting_of_every_class_can_be_said_or_is_left_out_by_name(registr
     strategies_without = {each for each in left_out if hasattr(strategies, each.partition(".")[0])}
     assert strategies_without == set()
     assert not [each for each in left_out if each.startswith(("ClientModule", "FedAuxClient", "RegressionClient"))]
+
+
+def test_what_stands_where_nothing_is_said_can_be_said(registry) -> None:
+    """A whole configuration, such as the saved one of a run, names the defaults."""
+    for name, found in list(registry.named.items()):
+        for setting, parameter in inspect.signature(found).parameters.items():
+            default = parameter.default
+            if default is not parameter.empty and (inspect.isclass(default) or inspect.isfunction(default)):
+                assert registry.named[default.__name__] is default, f"{name}.{setting}"
 
 
 def _kinds(annotation: Any) -> list[Any]:
