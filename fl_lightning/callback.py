@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from lightning.fabric import Fabric
 
+from fl_lightning.counts import Counted
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
@@ -55,7 +56,7 @@ class WrongSetting(ValueError):
     """A setting that only the first figures of the training show to be wrong."""
 
 
-class Callback:
+class Callback(Counted):
     """Override the hooks you need. Every process calls every hook; write files where ``fabric.is_global_zero``."""
 
     #: Whether it reads or changes what clients hold: it is for federations whose data lie here.

@@ -21,6 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fl_lightning.callback import Callback, check_hooks
+from fl_lightning.counts import Counted
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, StackedExecutor
 from fl_lightning.round.client import ClientModule, check_is_client
@@ -59,7 +60,7 @@ LARGEST_SEED = 2**32 - 1
 _RENAMED = {"model": "client", "datamodule": "data", "algorithm": "strategy"}
 
 
-class FederatedTrainer(RoundLoop):
+class FederatedTrainer(RoundLoop, Counted):
     """Trains a federation.
 
     Args:
@@ -89,6 +90,8 @@ class FederatedTrainer(RoundLoop):
     Raises:
         ValueError: A value is out of its range.
     """
+
+    settings_prefix = "trainer."
 
     def __init__(
         self,

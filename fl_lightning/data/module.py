@@ -19,6 +19,7 @@ from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.counts import Counted
 from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
 from fl_lightning.data.partition.record import (
     FORMAT_VERSION,
@@ -53,7 +54,7 @@ else:
     AnySource = Source  # what a configuration can hold
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(LightningDataModule, Counted):
     """Gives every client its subgraph of a global graph, or the examples that a source has for it.
 
     A graph's partition is cached: node indices and roles under a key of everything they depend on, the graph's content
@@ -88,6 +89,8 @@ class FederatedDataModule(LightningDataModule):
         >>> [client.name for client in data.clients], data.clients[0].num_nodes
         (['client-00', 'client-01', 'client-02', 'client-03'], 50)
     """
+
+    settings_prefix = "data."
 
     def __init__(
         self,

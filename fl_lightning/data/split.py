@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from fl_lightning.counts import Counted
 from fl_lightning.data.settings import check_count, check_number
 from fl_lightning.kernels.randomness import generator
 
@@ -26,7 +27,7 @@ class Role(IntEnum):
     TEST = 3
 
 
-class Splitter(ABC):
+class Splitter(Counted, ABC):
     """Gives roles to the nodes or examples of every client."""
 
     def __call__(self, data: Data, clients: list[Tensor], seed: int = 0) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from fl_lightning.batches.base import AnyBatch, Batch, Collator
+from fl_lightning.counts import Counted
 from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.keys import derive_keys
 from fl_lightning.executors.storage import Allocate, in_memory
@@ -55,7 +56,7 @@ class Outcome:
     failures: Mapping[int, str] = field(default_factory=dict)
 
 
-class Executor(ABC):
+class Executor(Counted, ABC):
     """Holds the clients of one process and runs stages and evaluations for them.
 
     Attributes:

@@ -64,7 +64,7 @@ def check_widths(**widths: int) -> None:
         ValueError: One of them is not a positive integer.
     """
     for name, width in widths.items():
-        if not isinstance(width, int) or width < 1:
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
             raise ValueError(f"{name}={width!r} is impossible: set it to an integer of at least 1")
 
 

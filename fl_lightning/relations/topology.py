@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fl_lightning.counts import Counted
 from fl_lightning.kernels.randomness import derive_key
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
-class Topology(ABC):
+class Topology(Counted, ABC):
     """Builds the graph of a decentralised federation.
 
     Args:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.counts import Counted
 from fl_lightning.remote.accounting import PrivacyAccountant
 from fl_lightning.round.payload import Payload
 
@@ -22,13 +23,13 @@ class CannotFilter(ValueError):
     """An answer is of a kind that a filter cannot work on."""
 
 
-class SiteFilter(ABC):
+class SiteFilter(Counted, ABC):
     """Changes an answer before it leaves its site."""
 
     #: Whether the number of training examples is hidden too; every client then counts as one.
     hides_counts = False
 
-    def open(self, folder: Path) -> None:  # noqa: B027 - most filters keep nothing
+    def open(self, folder: Path) -> None:
         """Told the site's folder before the first answer."""
 
     @abstractmethod

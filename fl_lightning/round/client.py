@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.optim import Adam, Optimizer
 
 from fl_lightning.batches.base import Batch
+from fl_lightning.counts import Counted
 from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
@@ -54,7 +55,7 @@ def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
     return Adam(parameters, lr=0.01, fused=True)
 
 
-class ClientModule(LightningModule):
+class ClientModule(LightningModule, Counted):
     """A client's model, objective, evaluation and optimiser for classification of its nodes or examples.
 
     Subclass it and override :meth:`loss` and :meth:`scores` for another task, as :class:`RegressionClient` does.
@@ -83,6 +84,8 @@ class ClientModule(LightningModule):
     metric_directions: ClassVar[Mapping[str, Direction]] = KNOWN
     #: What ``metrics`` may name.
     more_metrics: ClassVar[tuple[str, ...]] = CLASS_METRICS
+
+    settings_prefix = "model."
 
     def __init__(
         self,

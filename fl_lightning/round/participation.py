@@ -6,13 +6,14 @@ from typing import Literal
 
 import torch
 
+from fl_lightning.counts import Counted
 from fl_lightning.kernels.randomness import generator
 
 #: The longest time limit: a year; alarms that are much later cannot be set.
 LONGEST_SECONDS = 365 * 24 * 3600
 
 
-class Participation:
+class Participation(Counted):
     """Chooses the clients of each round, from the seed and the round alone.
 
     Args:
@@ -39,6 +40,8 @@ class Participation:
     Raises:
         ValueError: A value is out of its range.
     """
+
+    settings_prefix = "participation."
 
     def __init__(
         self,

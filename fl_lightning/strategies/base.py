@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.counts import check_counts
 from fl_lightning.federation import Federation, Roster
 from fl_lightning.models.cnn import CNN
 from fl_lightning.models.gcn import GCN
@@ -86,8 +87,10 @@ class Strategy(ABC):
 
     def __post_init__(self) -> None:
         """Check the settings, of which those that are one of several values are checked here for all strategies."""
+        settings = dataclasses.fields(self)
+        check_counts({s.name: s.type for s in settings}, {s.name: getattr(self, s.name) for s in settings}, "strategy.")
         self.require_at_least(0, "num_epochs")
-        for setting in dataclasses.fields(self):
+        for setting in settings:
             choices, value = get_args(setting.type), getattr(self, setting.name)
             if get_origin(setting.type) is Literal and value not in choices:
                 raise ValueError(f"strategy.{setting.name} must be {' or '.join(map(repr, choices))}, got {value!r}")

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from fl_lightning.counts import Counted
 from fl_lightning.data.partition.communities import louvain_communities, members, metis_parts, packed, pieces
 from fl_lightning.data.settings import check_count, check_flag, check_number, check_seed, check_text, is_file, user_path
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.kernels.randomness import generator
 
 
-class Partitioner(ABC):
+class Partitioner(Counted, ABC):
     """Assigns nodes to clients.
 
     Args:

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
+from fl_lightning.counts import Counted
 from fl_lightning.data.edge_data import same_edge_data
 from fl_lightning.data.preparation import Preparation, names_of_classes, names_of_nodes, prepare_graph
 from fl_lightning.data.settings import is_file, user_path
@@ -26,7 +27,7 @@ GRAPH = "graph"
 NOTHING_MORE = Preparation(normalize_features=False, largest_component=False, undirected=False)
 
 
-class Source(ABC):
+class Source(Counted, ABC):
     """Where a federation's data come from: a :class:`GraphSource`, or an ``ExampleSource``."""
 
     #: What the classes are called, in their order; None where that is not known. A graph's own ``class_names`` win.

@@ -18,13 +18,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fl_lightning.counts import Counted
+
 #: Numbers of the columns that are sorted at a time (memory beside the parameters: some ten times as many bytes).
 CHUNK_NUMBERS = 4 * 2**20
 #: Sums of weights are compared up to this.
 TOLERANCE = 1e-9
 
 
-class Aggregation(ABC):
+class Aggregation(Counted, ABC):
     """Makes new models of the clients' parameters, a pure function that holds no state."""
 
     @abstractmethod

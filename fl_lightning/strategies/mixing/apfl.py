@@ -58,8 +58,10 @@ class APFL(Twins):
             raise ValueError(
                 f"strategy.mixture_lr is {self.mixture_lr:g}: it must be positive, and strategy.adaptive round or step"
             )
-        if self.adaptive != "none":
-            self.personal = ("personal.*", "alpha")
+
+    def kept_patterns(self, federation: Federation) -> Sequence[str]:
+        """A learned α stays at home, too."""
+        return self.personal if self.adaptive == "none" else (*self.personal, "alpha")
 
     def build_net(self, net: nn.Module) -> nn.Module:
         """The net twice, and α where it is learnt."""

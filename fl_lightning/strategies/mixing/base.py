@@ -78,6 +78,10 @@ class Mixing(Strategy):
         """Whether each number is mixed over the clients that moved it, at present."""
         return self.mix_only_moved
 
+    def kept_patterns(self, federation: Federation) -> Sequence[str]:
+        """Shell-style patterns of all parameters that never leave their client: the setting's, and the method's own."""
+        return self.personal
+
     def signals(self) -> Mapping[str, Signal]:
         """What the clients send beside their parameters."""
         return {}
@@ -85,7 +89,7 @@ class Mixing(Strategy):
     def setup(self, federation: Federation) -> None:
         """Start every client from the common initial parameters."""
         super().setup(federation)
-        personal = self.kept_local = self.select(list(federation.parameters), self.personal)
+        personal = self.kept_local = self.select(list(federation.parameters), self.kept_patterns(federation))
         self.shared = tuple(name for name in federation.parameters if name not in personal)
         self.breadth: float | None = None
         copies = federation.num_clients if self.personalised else 1

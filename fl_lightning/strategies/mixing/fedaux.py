@@ -122,11 +122,13 @@ class FedAux(SimilarityMixing):
     signature = PROJECTION
 
     def __post_init__(self) -> None:
-        """Check the settings, and keep the APV at home unless it is mixed."""
+        """Check the settings."""
         super().__post_init__()
         self.require_at_least(0, "mask_sparsity_weight", "proximal_weight")
-        if not self.mix_projection:
-            self.personal = (*self.personal, PROJECTION)
+
+    def kept_patterns(self, federation: Federation) -> Sequence[str]:
+        """The APV stays at home, too, unless it is mixed."""
+        return self.personal if self.mix_projection else (*self.personal, PROJECTION)
 
     def setup(self, federation: Federation) -> None:
         """Check that the clients have an APV."""

@@ -8,6 +8,7 @@ Leaves the client: its model without the normalisation layers.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fl_lightning.federation import Federation, Roster
@@ -46,7 +47,9 @@ class FedBN(FedAvg):
                 f"FedBN keeps normalisation layers at home, but {'model.net' if net is None else name_of(net)} has "
                 "none: give model.net some (batch_norm: true), or choose FedAvg"
             )
-        given = self.personal
-        self.personal = [*given, *(name for name in found if name in federation.parameters and name not in given)]
         super().setup(federation)
-        self.personal = given
+
+    def kept_patterns(self, federation: Federation) -> Sequence[str]:
+        """The normalisation layers stay at home, too."""
+        found = () if federation.client is None else norm_parameters(federation.client.net)
+        return [*self.personal, *(name for name in found if name in federation.parameters)]

@@ -83,10 +83,13 @@ class FedSpray(FedAvg, NotesFigures):
     def setup(self, federation: Federation) -> None:
         """Start the model of features, and proxies that tell the classes apart."""
         self.require_net(federation, "features.*", "a model of features")
-        self.personal = tuple(name for name in federation.parameters if not name.startswith("features."))
         super().setup(federation)
         like_P = self.models["features.bias"][0]
         self.proxies_KP = 0.01 * torch.arange(federation.num_outputs).to(like_P)[:, None].expand(-1, len(like_P))
+
+    def kept_patterns(self, federation: Federation) -> Sequence[str]:
+        """The GNN: all but the model of features."""
+        return tuple(name for name in federation.parameters if not name.startswith("features."))
 
     def memory(self) -> Mapping[str, Slot]:
         """The GNN's logits; each training node's proxy q, and Adam's moments of it and number of steps."""
@@ -119,7 +122,7 @@ class FedSpray(FedAvg, NotesFigures):
         """The GNN's turn."""
         return dataclasses.replace(
             self.training(0),
-            trained=tuple(self.personal),
+            trained=tuple(self.kept_patterns(self.federation)),
             objective=self.taught_loss if self.alignment_weight else None,
             signals={"server": self.judge},
             memory={"gnn": logits_of_gnn},
