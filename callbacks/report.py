@@ -104,7 +104,6 @@ class RunReport(Callback):
             self._forget()
         self._first_round = trainer.run.round_idx
         self._samples: dict[int, NDArray[np.int64]] = {}
-        self._last: dict[str, Tensor] = {}
         self._sent: dict[str, Tensor] = {}
         self._warned: set[str] = set()
         self._record = self._attempt("the description of the clients", lambda: _describe(trainer))
@@ -222,11 +221,10 @@ class RunReport(Callback):
             self.unkept[f"matrices are kept for at most {MOST_CLIENTS} training clients"] = None
             return
         for name, matrix in found.items():
-            values = matrix.detach().float().cpu()
-            if name in self._last and torch.equal(self._last[name].nan_to_num(), values.nan_to_num()):
-                continue
-            self._last[name] = values
-            self.snapshots.append(Snapshot.of(round_idx, name, values.numpy()))
+            new = Snapshot.of(round_idx, name, matrix.detach().float().cpu().numpy())
+            last = next((each for each in reversed(self.snapshots) if each.name == name), None)
+            if last is None or not np.array_equal(last.matrix(), new.matrix(), equal_nan=True):
+                self.snapshots.append(new)
 
     def _sample(self, trainer: Trainer, client: int, among_N: Tensor, total: int) -> NDArray[np.int64]:
         """A client's share of the points, drawn by the run's seed among some of its examples, ascending."""

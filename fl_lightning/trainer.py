@@ -31,6 +31,7 @@ from fl_lightning.round_loop import RoundLoop
 from fl_lightning.run import checkpoint, result, settings, state
 from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.assembly import Run, assemble, start_clients
+from fl_lightning.run.choice import choose_checkpoint
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
 from fl_lightning.run.lock import RunLock
 from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
@@ -209,7 +210,8 @@ class FederatedTrainer(RoundLoop, Counted):
                 and an optimizer that it was not given are the strategy's too.
             data: The clients' data.
             strategy: The algorithm. (The trainer's own ``strategy`` is Fabric's.)
-            ckpt_path: Checkpoint to continue from: a path, ``last`` (of the newest run in ``run_name``; none: from the
+            ckpt_path: Checkpoint to continue from: a path, ``last`` (of the newest run of these settings in
+                ``run_name``: of the same data and partition, strategy, net and seed; without any run there: from the
                 start) or ``best``.
             profile: Write ``trace.json`` (``torch.profiler``, two rounds) and ``profile.csv`` (where the time of the
                 rounds went) into the run's folder.
@@ -225,8 +227,9 @@ class FederatedTrainer(RoundLoop, Counted):
             TooFewAnswers: ``participation.max_void_rounds`` rounds in a row had too few answers.
         """
         client, data, strategy = _complete(client, data, strategy)
-        path = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
-        run = self._assemble(client, data, strategy, folder=run_folder_of(path) if path else None)
+        meant = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
+        run = self._assemble(client, data, strategy)
+        path = self._open_folder(meant)
         with self._lock(run.folder):
             if path is not None:
                 changes: Literal["take", "refuse"] = "take" if resume_with_changes else "refuse"
@@ -262,8 +265,8 @@ class FederatedTrainer(RoundLoop, Counted):
                 strategy's.
             data: The clients' data.
             strategy: The algorithm.
-            ckpt_path: A path, ``last`` or ``best`` (of the newest run in ``run_name``). Left out it is ``best``; after
-                a fit without checkpoints the models as the last round left them.
+            ckpt_path: A path, ``last`` or ``best`` (of the newest run of these settings in ``run_name``). Left out it
+                is ``best``; after a fit without checkpoints the models as the last round left them.
         """
         return self._evaluate_checkpoint(client, data, strategy, ckpt_path, "val/")
 
@@ -331,10 +334,8 @@ class FederatedTrainer(RoundLoop, Counted):
             leave_at_exit()
             self.launched = True
 
-    def _assemble(
-        self, client: ClientModule, data: FederatedDataModule, strategy: Strategy, *, folder: Path | None
-    ) -> Run:
-        """Begin a run; in the given folder, or a new one."""
+    def _assemble(self, client: ClientModule, data: FederatedDataModule, strategy: Strategy) -> Run:
+        """Begin a run; its folder comes when everything is in order (:meth:`_open_folder`)."""
         self.launch()
         self.started = False
         for callback in self.callbacks:
@@ -364,15 +365,26 @@ class FederatedTrainer(RoundLoop, Counted):
             clients = callback.on_clients(self, clients)
         limit = self.participation.time_limit_seconds
         start_clients(self._run, clients, dtype=self.dtype, time_limit=limit)
-        if self.fabric.is_global_zero:
-            self._run.folder = folder or new_run_folder(self.root)
-        self._run.folder = self.fabric.broadcast(self._run.folder)
         return self._run
+
+    def _open_folder(self, meant: Path | str | None) -> Path | None:
+        """Give the run the folder of the checkpoint that is meant, or a new one; returns the checkpoint."""
+        run = self.run
+        path = choose_checkpoint(run, self.root, meant) if isinstance(meant, str) else meant
+        if self.fabric.is_global_zero:
+            run.folder = (run_folder_of(path) if path else None) or new_run_folder(self.root)
+        run.folder = self.fabric.broadcast(run.folder)
+        return path
 
     def _settings(self, client: ClientModule, strategy: Strategy) -> dict[str, Any]:
         """What can be told of the settings that results depend on."""
         monitor = {"name": self.monitor or client.monitor, "mode": self.monitor_mode}
-        trainer = {"evaluate_every": self.evaluate_every, "precision": self.precision, "monitor": monitor}
+        trainer = {
+            "num_rounds": self.num_rounds,
+            "evaluate_every": self.evaluate_every,
+            "precision": self.precision,
+            "monitor": monitor,
+        }
         return settings.of_objects(strategy=strategy, participation=self.participation, trainer=trainer)
 
     @contextmanager
@@ -454,9 +466,10 @@ class FederatedTrainer(RoundLoop, Counted):
             )
         client, data, strategy = _complete(client, data, strategy)
         ckpt_path = ckpt_path or "best"
-        path = find_checkpoint(self.root, ckpt_path, required=True)
+        meant = find_checkpoint(self.root, ckpt_path, required=True)
+        run = self._assemble(client, data, strategy)
+        path = self._open_folder(meant)
         assert path is not None
-        run = self._assemble(client, data, strategy, folder=run_folder_of(path))
         state.restore(run, self.callbacks, *_read(path, ckpt_path))
         return run
 

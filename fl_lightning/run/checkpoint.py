@@ -68,8 +68,25 @@ def read(path: Path) -> dict[str, Any]:
     is_sound = _is_sound(path)
     if is_sound is False:
         raise _damaged(path, "its bytes are not those that were written")
+    content = _load(path)
+    if is_sound is None:
+        raise _damaged(path, "its checksum is missing")
+    return content
+
+
+def peek(path: Path) -> dict[str, Any]:
+    """As :func:`read`, but the tensors stay in the file and their bytes are not checked.
+
+    Raises:
+        DamagedCheckpoint: It cannot be read at all.
+        ValueError: It is of another format.
+    """
+    return _load(path, mmap=True)
+
+
+def _load(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError, ... for damaged files
         raise _damaged(path, f"torch.load: {type(error).__name__}") from error  # its text is many lines long
     found = content.get("format_version") if isinstance(content, dict) else None
@@ -78,8 +95,6 @@ def read(path: Path) -> dict[str, Any]:
             f"checkpoint {path} has format version {found}, this version of fl_lightning reads {FORMAT_VERSION}: "
             "use the version that wrote it, or train anew, without --ckpt_path"
         )
-    if is_sound is None:
-        raise _damaged(path, "its checksum is missing")
     return content
 
 
@@ -149,6 +164,15 @@ def _is_sound(path: Path) -> bool | None:
     return end == _trailer(checksum) if end.startswith(_MARK) else None
 
 
+def differing(saved: Mapping[str, str], own: Mapping[str, str]) -> list[str]:
+    """What is not the same in two runs' identities, a line each."""
+    return [
+        f"{name}: checkpoint {saved.get(name)!r}, this run {own[name]!r}"
+        for name in own
+        if saved.get(name) != own[name]
+    ]
+
+
 def check_identity(path: Path, saved: Mapping[str, str], own: Mapping[str, str]) -> None:
     """Refuse a checkpoint of another federation.
 
@@ -160,14 +184,9 @@ def check_identity(path: Path, saved: Mapping[str, str], own: Mapping[str, str])
     Raises:
         ValueError: Some entry differs; all that differ are named.
     """
-    differing = [
-        f"{name}: checkpoint {saved.get(name)!r}, this run {own[name]!r}"
-        for name in own
-        if saved.get(name) != own[name]
-    ]
-    if differing:
+    if found := differing(saved, own):
         raise ValueError(
-            f"checkpoint {path} belongs to another run; {'; '.join(differing)}. "
+            f"checkpoint {path} belongs to another run; {'; '.join(found)}. "
             "Use the configuration it was made with (config.yaml beside it), or start without --ckpt_path"
         )
 

@@ -149,13 +149,23 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Path | None:
-    """The checkpoint that a user means.
+def checkpoints_of(root: Path, name: str) -> list[Path]:
+    """``<name>.ckpt`` of every version that has one, the newest version first."""
+    found = root.glob(f"version_*/checkpoints/{name}.ckpt")
+    return sorted(found, key=lambda path: _version(path.parent.parent), reverse=True)
+
+
+def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Path | str | None:
+    """What a user means, as far as it can be told before the run is set up.
 
     Args:
         root: Folder of the run's versions.
-        ckpt_path: A path, ``last`` or ``best`` (of the newest version that has one), or None for none.
+        ckpt_path: A path, ``last`` or ``best``, or None for none.
         required: Whether ``last`` or ``best`` must exist.
+
+    Returns:
+        The path; ``last`` or ``best`` where a version has one (:func:`fl_lightning.run.choice.choose_checkpoint` says
+        which is meant); None for none.
 
     Raises:
         ValueError: It is a path, or required, and there is none.
@@ -169,9 +179,8 @@ def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Pat
                 f"ckpt_path: checkpoint {ckpt_path} {what}: give the path of a .ckpt file, or 'last' or 'best'"
             )
         return Path(ckpt_path)
-    found = list(root.glob(f"version_*/checkpoints/{ckpt_path}.ckpt"))
-    if found:
-        return max(found, key=lambda path: _version(path.parent.parent))
+    if checkpoints_of(root, ckpt_path):
+        return ckpt_path
     if required:
         raise ValueError(f"there is no {ckpt_path}.ckpt in {root}/version_*/checkpoints: train first, or give a path")
     warnings.warn(f"no {ckpt_path}.ckpt in {root}: starting from round 0", stacklevel=3)

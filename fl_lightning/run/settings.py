@@ -44,14 +44,50 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[st
         >>> differences({"strategy": {"mu": 0.1}, "trainer.num_rounds": 9}, {"strategy.mu": 1, "trainer.num_rounds": 9})
         ['strategy.mu: 0.1 then, 1 now']
     """
+    return [line for name, line in _compare(saved, present).items() if name != _LENGTH]
+
+
+def extension(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """That the present run has more rounds, in a line as those of :func:`differences`, or nothing."""
+    return [line for name, line in _compare(saved, present).items() if name == _LENGTH]
+
+
+#: More rounds are no difference.
+_LENGTH = "longer"
+
+
+def _compare(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, str]:
     then, now = _flat(saved), _flat(present)
-    found = []
+    found = {}
     for name in [*then, *(name for name in now if name not in then)]:
         old, new = then.get(name, "not set"), now.get(name, "not set")
-        longer = name == "trainer.num_rounds" and "not set" not in (old, new) and new >= old
-        if old != new and not longer:
-            found.append(f"{name}: {old} then, {new} now")
+        if old != new:
+            is_length = name == "trainer.num_rounds"
+            if is_length and "not set" in (old, new):  # of a run from Python that an older version wrote
+                continue
+            found[_LENGTH if is_length and new > old else name] = f"{name}: {old} then, {new} now"
     return found
+
+
+def config_differences(saved: str, present: str) -> list[str]:
+    """In which settings two configurations in YAML differ that make other runs of them, those of the data included."""
+    if not saved or not present:
+        return []
+    then, now = (_flat(parse_yaml(text) or {}) for text in (saved, present))
+    return [line for line in differences(then, now) if not line.startswith(_WHERE)]
+
+
+#: Settings that say where a run is, and by what it is watched.
+_WHERE = (
+    "ckpt_path",
+    "config",
+    "profile",
+    "resume_with_changes",
+    "trainer.callbacks",
+    "trainer.default_",
+    "trainer.logger",
+    "trainer.run_name",
+)
 
 
 def of_config(config: str) -> dict[str, Any]:

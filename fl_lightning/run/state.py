@@ -40,7 +40,7 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         "config_file": run.config_file,
         "settings": run.settings,
         "changes": list(run.changes),
-        "identity": _identity(run),
+        "identity": identity(run),
         "versions": versions(),
     }
 
@@ -65,7 +65,7 @@ def restore(
     Raises:
         ValueError: The checkpoint is of another run, or was made with other settings.
     """
-    checkpoint.check_identity(path, state["identity"], _identity(run))
+    checkpoint.check_identity(path, state["identity"], identity(run))
     run.changes = list(state["changes"])
     if changes != "ignore":
         _check_settings(run, path, state, take=changes == "take")
@@ -97,11 +97,9 @@ def _holdings(run: Run) -> dict[int, dict[str, Any]]:
 
 
 def _check_settings(run: Run, path: Path, state: Mapping[str, Any], *, take: bool) -> None:
-    """Refuse other settings than the checkpoint's, or note them in the run's changes."""
-    if state["config"] and run.config:
-        found = settings.differences(settings.of_config(state["config"]), settings.of_config(run.config))
-    else:
-        found = settings.differences(state["settings"], run.settings)
+    """Refuse other settings than the checkpoint's, or note them in the run's changes; more rounds are noted alone."""
+    run.changes += _noted(state, settings.extension(*_compared(run, state)))
+    found = setting_differences(run, state)
     if not found:
         return
     if not take:
@@ -109,12 +107,28 @@ def _check_settings(run: Run, path: Path, state: Mapping[str, Any], *, take: boo
             f"checkpoint {path} was made with other settings; {'; '.join(found)}. Use the configuration it was made "
             "with (config.yaml beside it), or take the changes with --resume_with_changes"
         )
-    run.changes += [f"from round {state['round']} on: {change}" for change in found]
+    run.changes += _noted(state, found)
     if run.fabric.is_global_zero:
         warnings.warn(f"resumed with other settings; {'; '.join(found)}", stacklevel=4)
 
 
-def _identity(run: Run) -> dict[str, str]:
+def _noted(state: Mapping[str, Any], changes: Sequence[str]) -> list[str]:
+    return [f"from round {state['round']} on: {change}" for change in changes]
+
+
+def setting_differences(run: Run, state: Mapping[str, Any]) -> list[str]:
+    """Settings that change the mathematics and are not those of a checkpoint, a line each."""
+    return settings.differences(*_compared(run, state))
+
+
+def _compared(run: Run, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The settings of a checkpoint and of a run; of the objects where one of them is from Python."""
+    if state["config"] and run.config:
+        return settings.of_config(state["config"]), settings.of_config(run.config)
+    return state["settings"], run.settings
+
+
+def identity(run: Run) -> dict[str, str]:
     """What a checkpoint must share with the run that loads it."""
     shapes = "; ".join(", ".join(f"{name} {tuple(p.shape)}" for name, p in net.items()) for net in run.architectures)
     return {

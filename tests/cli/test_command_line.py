@@ -291,7 +291,10 @@ def test_a_resume_with_other_settings_is_refused_or_written_down(capsys: pytest.
     record = json.loads((folder / "result.json").read_text())
     assert record["config"] == "config_resumed_2.yaml"
     assert record["config_sources"] == [str(QUICKSTART)]
-    assert record["changes"] == ["from round 2 on: model.init_args.net.0.init_args.dropout: 0.5 then, 0.7 now"]
+    assert record["changes"] == [
+        "from round 2 on: trainer.num_rounds: 2 then, 3 now",
+        "from round 2 on: model.init_args.net.0.init_args.dropout: 0.5 then, 0.7 now",
+    ]
     quick = ["--trainer.executor=SequentialExecutor", "--trainer.num_rounds=4", "--trainer.logger=false"]
     assert main([*changed, *quick]) == 0  # with the settings of the last checkpoint, and another executor
 

@@ -112,7 +112,8 @@ def test_a_resume_from_python_compares_what_it_can(path, federation, make_model,
         resume(2, taken=False)
     with pytest.warns(UserWarning, match=r"resumed with other settings; strategy\.num_epochs: 1 then, 2 now"):
         trainer = resume(2, taken=True)
-    assert trainer.run.changes == ["from round 1 on: strategy.num_epochs: 1 then, 2 now"]
+    longer = "from round 1 on: trainer.num_rounds: 1 then, 2 now"
+    assert trainer.run.changes == [longer, "from round 1 on: strategy.num_epochs: 1 then, 2 now"]
     assert len(trainer.run.history) == 2
-    assert resume(1, taken=True).run.changes == []
+    assert resume(1, taken=True).run.changes == [longer]
     make_trainer().test(make_model(), federation, FedAvg(num_epochs=7), str(path))  # the state is what counts

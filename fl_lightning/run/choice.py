@@ -1,0 +1,65 @@
+"""Which run ``last`` and ``best`` mean: the newest of these settings among those of one name."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.rank_zero import rank_zero_info
+
+from fl_lightning.run import checkpoint, settings, state
+from fl_lightning.run.assembly import Run
+from fl_lightning.run.folder import checkpoints_of
+
+_MOST_RUNS, _MOST_DIFFERENCES = 5, 3
+
+
+def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
+    """The newest checkpoint of a name that has the run's data, partition, strategy, net, clients and seed.
+
+    Of several the newest whose other settings are the same, too, is taken.
+
+    Args:
+        run: The run, set up.
+        root: Folder of the versions, of which one at least has the checkpoint.
+        name: ``last`` or ``best``.
+
+    Raises:
+        ValueError: There is none; says which there are, and how they differ.
+        DamagedCheckpoint: One that may be it cannot be read.
+    """
+    others, alike = list[str](), list[tuple[Path, list[str]]]()
+    for path in checkpoints_of(root, name):
+        content = _peek(path)
+        if differing := checkpoint.differing(content["identity"], state.identity(run)):
+            known = settings.config_differences(content["config"], run.config) or differing
+            others.append(f"{path.parent.parent.name} ({_told(known)})")
+            continue
+        alike.append((path, state.setting_differences(run, content)))
+        if not alike[-1][1]:
+            break
+    if not alike:
+        more = f"; and {len(others) - _MOST_RUNS} more" if len(others) > _MOST_RUNS else ""
+        raise ValueError(
+            f"no {name}.ckpt in {root} is of a run of these settings: {'; '.join(others[:_MOST_RUNS])}{more}. Use the "
+            "configuration that it was made with, give the path of a checkpoint, or leave out --ckpt_path to begin anew"
+        )
+    path, differences = next((found for found in alike if not found[1]), alike[0])
+    other = f", which had other settings: {_told(differences)}" if differences else ""
+    rank_zero_info(f"--ckpt_path {name}: {path}{other}")
+    return path
+
+
+def _peek(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of its run; of a damaged ``last`` what another one of the run says."""
+    try:
+        return checkpoint.peek(path)
+    except checkpoint.DamagedCheckpoint:
+        for other in path.parent.glob("[!.]*.ckpt") if path.stem == "last" else ():
+            with suppress(ValueError):
+                return checkpoint.peek(other)
+        raise
+
+
+def _told(differences: list[str]) -> str:
+    more = f", and {len(differences) - _MOST_DIFFERENCES} more" if len(differences) > _MOST_DIFFERENCES else ""
+    return ", ".join(each if len(each) < 120 else f"{each[:117]}..." for each in differences[:_MOST_DIFFERENCES]) + more
