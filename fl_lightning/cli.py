@@ -1,37 +1,28 @@
 """The command line: ``fl-train fit|validate|test|predict|data``, with everything that LightningCLI users expect."""
 
 import contextlib
-import difflib
 import inspect
 import pkgutil
-import re
 import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import yaml
 from jsonargparse import DefaultHelpFormatter
-from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
-from torch import nn
 
-import fl_lightning.callbacks
-import fl_lightning.models
-import fl_lightning.run.loggers
 from fl_lightning.callback import Callback, Trainer, WrongSetting
 from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
-from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
-from fl_lightning.executors import Executor
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.refusals import known_classes, named, plain, read, told, why_not_imported
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round_loop import ClientFailure, TooFewAnswers
 from fl_lightning.run.folder import whole_file
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
-from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
 from fl_lightning.yaml_input import parse_yaml, use_in_parsers
 
@@ -43,154 +34,19 @@ class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 class _Parser(LightningArgumentParser):
     """Answers a mistake with one line and exit code 2."""
 
+    #: The command line.
+    words: Sequence[str] = ()
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        fail(_plain(message))
-
-
-def _told(error: Exception) -> str:
-    """An error in words; the operating system's with the file first."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
-
-
-#: What the parser says of the types that a value is not of, whatever is wrong with it.
-_NO_CAUSE = re.compile(r"Expected a (<class|path)|Not a valid subclass|Does not validate|a class path \(|a dict with")
-
-
-def _plain(message: str) -> str:
-    """What the parser says, without its lists of types and parsed objects, and with the names that would do."""
-    given = re.search(r"Problem with given class_path '([^']+)'", message)
-    if given and "." in given[1] and (why := _why_not_imported(given[1])):
-        key = re.match(r'Parser key "([^"]+)"', message)
-        return f"{f'{key[1]}: ' if key else ''}{given[1]!r} cannot be imported: {why}"
-    if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
-        return _unknown_class(unknown[1], message)
-    if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
-        return _unknown_setting(unknown[1])
-    if unknown := re.match(
-        r"(?:unrecognized arguments: --|Subcommand '\w+' does not accept option ')([^\s=']+)", message
-    ):
-        return _unknown_option(unknown[1])
-    if unknown := re.search(r"Dict must include a class_path .*NestedArg\(key='([^']+)'", message, flags=re.DOTALL):
-        key = re.match(r'Parser key "([^"]+)"', message)
-        name = f"model.{key[1]}" if key and key[1] == "optimizer" else key[1] if key else "it"
-        example = "torch.optim.Adam" if name == "model.optimizer" else "a class path"
-        return f"{name}.{unknown[1]} is given, but no class that it is of: give --{name} {example} before it"
-    causes = [line for line in re.findall(r"^ +- (.+)$", message, flags=re.MULTILINE) if not _NO_CAUSE.match(line)]
-    if "Does not validate against any of the Union" in message:
-        key = re.match(r'Parser key "([^"]+)"', message)
-        kinds = re.findall(r"- (?:Expected an? |Not a valid subclass of )(?:<class ')?([\w.]+)", message)
-        given = re.search(r"Given value: (.*)", message)
-        if not causes and kinds and given:
-            causes = [f"expected {' or '.join(kinds)}, got {given[1] or 'nothing'}"]
-        if causes:
-            return f"{key[1]}: {causes[-1]}" if key else causes[-1]
-    return message
-
-
-def _why_not_imported(path: str) -> str:
-    """What is wrong with a class path; empty if nothing is."""
-    try:
-        pkgutil.resolve_name(path)
-    except Exception as error:  # a user's module can raise anything
-        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return ""
-
-
-def _unknown_class(name: str, message: str) -> str:
-    key = re.match(r'Parser key "([^"]+)"', message)
-    if key is not None and key[1].endswith("net"):
-        return _unknown_net(key[1], name)
-    known = known_classes()
-    named = re.findall(r"subclass of (\w+)", message)
-    family = [
-        base
-        for base in known.values()
-        if f"'{base.__module__}.{base.__qualname__}'" in message or base.__name__ in named
-    ]
-    names = sorted(
-        n
-        for n, cls in known.items()
-        if not inspect.isabstract(cls) and cls not in family and (not family or issubclass(cls, family[0]))
-    )
-    near = difflib.get_close_matches(name, names, n=1)
-    where = f"{key[1]}: " if key else ""
-    if not family and not near:
-        return f"{where}{name!r} is not accepted: --print_config shows what would be, --help what it is"
-    advice = f"did you mean {near[0]}?" if near else f"give a class path, or one of {', '.join(names)}"
-    return f"{where}there is no class {name!r}: {advice}"
-
-
-def known_nets() -> list[str]:
-    """Class paths of this package's nets and layers."""
-    models = fl_lightning.models
-    return [f"{models.__name__}.{net}" for net in models.__all__ if issubclass(getattr(models, net), nn.Module)]
-
-
-def _unknown_net(key: str, name: str) -> str:
-    paths = known_nets()
-    nets = [path.rpartition(".")[2] for path in paths]
-    near = difflib.get_close_matches(name.rpartition(".")[2], nets, n=1)
-    why = f" ({_why_not_imported(name)})" if "." in name else ""
-    advice = (
-        f"did you mean fl_lightning.models.{near[0]}?" if near else f"give a class path, or one of {', '.join(paths)}"
-    )
-    return f"{key}: there is no net {name!r}{why}: {advice}"
-
-
-#: What users of other trainers ask for.
-_OTHER_NAMES = {
-    "data.num_clients": "data.partitioner.num_clients",
-    "trainer.epochs": "trainer.num_rounds",
-    "trainer.max_epochs": "trainer.num_rounds",
-    "trainer.max_steps": "trainer.num_rounds",
-}
-
-
-def _unknown_option(option: str) -> str:
-    """What to say of an option that no parser has."""
-    if option in _OTHER_NAMES:
-        return f"there is no option --{option}: did you mean --{_OTHER_NAMES[option]}?"
-    room, _, name = option.rpartition(".")
-    rooms: dict[str, type] = {"trainer": FederatedTrainer, "data": FederatedDataModule}
-    settings = list(inspect.signature(rooms[room]).parameters) if room in rooms else []
-    if near := difflib.get_close_matches(name, settings, n=1):
-        return f"there is no option --{option}: did you mean --{room}.{near[0]}?"
-    return f"there is no option --{option}: {_unknown_setting(name)}"
-
-
-def _unknown_setting(name: str) -> str:
-    owners: dict[str, list[str]] = {}
-    for owner, cls in known_classes().items():
-        for setting in inspect.signature(cls).parameters:
-            owners.setdefault(setting, []).append(owner)
-    near = difflib.get_close_matches(name, sorted(owners), n=1)
-    advice = f"did you mean {near[0]}? " if near else ""
-    if name in owners:
-        advice = f"it is one of {', '.join(sorted(owners[name]))}; "
-    return f"there is no setting {name!r} here: {advice}--print_config shows those there are"
-
-
-def known_classes() -> dict[str, type]:
-    """What settings can name, and the bases, by bare name."""
-    bases = (Strategy, Aggregation, Source, Partitioner, Splitter, Callback, Executor, ClientModule, Logger)
-    found = [cls for base in bases for cls in _subclasses(base)]
-    return {cls.__name__: cls for cls in found if cls is Logger or not cls.__module__.startswith("lightning.")}
+        fail(plain(message, self.words))
 
 
 def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
     """The strategy that the arguments and their files name last; the base class where none can be made out."""
-    name = ""
-    for option, value in options(words):
-        if option in ("--strategy", "--strategy.class_path"):
-            inline = _read(value)
-            name = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
-        elif option in ("-c", "--config") and value:
-            name = _strategy_of(settings_in(value), words[0]) or name
+    name = named(words, "strategy")
     found = known_classes().get(name)
     if found is None and name:
-        if "." in name and (why := _why_not_imported(name)):
+        if "." in name and (why := why_not_imported(name)):
             fail(f"strategy {name!r} cannot be imported: {why}")
         with contextlib.suppress(ImportError, AttributeError, ValueError):  # the parser says what is wrong
             found = pkgutil.resolve_name(name)
@@ -203,7 +59,7 @@ def _check_init_args(words: Sequence[str]) -> None:
         if option in ("-c", "--config") and value:
             _check_nested(settings_in(value), ())
         elif option.startswith("--") and "init_args" in value:
-            _check_nested(_read(value), tuple(option[2:].split(".")))
+            _check_nested(read(value), tuple(option[2:].split(".")))
 
 
 def _check_nested(settings: Any, place: tuple[str, ...]) -> None:
@@ -215,24 +71,6 @@ def _check_nested(settings: Any, place: tuple[str, ...]) -> None:
         _check_nested(value, (*place, str(key)))
 
 
-def _read(word: str) -> Any:
-    """A word of the command line as YAML; None where it is none."""
-    try:
-        return parse_yaml(word)
-    except yaml.YAMLError:
-        return None
-
-
-def _strategy_of(settings: dict[str, Any], verb: str) -> str | None:
-    """What a configuration, of all verbs or of one, calls its strategy."""
-    try:
-        strategy = settings.get(verb, settings).get("strategy")
-        name = strategy.get("class_path") if isinstance(strategy, dict) else strategy
-        return name if isinstance(name, str) else None
-    except AttributeError:
-        return None  # the parser says what is wrong
-
-
 def _default_model(strategy: type[Strategy], *, with_net: bool) -> dict[str, Any]:
     """The client that a strategy is written for; with the strategy's net for graphs where settings of it are given."""
     client, net = strategy.client_class, strategy.default_net or fl_lightning.models.GCN
@@ -240,11 +78,6 @@ def _default_model(strategy: type[Strategy], *, with_net: bool) -> dict[str, Any
     if with_net:
         model["init_args"] = {"net": {"class_path": f"{net.__module__}.{net.__qualname__}"}}
     return model
-
-
-def _subclasses(base: type) -> list[type]:
-    children: list[type] = base.__subclasses__()
-    return [base, *(below for child in children for below in _subclasses(child))]
 
 
 class _SaveConfig(Callback):
@@ -307,6 +140,7 @@ class FederatedCLI(LightningCLI):
         use_in_parsers()
         if isinstance(words, list):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
+            _Parser.words = words
             _check_init_args(words)
             with_net = any(option.startswith("--model.net.") for option, _ in options(words))
             model = _default_model(_chosen_strategy(words), with_net=with_net)
@@ -350,7 +184,7 @@ class FederatedCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (ValueError, OSError) as error:
-            fail(_plain(_told(error)))
+            fail(plain(told(error), _Parser.words))
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
         """Build the trainer with the default callbacks that the user has not replaced."""
@@ -386,7 +220,7 @@ class FederatedCLI(LightningCLI):
         except (ClientFailure, TooFewAnswers, ServerDiverged) as error:
             fail(str(error), code=1)
         except OSError as error:
-            fail(_told(error), code=1 if self.trainer.started else 2)  # type: ignore[attr-defined]
+            fail(told(error), code=1 if self.trainer.started else 2)  # type: ignore[attr-defined]
         except ValueError as error:
             if self.trainer.started and not isinstance(error, WrongSetting):  # type: ignore[attr-defined]
                 raise

@@ -58,9 +58,9 @@ complete -F _fl_train fl-train
 
 def script() -> str:
     """The script for bash."""
-    from fl_lightning.cli import known_classes, known_nets
     from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
     from fl_lightning.executors import Executor
+    from fl_lightning.refusals import known_classes, known_nets
     from fl_lightning.round.client import ClientModule
     from fl_lightning.strategies import Strategy
     from fl_lightning.trainer import FederatedTrainer

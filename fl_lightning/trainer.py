@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning import LightningDataModule
 from lightning.fabric import Fabric
-from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich import box
 from rich.table import Table
@@ -34,7 +33,7 @@ from fl_lightning.run.assembly import Run, assemble, start_clients
 from fl_lightning.run.choice import choose_checkpoint
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
 from fl_lightning.run.lock import RunLock
-from fl_lightning.run.loggers import RoundCSVLogger, RoundTensorBoardLogger
+from fl_lightning.run.loggers import AnyLogger, CSVLogger, RunLogger, TensorBoardLogger
 from fl_lightning.run.processes import check_cores, gather_objects, leave_at_exit
 from fl_lightning.run.profiling import RoundTrace
 from fl_lightning.run.renamed import renamed
@@ -111,7 +110,7 @@ class FederatedTrainer(RoundLoop, Counted):
         strategy: str = "auto",
         callbacks: list[Callback] | Callback | None = None,
         default_callbacks: bool = True,
-        logger: list[Logger] | Logger | bool | None = True,
+        logger: list[AnyLogger] | AnyLogger | bool | None = True,
         default_root_dir: str = "runs",
         run_name: str = "federation",
         seed: int = 0,
@@ -431,13 +430,12 @@ class FederatedTrainer(RoundLoop, Counted):
     def _start_loggers(self) -> None:
         run = self.run
         if self.logger is True:
-            folder = str(run.folder)
-            run.loggers = [RoundCSVLogger(folder), RoundTensorBoardLogger(folder, first_round=run.round_idx)]
-        elif run.loggers and not any(isinstance(logger, RoundCSVLogger) for logger in run.loggers):
-            run.loggers = [RoundCSVLogger(str(run.folder)), *run.loggers]
+            run.loggers = [CSVLogger(), TensorBoardLogger()]
+        elif run.loggers and not any(isinstance(logger, CSVLogger) for logger in run.loggers):
+            run.loggers = [CSVLogger(), *run.loggers]
         for logger in run.loggers:
-            if isinstance(logger, RoundCSVLogger):
-                logger.restart(run.history)
+            if isinstance(logger, RunLogger):
+                logger.begin(run.folder, run.history)
             getattr(logger, "experiment", None)  # made when it is first asked for, which takes longer than a round
 
     # ------------------------------------------------------------------ checkpoints

@@ -9,13 +9,13 @@ import csv
 import io
 import math
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch.loggers as lightning_loggers
+from lightning.fabric.loggers import tensorboard
 from lightning.fabric.loggers.logger import Logger
-from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
@@ -74,15 +74,28 @@ class RoundTable:
         return text.getvalue()
 
 
-class RoundCSVLogger(Logger):
+class RunLogger(Logger):
+    """A logger that is told which run it belongs to; the bare names ``CSVLogger`` and the like mean these."""
+
+    def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
+        """The run begins, or goes on.
+
+        Args:
+            folder: The run's.
+            history: The rounds that are over.
+        """
+
+
+class CSVLogger(RunLogger):
     """Writes ``metrics.csv``: a row a round, on disk when the round is over.
 
     Args:
-        root_dir: Folder of the file.
+        root_dir: Folder of the file; None for the run's.
     """
 
-    def __init__(self, root_dir: str) -> None:
-        self.table = RoundTable(Path(root_dir) / "metrics.csv")
+    def __init__(self, root_dir: str | None = None) -> None:
+        self.setting = root_dir
+        self.table: RoundTable
 
     @property
     def name(self) -> str:
@@ -100,24 +113,31 @@ class RoundCSVLogger(Logger):
         self.table.append([{"round": step, **metrics}])
 
     @rank_zero_only
-    def restart(self, history: Iterable[Mapping[str, float]]) -> None:
-        """Let the file hold these rounds and no others, as when a run begins or is resumed."""
+    def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
+        """Let the file hold these rounds and no others."""
+        self.table = RoundTable(Path(self.setting or folder) / "metrics.csv")
         self.table.replace(history)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Write nothing: config.yaml lies beside the file."""
 
 
-class RoundTensorBoardLogger(TensorBoardLogger):
-    """TensorBoard's event file, all figures of a round written at once.
+class TensorBoardLogger(RunLogger, tensorboard.TensorBoardLogger):
+    """TensorBoard's event file, all metrics of a round written at once.
 
     Args:
-        root_dir: Folder of the file.
-        first_round: The round that a resumed run goes on with; what was logged of it before is hidden.
+        root_dir: Folder of the file; None for the run's.
     """
 
-    def __init__(self, root_dir: str, *, first_round: int = 0) -> None:
-        super().__init__(root_dir=root_dir, name="", version="", purge_step=first_round or None)
+    def __init__(self, root_dir: str | None = None) -> None:
+        super().__init__(root_dir=root_dir or "", name="", version="")
+        self.setting = root_dir
+
+    def begin(self, folder: Path, history: Sequence[Mapping[str, float]]) -> None:
+        """Begin a file; of a run that goes on, it hides what was logged of later rounds."""
+        self._experiment = None
+        self._root_dir = self.setting or str(folder)
+        self._kwargs["purge_step"] = int(history[-1]["round"]) + 1 if history else None
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -133,7 +153,7 @@ class RoundTensorBoardLogger(TensorBoardLogger):
             super().log_hyperparams(dict(settings), figures)
 
 
-class WandbLogger(lightning_loggers.WandbLogger):
+class WandbLogger(RunLogger, lightning_loggers.WandbLogger):
     """Weights & Biases, one W&B run for each run of the trainer, the same one after a resume.
 
     Rounds after the last checkpoint that an interrupted run had already sent are sent again by the resumed run; their
@@ -198,3 +218,7 @@ class WandbLogger(lightning_loggers.WandbLogger):
             self._experiment.finish(exit_code=0 if status == "success" else 1)
             self._experiment = None
             self._wandb_init["id"] = None
+
+
+#: What the trainer takes: of loggers of the same name the command line means the first that is here.
+AnyLogger = RunLogger | lightning_loggers.Logger | Logger

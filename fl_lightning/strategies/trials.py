@@ -61,13 +61,13 @@ class Trials:
                 raise ValueError(f"strategy.{name} is {value}, but where validation chooses it it starts at {allowed}")
         self._scores: dict[str, tuple[tuple[int, ...], Tensor]] = {}
 
-    def check_client(self, client: ClientModule) -> None:
+    def check_client(self, client: ClientModule | None) -> None:
         """Refuse a client whose metric nobody can choose by.
 
         Raises:
             ValueError: There are trials, and nothing says whether more or less of ``client.monitor`` is better.
         """
-        if self.every is not None and direction_of(client.monitor, client.directions()) is None:
+        if self.every is not None and client is not None and direction_of(client.monitor, client.directions()) is None:
             raise ValueError(
                 f"strategy.validate_every is {self.every}, but nothing says whether more or less of {client.monitor!r} "
                 f"is better: say it in metric_directions of {type(client).__name__}, or set strategy.validate_every to "

@@ -10,7 +10,7 @@ from fl_lightning.callbacks.similarity import correlation, draw_matrices, recove
 from fl_lightning.data import ClientSplit, GivenPartitioner, SuperClusterSBM
 from fl_lightning.round.payload import flatten
 from fl_lightning.round.selection import Selection
-from fl_lightning.run.loggers import RoundTensorBoardLogger
+from fl_lightning.run.loggers import TensorBoardLogger
 from fl_lightning.strategies import FedAux, FedAvg, FedPub, FedSheafHN, Kin, Local
 
 COMMUNITIES = np.array([0, 1, 0, 2, 1, 2])
@@ -92,7 +92,7 @@ def test_files_scores_and_pictures(kind, own, executor, groups, make_model, make
     trainer = make_trainer(
         num_rounds=4,
         executor=executor(),
-        logger=[pictures, RoundTensorBoardLogger(str(tmp_path / "board"))],
+        logger=[pictures, TensorBoardLogger(str(tmp_path / "board"))],
         callbacks=SimilarityLogger(rounds=[0, -1], ground_truth=True, communities="super_cluster"),
     )
     trainer.fit(make_model(kind), groups, kind())

@@ -11,7 +11,7 @@ from fl_lightning import Callback, Participation, SequentialExecutor, StackedExe
 from fl_lightning.callbacks import TopologyLogger
 from fl_lightning.callbacks.topology import draw_norms, draw_topology, short_names
 from fl_lightning.relations.topology import Complete, ErdosRenyi, Ring, Star
-from fl_lightning.run.loggers import RoundTensorBoardLogger
+from fl_lightning.run.loggers import TensorBoardLogger
 from fl_lightning.strategies import DPSGD, DFedU, FedAvg, FedPub, FedSheafHN, Local, SheafFMTL
 
 pytestmark = pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")
@@ -40,7 +40,7 @@ def test_pictures_files_and_loggers(executor, federation, make_model, make_train
     trainer = make_trainer(
         num_rounds=5,
         executor=executor(),
-        logger=[pictures, RoundTensorBoardLogger(str(tmp_path / "board"))],
+        logger=[pictures, TensorBoardLogger(str(tmp_path / "board"))],
         callbacks=TopologyLogger(every_n_rounds=2),
     )
     strategy = SheafFMTL(topology=Ring(), regularization=0.1, projection_fraction=0.1)

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import yaml
 from fl_lightning import FederatedTrainer
 from fl_lightning.cli import FederatedCLI, main
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.report.folder import read
 from fl_lightning.run import checkpoint
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -37,15 +39,20 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FL_DATA_ROOT", raising=False)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused_after(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The message of a command that must be refused before training, in one line."""
     with pytest.raises(SystemExit) as stop:
         main(list(arguments))
     assert stop.value.code == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fl-train: error: ")]
     assert len(lines) == 1
-    assert not list(Path("runs").glob("**/*.ckpt"))
     return lines[0]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    line = refused_after(capsys, *arguments)
+    assert not list(Path("runs").glob("**/*.ckpt"))
+    return line
 
 
 @pytest.mark.parametrize(
@@ -76,8 +83,22 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "patience must be at least 1, got 0",
         ),
         (["--trainer.logger=Wandb"], "trainer.logger: there is no class 'Wandb': did you mean WandbLogger?"),
-        (["--strategy.num_epoch=3"], "there is no setting 'num_epoch' here: did you mean num_epochs?"),
-        (["--strategy.patience=3"], "there is no setting 'patience' here: it is one of EarlyStopping"),
+        (["--strategy.num_epoch=3"], "FedSheafHN has no setting 'num_epoch'; did you mean --strategy.num_epochs?"),
+        (
+            ["--strategy.patience=3"],
+            "has no setting 'patience' (it is one of EarlyStopping); its settings are ",
+        ),
+        (["--strategy.mu=1"], "--strategy.mu: FedSheafHN has no setting 'mu'; its settings are num_epochs, "),
+        (["--strategy=FedProx", "--strategy.mu=1"], "has no setting 'mu'; did you mean --strategy.proximal_weight?"),
+        (["--data.source.num_nodse=3"], "PlantedCommunities has no setting 'num_nodse'; did you mean --data.source"),
+        (["--data.sourc.num_nodes=3"], "no option --data.sourc.num_nodes: did you mean --data.source.num_nodes?"),
+        (["--model.net.hiden=3"], "GCN has no setting 'hiden'; "),
+        (["--data.source.num_nodes=abc"], "--data.source.num_nodes: expected int, got abc"),
+        (["--trainer.num_rounds=1.5"], "--trainer.num_rounds: expected int, got 1.5"),
+        (["--data.source=null"], "--data.source: expected a class path, got None"),
+        (["--model.netz.hidden=3"], "there is no option --model.netz.hidden: did you mean --model.net.hidden?"),
+        (["--trainer.participation.fracton=1"], "Participation has no setting 'fracton'; did you mean --trainer.part"),
+        (["--trainer.logger=MLFlowLogger"], "Requirement 'mlflow"),
         (
             ["--data.partitioner=MetisPartitioner", "--data.partitioner.num_clients=5000"],
             "exceeds the 200 nodes",
@@ -172,7 +193,7 @@ def test_models_that_do_not_fit_the_data(
 
 def test_early_stopping_by_what_is_no_metric(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "fit", *SMALL, "--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=foo")
-    assert "EarlyStopping.monitor is 'foo', which is not among" in message
+    assert "EarlyStopping.monitor is 'foo', and nothing says whether more or less of it is better" in message
 
 
 def test_more_processes_than_cores_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,3 +443,62 @@ def test_installed_command_ends_by_sigterm_with_its_exit_code(tmp_path: Path) ->
         process.wait(timeout=60)
     assert process.returncode == 128 + 15
     assert (tmp_path / "runs/quickstart/version_0/checkpoints/last.ckpt").is_file()
+
+
+@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger", "WandbLogger"])
+def test_loggers_by_their_bare_names(logger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert (
+        main(
+            ["fit", *SMALL, "--trainer.num_rounds=1", "--trainer.default_callbacks=false", f"--trainer.logger={logger}"]
+        )
+        == 0
+    )
+    folder = Path("runs/quickstart/version_0")
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 2
+    assert bool(list(folder.glob("events.out.tfevents.*"))) == (logger == "TensorBoardLogger")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["trainer"]["logger"]["class_path"] == f"fl_lightning.run.loggers.{logger}"
+
+
+def test_the_newest_run_of_these_settings_is_meant(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    fit = ["fit", *SMALL, "--trainer.default_callbacks=false", "--trainer.callbacks=FederatedCheckpoint"]
+    other = "--model.init_args.net.init_args.hidden_channels=4"
+    assert main(fit) == 0
+    assert main([*fit, "--strategy.num_epochs=2"]) == 0
+    assert main([*fit, other]) == 0
+    more = ["--strategy.num_epochs=3"]
+    for arguments, version, had in (
+        ([], 0, ""),
+        (["--strategy.num_epochs=2"], 1, ""),
+        (more, 1, ", which had other settings: strategy.init_args.num_epochs: 2 then, 3 now"),
+        ([other], 2, ""),
+    ):
+        caplog.clear()
+        assert main(["test", *SMALL, *arguments]) == 0
+        assert f"--ckpt_path best: runs/quickstart/version_{version}/checkpoints/best.ckpt{had}" in caplog.messages
+    assert main([*fit, "--ckpt_path=last", "--trainer.num_rounds=3"]) == 0
+    folder = Path("runs/quickstart/version_0")
+    assert [row.split(",")[0] for row in (folder / "metrics.csv").read_text().split()] == ["round", "0", "1", "2"]
+    message = refused_after(capsys, "predict", *SMALL, "--data.source.num_nodes=210", "--seed_everything=4")
+    assert "no best.ckpt in runs/quickstart is of a run of these settings: version_2 (" in message
+    assert "seed_everything: 0 then, 4 now, data.source.init_args.num_nodes: 200 then, 210 now" in message
+
+
+def test_more_rounds_are_written_down(capsys: pytest.CaptureFixture[str]) -> None:
+    fit = ["fit", *SMALL]
+    assert main(fit) == 0
+    assert main([*fit, "--ckpt_path=last", "--trainer.num_rounds=4"]) == 0
+    folder = Path("runs/quickstart/version_0")
+    configs = [yaml.safe_load((folder / name).read_text()) for name in ("config.yaml", "config_resumed_2.yaml")]
+    assert [config["trainer"]["num_rounds"] for config in configs] == [2, 4]
+    found = read(folder)
+    assert found.result["changes"] == ["from round 2 on: trainer.num_rounds: 2 then, 4 now"]
+    assert found.flat_settings["trainer.num_rounds"] == 4
+    assert found.record is not None
+    pictures = [(each.round, each.name) for each in found.record.snapshots]
+    assert len(set(pictures)) == len(pictures)
+    matrices = [(each.name, each.values) for each in found.record.snapshots]
+    assert all(first != second for first, second in itertools.pairwise(sorted(matrices)))

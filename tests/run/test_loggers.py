@@ -11,7 +11,7 @@ from fl_lightning import Callback
 from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.round.selection import Selection
 from fl_lightning.run import checkpoint
-from fl_lightning.run.loggers import RoundTable, RoundTensorBoardLogger, WandbLogger
+from fl_lightning.run.loggers import RoundTable, TensorBoardLogger, WandbLogger
 from fl_lightning.strategies import FedAvg
 
 
@@ -108,7 +108,7 @@ def test_loggers_hold_the_chosen_round_and_the_table_is_written_beside_them(
 
     monkeypatch.setattr(WandbLogger, "finalize", look)
     monkeypatch.setattr(Selection, "_is_better", lambda selection, value, best: best is None)  # the first round
-    board = RoundTensorBoardLogger(str(tmp_path / "board"))
+    board = TensorBoardLogger(str(tmp_path / "board"))
     trainer = make_trainer(logger=[WandbLogger(save_dir=str(tmp_path / "logs")), board])
     result = trainer.fit(make_model(), federation, FedAvg(num_epochs=1))
     first, *_, last = read(trainer.run.folder / "metrics.csv")

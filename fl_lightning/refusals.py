@@ -1,0 +1,254 @@
+"""What the command line says to a mistake: in one line, with the option's name and the names that would do."""
+
+import difflib
+import inspect
+import pkgutil
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from lightning.fabric.loggers.logger import Logger
+from torch import nn
+
+import fl_lightning.callbacks
+import fl_lightning.models
+import fl_lightning.run.loggers
+from fl_lightning.callback import Callback
+from fl_lightning.command_line import TRAINER_VERBS, options, settings_in
+from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
+from fl_lightning.executors import Executor
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.participation import Participation
+from fl_lightning.strategies import Strategy
+from fl_lightning.strategies.mixing.aggregation import Aggregation
+from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.yaml_input import parse_yaml
+
+
+def told(error: Exception) -> str:
+    """An error in words; the operating system's with the file first."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+#: What the parser says of the types that a value is not of, whatever is wrong with it.
+_NO_CAUSE = re.compile(
+    r"Expected a (<class|path)|Not a valid subclass|Does not validate|a class path \(|a dict with"
+    r"|Import path \S+ does not"
+)
+#: The verb that the parser puts before the name of a setting.
+_VERB = re.compile(rf"\b(?:{'|'.join(TRAINER_VERBS)})\.(?=(?:trainer|strategy|model|data|seed_everything|ckpt_path)\b)")
+_KEY = re.compile(r'Parser key "([^"]+)":?\s*')
+
+
+def plain(message: str, words: Sequence[str] = ()) -> str:
+    """What the parser says, without its lists of types and parsed objects, and with the names that would do.
+
+    Args:
+        message: The parser's.
+        words: The command line, by whose options settings are called.
+    """
+    text = _VERB.sub("", _cause(_VERB.sub("", message), words))
+    text = _KEY.sub(lambda key: f"{_option_of(key[1], words) or key[1]}: ", text)
+    return re.sub(r"Expected an? <class '([\w.]+)'>\. Got value: (.*)", r"expected \1, got \2", text)
+
+
+def _option_of(setting: str, words: Sequence[str]) -> str:
+    """The option of the command line that gives a setting, maybe named by its last parts alone; empty for none."""
+    given = (option.rstrip("+") for option, _ in options(words) if option.startswith("--"))
+    return next((option for option in given if option[2:] == setting or option.endswith(f".{setting}")), "")
+
+
+def _cause(message: str, words: Sequence[str]) -> str:
+    given = re.search(r"Problem with given class_path '([^']+)'", message)
+    if given and "." in given[1] and (why := why_not_imported(given[1])):
+        key = _KEY.match(message)
+        return f"{f'{key[1]}: ' if key else ''}{given[1]!r} cannot be imported: {why}"
+    if unknown := re.search(r"Expected a dot import path string: (\S+)", message):
+        return _unknown_class(unknown[1], message)
+    if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
+        option = _option_of(unknown[1], words)
+        return _unknown_argument(option[2:], words) if option else _unknown_setting(unknown[1])
+    if unknown := re.match(
+        r"(?:unrecognized arguments: --|Subcommand '\w+' does not accept option ')([^\s=']+)", message
+    ):
+        return _unknown_option(_option_of(unknown[1], words)[2:] or unknown[1])
+    if missing := re.fullmatch(r"the following arguments are required: ([\w., ]+)", message):
+        return f"not given, and needed: {', '.join(f'--{name}' for name in missing[1].split(', '))}"
+    if unknown := re.search(r"Dict must include a class_path .*NestedArg\(key='([^']+)'", message, flags=re.DOTALL):
+        key = _KEY.match(message)
+        name = f"model.{key[1]}" if key and key[1] == "optimizer" else key[1] if key else "it"
+        example = "torch.optim.Adam" if name == "model.optimizer" else "a class path"
+        return f"{name}.{unknown[1]} is given, but no class that it is of: give --{name} {example} before it"
+    causes = re.findall(r"^ +- (.+(?:\n {5,}(?!- ).+)*)$", message, flags=re.MULTILINE)
+    causes = [" ".join(cause.split()) for cause in causes if not _NO_CAUSE.match(cause)]
+    if "Does not validate against any of the Union" in message:
+        key = _KEY.match(message)
+        kinds = re.findall(r"- (?:Expected an? |Not a valid subclass of )(?:<class ')?([\w.]+)", message)
+        given = re.search(r"Given value: (.*)", message)
+        if not causes and kinds and given:
+            causes = [f"expected {' or '.join(kinds)}, got {given[1] or 'nothing'}"]
+        if causes:
+            return f"{key[1]}: {causes[-1]}" if key else causes[-1]
+    elif wrong := re.search(r"- (Not a valid subclass of \w+)\. Got value: (.*)", message):
+        return f"{message.partition(chr(10))[0]} expected a class path, got {wrong[2]}"
+    return message
+
+
+def named(words: Sequence[str], place: str) -> str:
+    """The class that the arguments and their files name last at a place, such as ``model.net``; empty for none."""
+    found = ""
+    for option, value in options(words):
+        if option in (f"--{place}", f"--{place}.class_path", f"--{place}+"):
+            inline = read(value)
+            found = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
+        elif option in ("-c", "--config") and value:
+            settings = settings_in(value)
+            found = _class_at(settings.get(words[0], settings), place.split(".")) or found
+    return found
+
+
+def _class_at(settings: Any, place: Sequence[str]) -> str:
+    """The class that a configuration has at a place; empty for none."""
+    for name in place:
+        if not isinstance(settings, dict):
+            return ""
+        inner = settings.get("init_args")
+        settings = settings.get(name, inner.get(name) if isinstance(inner, dict) else None)
+        settings = settings[-1] if isinstance(settings, list) and settings else settings
+    found = settings.get("class_path") if isinstance(settings, dict) else settings
+    return found if isinstance(found, str) else ""
+
+
+def read(word: str) -> Any:
+    """A word of the command line as YAML; None where it is none."""
+    try:
+        return parse_yaml(word)
+    except yaml.YAMLError:
+        return None
+
+
+def why_not_imported(path: str) -> str:
+    """What is wrong with a class path; empty if nothing is."""
+    try:
+        pkgutil.resolve_name(path)
+    except Exception as error:  # a user's module can raise anything
+        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return ""
+
+
+def _unknown_class(name: str, message: str) -> str:
+    key = re.match(r'Parser key "([^"]+)"', message)
+    if key is not None and key[1].endswith("net"):
+        return _unknown_net(key[1], name)
+    known = known_classes()
+    named = re.findall(r"subclass of (\w+)", message)
+    family = [
+        base
+        for base in known.values()
+        if f"'{base.__module__}.{base.__qualname__}'" in message or base.__name__ in named
+    ]
+    names = sorted(
+        n
+        for n, cls in known.items()
+        if not inspect.isabstract(cls) and cls not in family and (not family or issubclass(cls, family[0]))
+    )
+    near = difflib.get_close_matches(name, names, n=1)
+    where = f"{key[1]}: " if key else ""
+    if not family and not near:
+        return f"{where}{name!r} is not accepted: --print_config shows what would be, --help what it is"
+    advice = f"did you mean {near[0]}?" if near else f"give a class path, or one of {', '.join(names)}"
+    return f"{where}there is no class {name!r}: {advice}"
+
+
+def known_nets() -> list[str]:
+    """Class paths of this package's nets and layers."""
+    models = fl_lightning.models
+    return [f"{models.__name__}.{net}" for net in models.__all__ if issubclass(getattr(models, net), nn.Module)]
+
+
+def _unknown_net(key: str, name: str) -> str:
+    paths = known_nets()
+    nets = [path.rpartition(".")[2] for path in paths]
+    near = difflib.get_close_matches(name.rpartition(".")[2], nets, n=1)
+    why = f" ({why_not_imported(name)})" if "." in name else ""
+    advice = (
+        f"did you mean fl_lightning.models.{near[0]}?" if near else f"give a class path, or one of {', '.join(paths)}"
+    )
+    return f"{key}: there is no net {name!r}{why}: {advice}"
+
+
+#: What users of other trainers ask for.
+_OTHER_NAMES = {
+    "data.num_clients": "data.partitioner.num_clients",
+    "trainer.epochs": "trainer.num_rounds",
+    "trainer.max_epochs": "trainer.num_rounds",
+    "trainer.max_steps": "trainer.num_rounds",
+}
+
+
+#: What settings are called elsewhere.
+_OTHER_SETTINGS = {"mu": "proximal_weight", "epochs": "num_epochs", "local_epochs": "num_epochs"}
+
+
+def _unknown_argument(option: str, words: Sequence[str]) -> str:
+    """What to say of an option that the class at its place does not have."""
+    place, _, name = option.replace(".init_args.", ".").rpartition(".")
+    path = named(words, place)
+    cls = known_classes().get(path) or vars(fl_lightning.models).get(path)
+    if cls is None and "." in path and not why_not_imported(path):
+        cls = pkgutil.resolve_name(path)
+    cls = cls or {"trainer.participation": Participation}.get(place)
+    if not inspect.isclass(cls):
+        return f"there is no option --{option}: {_unknown_setting(name)}"
+    settings = list(inspect.signature(cls).parameters)
+    near = difflib.get_close_matches(_OTHER_SETTINGS.get(name, name), settings, n=1)
+    others = sorted(_owners().get(name, ()))
+    where = f" (it is one of {', '.join(others)})" if others else ""
+    advice = f"did you mean --{place}.{near[0]}?" if near else f"its settings are {', '.join(settings)}"
+    return f"there is no option --{option}: {cls.__name__} has no setting {name!r}{where}; {advice}"
+
+
+def _unknown_option(option: str) -> str:
+    """What to say of an option that no parser has."""
+    if option in _OTHER_NAMES:
+        return f"there is no option --{option}: did you mean --{_OTHER_NAMES[option]}?"
+    rooms: dict[str, type] = {"trainer": FederatedTrainer, "data": FederatedDataModule, "model": ClientModule}
+    names = [f"{room}.{name}" for room, cls in rooms.items() for name in inspect.signature(cls).parameters]
+    parts = option.split(".")
+    first = ".".join(parts[:2])
+    if first not in names and (near := difflib.get_close_matches(first, names, n=1)):
+        return f"there is no option --{option}: did you mean --{'.'.join([near[0], *parts[2:]])}?"
+    return f"there is no option --{option}: {_unknown_setting(parts[-1])}"
+
+
+def _unknown_setting(name: str) -> str:
+    owners = _owners()
+    near = difflib.get_close_matches(name, sorted(owners), n=1)
+    advice = f"did you mean {near[0]}? " if near else ""
+    if name in owners:
+        advice = f"it is one of {', '.join(sorted(owners[name]))}; "
+    return f"there is no setting {name!r} here: {advice}--print_config shows those there are"
+
+
+def _owners() -> dict[str, list[str]]:
+    """The classes that have each setting, by its name."""
+    owners: dict[str, list[str]] = {}
+    for owner, cls in known_classes().items():
+        for setting in inspect.signature(cls).parameters:
+            owners.setdefault(setting, []).append(owner)
+    return owners
+
+
+def known_classes() -> dict[str, type]:
+    """What settings can name, and the bases, by bare name."""
+    bases = (Strategy, Aggregation, Source, Partitioner, Splitter, Callback, Executor, ClientModule, Logger)
+    found = [cls for base in bases for cls in _subclasses(base)]
+    return {cls.__name__: cls for cls in found if cls is Logger or not cls.__module__.startswith("lightning.")}
+
+
+def _subclasses(base: type) -> list[type]:
+    children: list[type] = base.__subclasses__()
+    return [base, *(below for child in children for below in _subclasses(child))]
