@@ -6,8 +6,6 @@ What the package exports is imported when it is first asked for, so that ``impor
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import fl_lightning.deferred  # noqa: F401  (before any library that it is for)
-
 if TYPE_CHECKING:
     from fl_lightning import callbacks, data, models, relations, strategies
     from fl_lightning.callback import Callback

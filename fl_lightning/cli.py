@@ -16,10 +16,12 @@ from rich.console import Console
 from fl_lightning.callback import Callback, Trainer, WrongSetting
 from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.models import GCN
 from fl_lightning.refusals import known_classes, named, plain, read, told, why_not_imported
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round_loop import ClientFailure, TooFewAnswers
+from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.folder import whole_file
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
@@ -73,7 +75,7 @@ def _check_nested(settings: Any, place: tuple[str, ...]) -> None:
 
 def _default_model(strategy: type[Strategy], *, with_net: bool) -> dict[str, Any]:
     """The client that a strategy is written for; with the strategy's net for graphs where settings of it are given."""
-    client, net = strategy.client_class, strategy.default_net or fl_lightning.models.GCN
+    client, net = strategy.client_class, strategy.default_net or GCN
     model: dict[str, Any] = {"class_path": f"{client.__module__}.{client.__qualname__}"}
     if with_net:
         model["init_args"] = {"net": {"class_path": f"{net.__module__}.{net.__qualname__}"}}
@@ -253,6 +255,7 @@ class FederatedCLI(LightningCLI):
 
 def main(args: list[str] | None = None) -> int:
     """Entry point of ``fl-train``; returns the exit code (128 + signal number if a signal ended the run)."""
+    keep_freed_memory()
     warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*", category=DeprecationWarning)
     warnings.formatwarning = lambda message, *_, **__: f"fl-train: warning: {message}\n"
     cli = FederatedCLI(args)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import fl_lightning
+import fl_lightning.deferred
 from fl_lightning.yaml_input import MOST_DIGITS, WrongYaml, read_yaml
 
 #: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
@@ -80,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fail(f"there is no verb {first!r}: {advice}" if words else f"no verb is given: {advice} (--help says more)")
     if "" not in sys.path:
         sys.path.append("")  # strategies, nets and callbacks of the current folder; nothing is hidden by them
+    fl_lightning.deferred.install()
     try:
         if first in VERBS:
             return int(importlib.import_module(VERBS[first]).main(words[1:]))

@@ -1,12 +1,14 @@
-"""Code of libraries that runs when it is first used, not when the package is imported.
+"""Code of libraries that runs when it is first used: a faster start of the command line.
 
 ``import lightning`` also runs PyTorch's compiler, all of torchmetrics, SciPy's signals and Matplotlib, and ``import
 torch_geometric`` its data sets and pandas; every ``torch.optim`` optimiser begins with the compiler, too. That takes
 longer than ``import torch``, and a run uses none of it. There is no switch for it in the libraries, so the modules in
 :data:`KNOWN` are put into ``sys.modules`` unexecuted, as ``importlib.util.LazyLoader`` does. They run as soon as
 anything is asked of them but the few names below, one of their submodules included. Nothing that a library does is
-changed by it: with versions that ask for other names, start-up is slower and no more. What was imported before this
-package stays as it is.
+changed by it: with versions that ask for other names, start-up is slower and no more. What was imported before
+:func:`install` stays as it is.
+
+The command line installs it, of whose process it has all to say; importing the package changes nothing.
 """
 
 import functools
@@ -31,6 +33,9 @@ def is_deferred(name: str) -> bool:
 
 
 class _Deferred(ModuleType):
+    def __dir__(self) -> list[str]:
+        return dir(_run(self.__name__))
+
     def __getattr__(self, name: str) -> Any:
         if value := KNOWN[self.__name__].get(name):
             try:
@@ -172,4 +177,9 @@ KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     },
     "torch_geometric.datasets": {},
 }
-sys.meta_path.insert(0, _Finder())
+
+
+def install() -> None:
+    """Put the modules of :data:`KNOWN` off in this process, from now on."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

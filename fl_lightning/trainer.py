@@ -28,7 +28,6 @@ from fl_lightning.round.participation import Participation
 from fl_lightning.round.selection import Selection
 from fl_lightning.round_loop import RoundLoop
 from fl_lightning.run import checkpoint, result, settings, state
-from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.assembly import Run, assemble, start_clients
 from fl_lightning.run.choice import choose_checkpoint
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
@@ -328,7 +327,6 @@ class FederatedTrainer(RoundLoop, Counted):
     def launch(self) -> None:
         """Start the other processes, once."""
         if not self.launched:
-            keep_freed_memory()
             self.fabric.launch()
             leave_at_exit()
             self.launched = True

@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from fl_lightning.strategies import FedAvg
+
 HEAVY = (
     "matplotlib",
     "networkx",
@@ -35,8 +37,9 @@ def run(code: str) -> str:
 def test_the_package_leaves_heavy_libraries_alone(statement: str) -> None:
     found = run(f"""
         import sys
-        import fl_lightning
+        import fl_lightning.deferred
         assert "torch" not in sys.modules
+        fl_lightning.deferred.install()
         {statement}
         from fl_lightning.deferred import KNOWN, is_deferred
         print([name for name in {HEAVY!r} if name in sys.modules], [name for name in KNOWN if not is_deferred(name)])
@@ -46,7 +49,9 @@ def test_the_package_leaves_heavy_libraries_alone(statement: str) -> None:
 
 def test_a_step_of_an_optimiser_leaves_the_compiler_alone_until_it_is_used() -> None:
     run("""
-        import fl_lightning.deferred, torch
+        import fl_lightning.deferred
+        fl_lightning.deferred.install()
+        import torch
         from fl_lightning import FederatedTrainer
         from fl_lightning.deferred import is_deferred
         from lightning.fabric.wrappers import OptimizedModule
@@ -74,7 +79,9 @@ def test_a_step_of_an_optimiser_leaves_the_compiler_alone_until_it_is_used() -> 
 def test_a_submodule_runs_its_package_once() -> None:
     run("""
         import sys
-        import fl_lightning.deferred, torch
+        import fl_lightning.deferred
+        fl_lightning.deferred.install()
+        import torch
         from fl_lightning.deferred import is_deferred
         import torch._dynamo
         assert is_deferred("torch._dynamo")
@@ -87,8 +94,9 @@ def test_a_submodule_runs_its_package_once() -> None:
 @pytest.mark.filterwarnings("default")
 def test_the_libraries_are_whole_when_they_are_asked_for() -> None:
     run("""
+        from fl_lightning.deferred import install, is_deferred
+        install()
         from fl_lightning import FederatedTrainer
-        from fl_lightning.deferred import is_deferred
         import matplotlib, torch, torchmetrics
         matplotlib.use("agg")
         assert is_deferred("torchmetrics") and is_deferred("torchmetrics.utilities.plot")
@@ -127,3 +135,42 @@ def test_what_was_imported_before_stays() -> None:
         assert not any(is_deferred(name) for name in ("torchmetrics", "torchmetrics.utilities.plot", "torch._dynamo"))
         assert torch._dynamo.disable is disable
     """)
+
+
+def test_importing_the_package_changes_nothing_for_others() -> None:
+    run("""
+        import signal, sys, warnings
+        import lightning, torch_geometric.datasets
+        before = list(sys.meta_path), list(sys.path_hooks), list(warnings.filters), signal.getsignal(signal.SIGINT)
+        import torch
+        threads, random = torch.get_num_threads(), torch.get_rng_state()
+        import fl_lightning
+        for name in fl_lightning.__all__:
+            getattr(fl_lightning, name)
+        assert before[:2] == (list(sys.meta_path), list(sys.path_hooks))
+        assert before[3] is signal.getsignal(signal.SIGINT)
+        assert threads == torch.get_num_threads() and torch.equal(random, torch.get_rng_state())
+    """)
+    run("""
+        import fl_lightning
+        fl_lightning.FederatedTrainer
+        import torch_geometric.datasets
+        assert "Planetoid" in dir(torch_geometric.datasets)
+    """)
+    run("""
+        from fl_lightning.deferred import install, is_deferred
+        install()
+        import torch_geometric
+        assert is_deferred("torch_geometric.datasets")
+        assert "Planetoid" in dir(torch_geometric.datasets)
+    """)
+
+
+def test_a_fit_from_python_leaves_the_allocator_alone(monkeypatch, federation, make_model, make_trainer) -> None:
+    from fl_lightning.run import allocator
+
+    def refuse() -> None:
+        raise AssertionError("it is the process that malloc belongs to")
+
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: refuse())
+    make_trainer(num_rounds=1).fit(make_model(), federation, FedAvg())

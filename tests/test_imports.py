@@ -1,6 +1,8 @@
 """The rooms of the package depend on each other one way only."""
 
 import ast
+import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -38,8 +40,8 @@ def test_every_package_is_installed() -> None:
 
 
 def test_the_package_does_not_import_callbacks_or_the_command_line() -> None:
-    # a study runs the command line; a job of NVFlare reads the settings that it was given; completion lists its words
-    above = ("callbacks", "study", "remote.job", "completion_command")
+    # a study runs the command line; a job of NVFlare reads the settings that it was given; completion and refusals list words
+    above = ("callbacks", "study", "remote.job", "completion_command", "refusals")
     for name, path in modules().items():
         if name not in ("fl_lightning.cli", "fl_lightning.trainer") and not name.startswith(
             tuple(f"fl_lightning.{room}" for room in above)
@@ -48,3 +50,31 @@ def test_the_package_does_not_import_callbacks_or_the_command_line() -> None:
             assert "fl_lightning.callbacks" not in text.split('"""')[-1], name
             assert "import fl_lightning.cli" not in text, name
             assert "from fl_lightning.cli" not in text, name
+
+
+#: What is imported under another name than it is installed by.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "sknetwork": "scikit-network", "yaml": "pyyaml", "google": "protobuf"}
+
+
+def test_every_import_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [
+        *project["dependencies"],
+        *(each for name, extra in extras.items() if name not in ("dev", "docs") for each in extra),
+    ]
+    declared = {re.split(r"[\[<>=!~; ]", each)[0].lower().replace("_", "-") for each in needed}
+    undeclared: dict[str, set[str]] = {}
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported = [node.module]
+            else:
+                continue
+            for package in {each.partition(".")[0] for each in imported} - {"fl_lightning", *sys.stdlib_module_names}:
+                distribution = DISTRIBUTIONS.get(package, package.replace("_", "-"))
+                if distribution not in declared:
+                    undeclared.setdefault(package, set()).add(name)
+    assert not undeclared

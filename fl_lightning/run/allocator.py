@@ -1,7 +1,8 @@
 """Keeps memory that tensors have freed, instead of giving it back to the system after every step.
 
 The C library returns large blocks at once, so each step's activations are new pages that the system must clear first:
-at ogbn-arxiv's size that takes more time than the computation.
+at ogbn-arxiv's size that takes more time than the computation. It is a setting of the whole process, so the command
+line makes it; a program of one's own calls :func:`keep_freed_memory` where it wants it.
 """
 
 import ctypes
