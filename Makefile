@@ -9,14 +9,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHARES ?= 2
 RECORD := $(CURDIR)/campaign.jsonl
+ACTIVATE := echo 'fl-train is in .venv/bin: "source .venv/bin/activate" puts it on the path of this shell'
 
 .PHONY: quickstart test docs campaign lint lock audit clean
 
 quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
+	@$(ACTIVATE)
 
 test: lint docs
 	$(BIN)/pytest --numprocesses auto
+	@$(ACTIVATE)
 
 docs: .venv/installed
 	$(BIN)/sphinx-build --quiet --fail-on-warning --builder html docs docs/_build/html

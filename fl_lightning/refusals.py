@@ -237,6 +237,8 @@ def _owners() -> dict[str, list[str]]:
     """The classes that have each setting, by its name."""
     owners: dict[str, list[str]] = {}
     for owner, cls in known_classes().items():
+        if owner.startswith("_") or inspect.isabstract(cls):
+            continue
         for setting in inspect.signature(cls).parameters:
             owners.setdefault(setting, []).append(owner)
     return owners

@@ -40,7 +40,7 @@ def test_every_package_is_installed() -> None:
 
 
 def test_the_package_does_not_import_callbacks_or_the_command_line() -> None:
-    # a study runs the command line; a job of NVFlare reads the settings that it was given; completion and refusals list words
+    # a study runs the command line; a job of NVFlare reads the settings that it was given; the others list words
     above = ("callbacks", "study", "remote.job", "completion_command", "refusals")
     for name, path in modules().items():
         if name not in ("fl_lightning.cli", "fl_lightning.trainer") and not name.startswith(
@@ -59,10 +59,7 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn", "sknetwork": "scikit-network", "yaml
 def test_every_import_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needed = [
-        *project["dependencies"],
-        *(each for name, extra in extras.items() if name not in ("dev", "docs") for each in extra),
-    ]
+    needed = [*project["dependencies"], *(each for name in set(extras) - {"dev", "docs"} for each in extras[name])]
     declared = {re.split(r"[\[<>=!~; ]", each)[0].lower().replace("_", "-") for each in needed}
     undeclared: dict[str, set[str]] = {}
     for name, path in modules().items():
