@@ -37,6 +37,10 @@ class EarlyStopping(Callback):
         self.min_delta = min_delta
         self._forget()
 
+    def given(self) -> dict[str, Any]:
+        """Settings that are kept under other names."""
+        return {"monitor": self.setting}
+
     def _forget(self) -> None:
         self.best: float | None = None
         self.num_without_improvement = 0

@@ -13,7 +13,7 @@ from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
-from fl_lightning.callback import Callback, Trainer, WrongSetting
+from fl_lightning.callback import WrongSetting
 from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.models import GCN
@@ -26,7 +26,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
-from fl_lightning.yaml_input import parse_yaml, use_in_parsers
+from fl_lightning.yaml_input import use_in_parsers
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -80,29 +80,6 @@ def _default_model(strategy: type[Strategy], *, with_net: bool) -> dict[str, Any
     if with_net:
         model["init_args"] = {"net": {"class_path": f"{net.__module__}.{net.__qualname__}"}}
     return model
-
-
-class _SaveConfig(Callback):
-    """Writes config.yaml into the folder of a new run and shows it to the loggers that keep one.
-
-    A resume with other settings writes config_resumed_<round>.yaml beside it.
-    """
-
-    def on_fit_start(self, trainer: Trainer) -> None:
-        run = trainer.run
-        changed = any(change.startswith(f"from round {run.round_idx} on") for change in run.changes)
-        if changed:
-            run.config_file = f"config_resumed_{run.round_idx}.yaml"
-        elif not run.config_file or not (run.folder / run.config_file).exists():
-            run.config_file = "config.yaml"
-        path = run.folder / run.config_file
-        if trainer.fabric.is_global_zero:
-            if changed or not path.exists():
-                with whole_file(path) as temporary:
-                    temporary.write_text(run.config)
-            for logger in run.loggers:
-                if hasattr(logger, "continue_run"):
-                    logger.log_hyperparams(parse_yaml(run.config))
 
 
 class FederatedCLI(LightningCLI):
@@ -199,7 +176,6 @@ class FederatedCLI(LightningCLI):
         config = self.config.get(str(self.subcommand), self.config).clone()
         for option in self._subcommand_method_arguments[str(self.subcommand)]:
             config.pop(option, None)  # of this verb alone: the file is for every verb
-        callbacks.append(_SaveConfig())
         trainer = FederatedTrainer(**{**own, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
         trainer.config = self._parser(self.subcommand).dump(config, skip_none=False)
         trainer.config_sources = tuple(str(path) for path in config.get("config") or ())

@@ -30,6 +30,7 @@ from fl_lightning.round_loop import RoundLoop
 from fl_lightning.run import checkpoint, result, settings, state
 from fl_lightning.run.assembly import Run, assemble, start_clients
 from fl_lightning.run.choice import choose_checkpoint
+from fl_lightning.run.description import write_configuration
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
 from fl_lightning.run.lock import RunLock
 from fl_lightning.run.loggers import AnyLogger, CSVLogger, RunLogger, TensorBoardLogger
@@ -37,7 +38,6 @@ from fl_lightning.run.processes import check_cores, gather_objects, leave_at_exi
 from fl_lightning.run.profiling import RoundTrace
 from fl_lightning.run.renamed import renamed
 from fl_lightning.strategies import Strategy
-from fl_lightning.yaml_input import parse_yaml
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -142,6 +142,7 @@ class FederatedTrainer(RoundLoop, Counted):
             raise ValueError(f"trainer.run_name is {run_name!r}: give the name of a folder in trainer.default_root_dir")
         self.root = Path(default_root_dir) / run_name
         self.seed = seed
+        self._given = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         self.config = ""
         self.config_sources: tuple[str, ...] = ()
         try:
@@ -234,6 +235,7 @@ class FederatedTrainer(RoundLoop, Counted):
                 state.restore(run, self.callbacks, *_read(path, ckpt_path), changes=changes)
                 run.checkpoints.add(path)
             self._start_loggers()
+            self._keep_settings()
             run.trace = RoundTrace(run.folder / f"trace{self.fabric.global_rank or ''}.json") if profile else None
             try:
                 self._call("on_fit_start")
@@ -413,7 +415,7 @@ class FederatedTrainer(RoundLoop, Counted):
         with nullcontext() if error is None else suppress(OSError):  # which would hide what ended the run
             for logger in run.loggers:
                 if hasattr(logger, "log_result"):
-                    logger.log_result(run.selection.result, parse_yaml(run.config) or run.settings)
+                    logger.log_result(run.selection.result, run.written)
                 logger.finalize("success" if error is None else "failed")
             if self.started and self.fabric.is_global_zero:
                 result.write(run, error)
@@ -435,6 +437,19 @@ class FederatedTrainer(RoundLoop, Counted):
             if isinstance(logger, RunLogger):
                 logger.begin(run.folder, run.history)
             getattr(logger, "experiment", None)  # made when it is first asked for, which takes longer than a round
+
+    def _keep_settings(self) -> None:
+        """Write the configuration, and give it to the loggers that show settings."""
+        run = self.run
+        run.written = write_configuration(run, self)
+        for logger in run.loggers:
+            if not isinstance(logger, TensorBoardLogger):  # which is given them with the result
+                logger.log_hyperparams(run.written)
+
+    def given(self) -> dict[str, Any]:
+        """Settings that are kept under other names."""
+        kept = {"default_root_dir": str(self.root.parent), "run_name": self.root.name, "default_callbacks": False}
+        return {**self._given, **kept}
 
     # ------------------------------------------------------------------ checkpoints
 

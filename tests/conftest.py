@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,25 @@ from fl_lightning.strategies import FedAux, FedSagePlus, Strategy
 
 torch.set_num_threads(1)
 os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine may take more than the 30 of W&B
+
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of pytest's own folders
+
+#: What libraries leave in the folder for temporary files: torchrun's logs, the compiler's cache.
+LEFT_BY_LIBRARIES = ("torchelastic_", "torchinductor_", "pymp-", "wandb-")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder() -> Iterator[None]:
+    """A folder for temporary files of this session's own, which goes again; nothing of ours may be left in it."""
+    folder, before = Path(tempfile.mkdtemp(prefix="fl-tests-")), os.environ.get("TMPDIR")
+    os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
+    yield
+    os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+    tempfile.tempdir = None
+    left = [path.name for path in folder.iterdir() if not path.name.startswith(LEFT_BY_LIBRARIES)]
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left, f"left in the folder for temporary files: {left}"
+
 
 SIZES = (30, 24, 18, 12, 8)
 GROUPS = (0, 1, 1, 0, 1)

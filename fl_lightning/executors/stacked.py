@@ -81,6 +81,7 @@ class StackedExecutor(Executor):
         self.max_clients_per_group = max_clients_per_group
         self.max_group_mib = max_group_mib
         self.storage = storage
+        self.storage_folder = storage_folder
         self.allocate = on_disk(storage_folder) if storage == "disk" else in_memory
 
     def suited(self, client: ClientModule) -> Executor:

@@ -120,6 +120,10 @@ class ClientModule(LightningModule, Counted):
         self.context = Context()
         self.output_rule: OutputRule | None = None
 
+    def given(self) -> dict[str, Any]:
+        """Settings that are kept under other names."""
+        return {"net": self.net_factories, "optimizer": self.optimizer_factory}
+
     @classmethod
     def directions(cls) -> dict[str, Direction]:
         """``metric_directions`` of the class and of those that it derives from, which it may overrule.

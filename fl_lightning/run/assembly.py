@@ -54,6 +54,7 @@ class Run:
         config: The whole configuration as YAML; empty for a run from Python.
         config_file: Its name in the folder.
         config_sources: The files it was given in on the command line.
+        written: The settings in the configuration file, for loggers.
         changes: Settings that were changed by a resume.
         round_idx: Rounds that are over, so the index of the present one.
         scored_round: The round whose draws the last evaluation took for what it trains (fine-tuning).
@@ -88,6 +89,7 @@ class Run:
     config: str = ""
     config_file: str = ""
     config_sources: tuple[str, ...] = ()
+    written: dict[str, Any] = field(default_factory=dict)
     chosen_server: dict[str, Any] | None = None
     changes: list[str] = field(default_factory=list)
     round_idx: int = 0

@@ -80,10 +80,17 @@ def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
                 f"long as that is better{_untried(progress)}."
             )
     lines.append(
-        f"`fl-train study run {study.path.parent.name}/{study.path.name}` makes what is missing, `fl-train study "
+        f"`fl-train study run {_shown(study.path)}` makes what is missing, `fl-train study "
         "report` this file; every figure stands in `results.csv` with its command."
     )
     return " ".join(lines)
+
+
+def _shown(path: Path) -> str:
+    """A study's path from the folder of its repository, where it lies in one; otherwise as it was given."""
+    here = path.absolute()
+    root = next((above for above in here.parents if (above / "pyproject.toml").is_file()), None)
+    return str(here.relative_to(root) if root else path)
 
 
 def _untried(progress: Progress) -> str:

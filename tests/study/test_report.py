@@ -12,7 +12,7 @@ from study_pool import HerePool, invented
 from fl_lightning.study.command import main
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.report import write_report
+from fl_lightning.study.report import _shown, write_report
 from fl_lightning.study.runner import Runner
 from fl_lightning.study.store import Store
 from fl_lightning.study.table import leaderboard, markdown, tidy
@@ -192,3 +192,12 @@ def test_an_unknown_figure(progress: Progress, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["table", str(progress.study.path), "--figure", "tset"])
     assert "--figure 'tset' is no column of the results: there are method, case" in capsys.readouterr().err
+
+
+def test_the_printed_path_is_one_that_works(tmp_path: Path) -> None:
+    study = tmp_path / "far" / "own" / "mine.yaml"
+    study.parent.mkdir(parents=True)
+    study.touch()
+    assert _shown(study) == str(study)
+    (tmp_path / "pyproject.toml").touch()
+    assert _shown(study) == "far/own/mine.yaml"
