@@ -22,7 +22,6 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round_loop import ClientFailure, TooFewAnswers
 from fl_lightning.run.allocator import keep_freed_memory
-from fl_lightning.run.folder import whole_file
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer

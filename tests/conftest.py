@@ -30,8 +30,8 @@ os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine 
 
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of pytest's own folders
 
-#: What libraries leave in the folder for temporary files: torchrun's logs, the compiler's cache.
-LEFT_BY_LIBRARIES = ("torchelastic_", "torchinductor_", "pymp-", "wandb-")
+#: What libraries leave in the folder for temporary files: torchrun's logs, the compiler's cache, W&B's media.
+LEFT_BY_LIBRARIES = ("torchelastic_", "torchinductor_", "pymp-", "wandb")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,7 +42,7 @@ def temporary_folder() -> Iterator[None]:
     yield
     os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
     tempfile.tempdir = None
-    left = [path.name for path in folder.iterdir() if not path.name.startswith(LEFT_BY_LIBRARIES)]
+    left = [path.name for path in folder.iterdir() if not any(name in path.name for name in LEFT_BY_LIBRARIES)]
     shutil.rmtree(folder, ignore_errors=True)
     assert not left, f"left in the folder for temporary files: {left}"
 
