@@ -252,13 +252,13 @@ class RemoteExecutor(Executor):
             scores[client] = self.answers.scores(answer, client, evaluations)
 
         answers, lost = self._ask(messages, read=read)
+        for kind in evaluations:  # who has other metrics than most is wrong in all of its answer
+            lost |= misfits({client: found[kind] for client, found in scores.items() if kind in found}, ())
         outcomes = {}
         for kind in evaluations:
-            told = {c: a.about["failures"][kind] for c, a in answers.items() if kind in a.about["failures"]}
-            failures = lost | {client: shown(why, 1000) for client, why in told.items()}
-            found = {client: scores[client][kind] for client in sorted(answers) if client not in failures}
-            failures |= misfits(found, ())
-            parts = [part for client, part in found.items() if client not in failures]
+            told = {client: answer.about["failures"].get(kind) for client, answer in answers.items()}
+            failures = {client: shown(why, 1000) for client, why in told.items() if why is not None} | lost
+            parts = [scores[client][kind] for client in sorted(answers) if client not in failures]
             upload = concatenate(part._map(part.clients, lambda t: t.to(self.fabric.device)) for part in parts)
             outcomes[kind] = Outcome(upload=upload, failures=dict(sorted(failures.items())))
         return outcomes

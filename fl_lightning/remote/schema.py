@@ -16,6 +16,8 @@ Check = Callable[[Any], str]
 MOST_CLIENTS, LONGEST_NAME, LONGEST_REASON, MOST = 1_000_000, 100, 20_000, 10**9
 #: Models that are scored at once, and work of a fine-tuning.
 MOST_EVALUATIONS, MOST_EPOCHS, MOST_STEPS = 64, 10_000, 1_000_000
+#: Outputs of a net that a server may have a site build.
+MOST_OUTPUTS = 100_000
 
 
 class WrongMessage(ValueError):
@@ -175,7 +177,7 @@ QUESTIONS: dict[str, dict[str, Check]] = {
         "names": list_of(text(), MOST_CLIENTS, 1, distinct=True),
         "kind": _KIND,
         "num_features": _FEATURES,
-        "num_outputs": _WIDTH,
+        "num_outputs": whole(1, MOST_OUTPUTS),
         "layout": mapping(text(), anything, 100),
         "training_clients": list_of(_CLIENT, MOST_CLIENTS, 1, distinct=True),
         "seed": whole(0, 2**32 - 1),

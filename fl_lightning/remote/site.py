@@ -14,6 +14,7 @@ Of a failure the kind of error leaves, not its text, which may hold data: that i
 
 import dataclasses
 import hashlib
+import hmac
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ from fl_lightning.remote.filters import CannotFilter
 from fl_lightning.remote.guard import Guard, width_of
 from fl_lightning.remote.message import Message, packed
 from fl_lightning.remote.policy import Refused, SitePolicy
+from fl_lightning.remote.questions import check_evaluation, check_question, check_start, check_tensors
 from fl_lightning.remote.references import find
 from fl_lightning.remote.secure import PairwiseMasks, check_stage, masked, weighting_of
 from fl_lightning.remote.states import StateStore
@@ -50,7 +52,7 @@ from fl_lightning.run.assembly import (
     describe_federation,
     executor_for,
 )
-from fl_lightning.run.folder import whole_file
+from fl_lightning.run.folder import private_folder, whole_file
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 
@@ -100,12 +102,21 @@ class Site:
         self.drop_last = drop_last
         self.own = own or OwnNames(number_N=torch.arange(holds.size))
         self.accelerator = accelerator
-        self.states = StateStore(folder / "states")
-        self.masks = PairwiseMasks(folder)
-        for each in self.policy.filters:
-            each.open(folder)
+        private_folder(folder)
+        try:
+            self.states = StateStore(folder / "states")
+            self.masks = PairwiseMasks(folder)
+            for each in self.policy.filters:
+                each.open(folder)
+        except ValueError as error:
+            raise Refused(str(error)) from error
         self.current = ""
         self.last: Message | None = None
+        self.is_started = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Be the client that the folder tells of, if it tells of one."""
         self.is_started = False
         if (kept := self._kept("start")) is not None:
             try:
@@ -134,10 +145,9 @@ class Site:
             "forget": self._forget,
         }
         try:
-            if message.kind not in handlers:
-                raise Refused(f"this site knows no message {message.kind!r}")
-            if not self.is_started and message.kind not in ("enrol", "start"):
+            if message.kind in handlers and message.kind not in ("enrol", "start") and not self.is_started:
                 raise Refused("this site was not told of a federation")
+            check_question(message)
             return handlers[message.kind](message).wire
         except Refused as error:
             return self._failure(message, str(error)).wire
@@ -175,7 +185,12 @@ class Site:
 
     def _start(self, message: Message) -> Message:
         """Become a client of a federation."""
-        self._set_up(message)
+        check_start(message, self.holds)
+        try:
+            self._set_up(message)
+        except BaseException:
+            self._go_on()  # nothing of it is kept
+            raise
         self._keep("start", message)
         (self.folder / "answer").unlink(missing_ok=True)
         self.last = None
@@ -280,6 +295,7 @@ class Site:
             self.current = self.current if self.current == about["state"] else ""
         if self.holds.num_examples < self.policy.min_examples:
             raise Refused("this site has too few training examples to answer")
+        check_tensors(message.tensors, self.known, self.num_flat)
         address = StageAddress(**about["address"])
         stage = self.strategy.stage(address)
         self._check(stage)
@@ -338,6 +354,7 @@ class Site:
 
     def _evaluate(self, message: Message) -> Message:
         """Numerator and denominator of each metric; zeros for a split of too few examples."""
+        check_tensors(message.tensors, self.known, self.num_flat, models=len(message.about["evaluations"]))
         self._become(message.about["state"])
         self._forget(message)
         tensors: dict[str, Tensor] = {}
@@ -361,16 +378,17 @@ class Site:
         return self._said(message, tensors, failures=failures)
 
     def _evaluation(self, described: dict[str, Any], payload: Payload | None) -> Evaluation:
-        return dataclasses.replace(find(described, self.strategy), payload=payload)
+        return dataclasses.replace(check_evaluation(find(described, self.strategy)), payload=payload)
 
     def _predict(self, message: Message) -> Message:
         """Write what the client's model predicts, here."""
+        check_tensors(message.tensors, self.known, self.num_flat, models=1)
         self._become(message.about["state"])
         evaluation = self._evaluation(message.about["evaluation"], message.payload((self.index,), "0/"))
         self.guard.admit_tuning(evaluation, message.about["round_idx"], self.collator.steps_per_epoch(self.index))
         output_NK = self.executor.predict(evaluation, [self.index], message.about["round_idx"])[self.index]
         predicted = Predicted(holds=self.holds, own=self.own, output_NK=output_NK)
-        write_predictions(self.folder / "predictions.csv", [predicted])
+        write_predictions(self.folder / "predictions.csv", [predicted], secret=True)
         return self._said(message)
 
     # ---------------------------------------------------------------- states
@@ -416,20 +434,51 @@ class Site:
         return self._said(message)
 
     def _kept(self, name: str) -> Message | None:
+        """A message that was kept; one that is damaged is moved aside, and the site does without it."""
         path = self.folder / name
-        return Message.read(path.read_bytes()) if path.exists() else None
+        content = self._unsealed(path)
+        if content is not None or not path.exists():
+            return None if content is None else Message.read(content)
+        aside = path.with_name(f"{name}.damaged")
+        _log.error("%s is damaged, and is now %s: the site waits for a server to begin", path, aside.name)
+        path.replace(aside)
+        return None
 
     def _keep(self, name: str, message: Message) -> None:
-        with whole_file(self.folder / name) as temporary:
-            temporary.write_bytes(message.wire)
+        self._seal(self.folder / name, message.wire)
 
     def _told(self, name: str) -> dict[str, Any]:
+        """What the site has to remember.
+
+        Raises:
+            Refused: It is damaged, and cannot be done without.
+        """
         path = self.folder / f"{name}.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        content = self._unsealed(path)
+        if content is None and path.exists():
+            raise Refused(
+                f"{path.name} of this site is damaged: bring it back from a copy, or move the site's folder away to "
+                "begin anew"
+            )
+        return {} if content is None else dict(json.loads(content))
 
     def _tell(self, name: str, content: Mapping[str, Any]) -> None:
-        with whole_file(self.folder / f"{name}.json") as temporary:
-            temporary.write_text(json.dumps(content))
+        self._seal(self.folder / f"{name}.json", json.dumps(content).encode())
+
+    def _seal(self, path: Path, content: bytes) -> None:
+        """Write a file of the owner's alone, with a digest of its name and content behind it."""
+        with whole_file(path, secret=True) as temporary:
+            temporary.write_bytes(content + self.states.digest(path.name.encode() + content).encode())
+
+    def _unsealed(self, path: Path) -> bytes | None:
+        """The content of such a file; None where there is none, or it is damaged."""
+        try:
+            sealed = path.read_bytes()
+        except OSError:
+            return None
+        content, digest = sealed[:-64], sealed[-64:]
+        expected = self.states.digest(path.name.encode() + content).encode()
+        return content if hmac.compare_digest(digest, expected) else None
 
 
 def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:

@@ -39,16 +39,17 @@ class Predicted:
     output_NK: Tensor
 
 
-def write_predictions(path: Path, clients: Iterable[Predicted]) -> None:
+def write_predictions(path: Path, clients: Iterable[Predicted], *, secret: bool = False) -> None:
     """Write the file; see the module.
 
     Args:
         path: The file, which is replaced as a whole.
         clients: Of one kind and with the same classes.
+        secret: Only the owner of the file may read it.
     """
     clients = list(clients)
     has_names = any(each.own.names is not None for each in clients)
-    with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with whole_file(path, secret=secret) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         for place, each in enumerate(clients):
             if place == 0:

@@ -1,12 +1,17 @@
 """Pickles that hold arrays, read without building anything else: a pickle could run any code otherwise."""
 
 import codecs
+import contextlib
+import io
 import pickle
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import torch
 from scipy.sparse import csr_matrix
 
 from fl_lightning.data.sources.array_file import reading
@@ -37,6 +42,32 @@ class ArrayUnpickler(pickle.Unpickler):
         if (module, name) not in self._classes:
             raise pickle.UnpicklingError(f"it holds a {module}.{name}")
         return self._classes[module, name]
+
+
+@contextlib.contextmanager
+def nothing_unpickled() -> Iterator[None]:
+    """Have whatever reads data files build arrays and tensors only, for the length of the context.
+
+    PyG reads ``processed/pre_transform.pt`` with ``weights_only=False``, falls back on it where a converted file holds
+    classes, and has data sets whose raw files are pickles. Whoever writes into a data folder would run code here.
+    """
+    load = torch.load
+
+    def load_weights(*arguments: Any, **settings: Any) -> Any:
+        return load(*arguments, **{**settings, "weights_only": True, "pickle_module": None})
+
+    def load_arrays(file: Any, *, encoding: str = "ASCII", **_: Any) -> Any:
+        return ArrayUnpickler(file, encoding=encoding).load()
+
+    def loads_arrays(content: bytes, **settings: Any) -> Any:
+        return load_arrays(io.BytesIO(content), **settings)
+
+    with (
+        mock.patch.object(torch, "load", load_weights),
+        mock.patch.object(pickle, "load", load_arrays),
+        mock.patch.object(pickle, "loads", loads_arrays),
+    ):
+        yield
 
 
 def check_planetoid_file(path: Path) -> None:

@@ -25,7 +25,7 @@ from fl_lightning.data.settings import check_text
 from fl_lightning.data.sources.array_file import one_line
 from fl_lightning.data.sources.base import GraphSource
 from fl_lightning.data.sources.folders import cache_folder, is_writable, unwritable_cache_message
-from fl_lightning.data.sources.pickled_arrays import check_planetoid_file
+from fl_lightning.data.sources.pickled_arrays import check_planetoid_file, nothing_unpickled
 
 _log = logging.getLogger(__name__)
 
@@ -289,7 +289,8 @@ def open_dataset(
     derived = _derive(dataset_class, root, cache, download, converted_folder, check_raw, steps)
     with _one_process_at_a_time(f"{dataset_class.__name__} {arguments}", cache):
         try:
-            return derived(**arguments)
+            with nothing_unpickled():
+                return derived(**arguments)
         except Exception as error:  # there is nothing that damaged pickles and archives do not raise
             import aiohttp
 

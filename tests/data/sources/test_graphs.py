@@ -492,3 +492,44 @@ def test_super_clusters():
 def test_generators_refuse_senseless_settings(build: Callable[[], GraphSource], message: str):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+class Strikes:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["pre_transform.pt", "pre_filter.pt", "data.pt"])
+def test_nothing_in_a_data_folder_is_unpickled(tiny_root: Path, tmp_path: Path, name: str):
+    PyGSource(TINY).load(tiny_root, tmp_path / "cache")
+    (folder,) = (tiny_root / "tiny" / "processed").glob("TinyDataset-*")
+    torch.save(Strikes(tmp_path / "struck"), folder / name)
+    for seal in folder.glob("*seal*"):
+        seal.unlink()
+    with pytest.raises(ValueError, match="is damaged: delete the folder, it is made again"):
+        PyGSource(TINY).load(tiny_root, tmp_path / "cache")
+    assert not (tmp_path / "struck").exists()
+
+
+class PickledRaw(TinyDataset):
+    """Reads a pickle, as several data sets of PyG do."""
+
+    def process(self) -> None:
+        with open(self.raw_paths[0], "rb") as file:
+            pickle.load(file)
+        super().process()
+
+
+def test_raw_pickles_hold_arrays_alone(tiny_root: Path, tmp_path: Path):
+    raw = tiny_root / "tiny" / "raw" / "graph.txt"
+    raw.write_bytes(pickle.dumps({"x": np.arange(3)}))
+    assert PyGSource(f"{__name__}.PickledRaw").load(tiny_root, tmp_path / "cache").num_nodes == 3
+    raw.write_bytes(pickle.dumps(Strikes(tmp_path / "struck")))
+    with pytest.raises(ValueError, match="is damaged"):
+        PyGSource(f"{__name__}.PickledRaw").load(tiny_root, tmp_path / "other_cache")
+    assert not (tmp_path / "struck").exists()

@@ -1,0 +1,98 @@
+"""What a site makes of what a server sends: it is refused before anything changes, unless it is what servers ask."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.remote.message import Message
+from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.schema import MOST_EPOCHS, MOST_STEPS, QUESTIONS, WrongMessage, check_facts, shown, whole
+from fl_lightning.round.payload import FLAT
+from fl_lightning.round.stage import Evaluation
+
+#: Kinds of messages with tensors.
+_WITH_TENSORS = ("start", "run", "evaluate", "predict")
+_PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
+
+
+def check_question(message: Message) -> None:
+    """Refuse a message whose facts no server asks with.
+
+    Raises:
+        Refused: It is of no known kind, or not as its table says.
+    """
+    if message.kind not in QUESTIONS:
+        raise Refused(f"this site knows no message {shown(message.kind)!r}")
+    try:
+        check_facts(message.about, QUESTIONS[message.kind])
+    except WrongMessage as error:
+        raise Refused(f"the server's message {message.kind!r} is wrong: {error}") from error
+    if message.tensors and message.kind not in _WITH_TENSORS:
+        raise Refused(f"the server's message {message.kind!r} is wrong: it has tensors")
+
+
+def check_start(message: Message, holds: ClientGraph | ClientExamples) -> None:
+    """Refuse a federation that the site's data are not of.
+
+    Raises:
+        Refused: It is of other data, or its parts contradict each other.
+    """
+    about, count = message.about, len(message.about["names"])
+    width = list((holds.x_NF if isinstance(holds, ClientGraph) else holds.x_NX).shape[1:])
+    kind = "graphs" if isinstance(holds, ClientGraph) else "examples"
+    wrong = {
+        "kind": about["kind"] != kind,
+        "num_features": about["num_features"] not in (width, *width[: len(width) == 1]),
+        "index": about["index"] >= count,
+        "training_clients": max(about["training_clients"]) >= count,
+        "precision": about["precision"] not in _PRECISIONS,
+        "layout": any(not isinstance(value, bool) for value in about["layout"].values()),
+        "relation": any(
+            name != "relation" or tensor.shape != (count, count) or not tensor.isfinite().all()
+            for name, tensor in message.tensors.items()
+        ),
+    }
+    if told := [name for name, is_wrong in wrong.items() if is_wrong]:
+        raise Refused(f"the server's message 'start' is wrong: its {', '.join(told)} cannot be this site's")
+
+
+def check_tensors(
+    tensors: Mapping[str, Tensor], net: Mapping[str, Tensor], length: int, *, models: int | None = None
+) -> None:
+    """Refuse tensors that are no payload for one client of the site's net.
+
+    Args:
+        tensors: Of a message.
+        net: The client's parameters by name.
+        length: Numbers of the largest net.
+        models: Of how many evaluations they are, whose numbers stand before their names; None for a stage's.
+
+    Raises:
+        Refused: They are of other names or shapes.
+    """
+    shapes = {f"p/{name}": (1, *parameter.shape) for name, parameter in net.items()} | {f"p/{FLAT}": (1, length)}
+    for name, tensor in tensors.items():
+        place, _, inner = name.partition("/") if models is not None else ("", "", name)
+        fits = models is None or (place.isdecimal() and int(place) < models)
+        is_parameter = inner.startswith("p/")
+        fits &= inner in shapes if is_parameter else inner.startswith(("s/", "l/"))
+        fits &= tuple(tensor.shape) == shapes.get(inner) if is_parameter else tensor.shape[:1] == (1,)
+        if not fits:
+            raise Refused(f"the server sends {shown(name)!r} of shape {tuple(tensor.shape)}, which is nothing here")
+
+
+def check_evaluation(evaluation: Evaluation) -> Evaluation:
+    """The evaluation itself.
+
+    Raises:
+        Refused: Its fine-tuning would take for ever.
+    """
+    tuning = evaluation.tuning
+    bounds = {} if tuning is None else {"num_epochs": MOST_EPOCHS, "num_steps": MOST_STEPS, "repeat": MOST_STEPS}
+    for name, most in bounds.items():
+        value = getattr(tuning, name)
+        if (value is not None or name != "num_steps") and (told := whole(0, most)(value)):
+            raise Refused(f"the server's fine-tuning is wrong: {name} {told}")
+    return evaluation

@@ -1,0 +1,221 @@
+"""A site's files: of their owner alone, and damaged one by one they are made again, or refused with what to do."""
+
+import json
+import os
+import random
+import stat
+
+import pytest
+from sites import OPEN, make_sites
+from wrong_messages import raw
+
+from fl_lightning.remote import LoopbackChannel, Message, Refused, federate
+from fl_lightning.run.folder import secret_file, whole_file
+from fl_lightning.strategies import FedAvg
+
+SECURE = ("keys.json", "asked.json")
+
+
+@pytest.fixture
+def trained(graphs, given_clients, make_model, make_trainer, tmp_path):
+    """Train three sites for two rounds; their folders, and a function that opens them again."""
+
+    def make(*, secure=False):
+        clients = given_clients(graphs[:3]).clients
+        builders = lambda: (make_model(), FedAvg(num_epochs=1))  # noqa: E731
+        folder = tmp_path / "sites"
+        sites = make_sites(clients, folder, builders, OPEN)
+        trainer, strategy = make_trainer(num_rounds=2), FedAvg(num_epochs=1)
+        trainer.fit(make_model(), federate(trainer, LoopbackChannel(sites), strategy, secure=secure), strategy)
+        return folder / "client-01", lambda: make_sites(clients, folder, builders, OPEN)[1]
+
+    return make
+
+
+def versions(whole: bytes) -> list[bytes]:
+    draw = random.Random(0)
+    flipped = bytearray(whole)
+    flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+    return [b"", b"no such file", whole[: len(whole) // 2], bytes(flipped)]
+
+
+def test_all_files_are_of_their_owner_alone(trained) -> None:
+    folder, _ = trained(secure=True)
+    for path in (folder, *folder.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_folder_that_all_could_read_is_closed(trained) -> None:
+    folder, again = trained()
+    folder.chmod(0o755)
+    again()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["start", "answer"])
+@pytest.mark.parametrize("version", range(4))
+def test_a_kept_message_that_is_damaged_is_set_aside(trained, name: str, version: int) -> None:
+    folder, again = trained()
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(versions(whole)[version])
+    site = again()
+    assert site.is_started == (name != "start")
+    assert site.last is None
+    assert (folder / f"{name}.damaged").exists()
+    answer = Message.read(site.answer(Message(kind="load", about={"state": "00" * 32}).wire))
+    assert ("not told of a federation" if name == "start" else "does not hold the state") in answer.about["why"]
+
+
+@pytest.mark.parametrize("name", SECURE)
+@pytest.mark.parametrize("version", range(4))
+def test_what_a_site_must_remember_is_refused_where_it_is_damaged(trained, name: str, version: int) -> None:
+    folder, again = trained(secure=True)
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(versions(whole)[version])
+    question = {"address": {"phase": "round", "round_idx": 7, "name": "train"}, "effort": 1.0, "clients": [0, 1, 2]}
+    site = again()
+    if name == "keys.json":
+        assert not site.is_started
+        return
+    about = {**question, "state": site.current}
+    assert site.is_started
+    why = Message.read(site.answer(Message(kind="run", about=about).wire)).about["why"]
+    assert f"{name} of this site is damaged: bring it back from a copy" in why
+
+
+@pytest.mark.parametrize("name", ["masking_key", "states/digest_key"])
+@pytest.mark.parametrize("content", [b"", b"short", b"x" * 33])
+def test_a_damaged_key_is_refused(trained, name: str, content: bytes) -> None:
+    folder, again = trained()
+    (folder / name).write_bytes(content)
+    with pytest.raises(Refused, match=r"_key is damaged, it has \d+ bytes: bring it back from a copy"):
+        again()
+
+
+def test_a_damaged_state_is_not_gone_on_from(trained) -> None:
+    folder, again = trained()
+    site = again()
+    for path in (folder / "states").glob("*.state"):
+        path.write_bytes(versions(path.read_bytes())[3])
+    digests = [path.stem for path in (folder / "states").glob("*.state") if path.stem != site.current]
+    for digest in digests:
+        why = Message.read(site.answer(Message(kind="load", about={"state": digest}).wire)).about["why"]
+        assert "restore its folder" in why
+    assert digests
+
+
+def test_links_that_were_planted_are_not_followed(tmp_path, monkeypatch) -> None:
+    target, victim = tmp_path / "a.txt", tmp_path / "victim"
+    victim.write_text("mine")
+    monkeypatch.setattr("secrets.token_hex", lambda size: "00" * size)  # as if somebody could foresee it
+    (tmp_path / f".a.{'00' * 8}.new.txt").symlink_to(victim)
+    with pytest.raises(OSError, match="File exists"), whole_file(target) as temporary:
+        temporary.write_text("theirs")
+    assert victim.read_text() == "mine"
+    target.symlink_to(victim)
+    monkeypatch.undo()
+    with whole_file(target) as temporary:
+        temporary.write_text("theirs")
+    assert victim.read_text() == "mine"
+    assert target.read_text() == "theirs"
+    assert not target.is_symlink()
+
+
+def test_files_are_secret_from_the_first_byte(tmp_path) -> None:
+    with whole_file(tmp_path / "key", secret=True) as temporary:
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+    assert secret_file(tmp_path / "site" / "other", lambda: b"x") == b"x"
+    assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
+
+
+def test_what_a_killed_process_left_goes_after_a_while(tmp_path) -> None:
+    old, new, other = (tmp_path / f".a.{digit * 16}.new.txt" for digit in "012")
+    for path in (old, new):
+        path.write_text("half")
+    other.with_name(f".b.{'2' * 16}.new.txt").write_text("half")
+    os.utime(old, (0, 0))
+    with whole_file(tmp_path / "a.txt") as temporary:
+        temporary.write_text("whole")
+    assert not old.exists()
+    assert new.exists()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+START = {
+    "index": -1,
+    "num_outputs": 10**8,
+    "num_features": [7, 7],
+    "names": ["a\x1b[2J"],
+    "kind": "examples",
+    "precision": "8-true",
+    "dtype": "load",
+    "seed": -1,
+    "layout": {"sparse_features": "yes"},
+    "training_clients": [99],
+    "federation": "../x",
+    "settings": [1],
+    "secure": 1,
+    "strategy": 7,
+    "more": 1,
+}
+
+
+@pytest.mark.parametrize("name", START)
+def test_a_wrong_start_leaves_the_site_as_it_was(trained, name: str) -> None:
+    folder, again = trained()
+    site = again()
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    start = Message.read((folder / "start").read_bytes()[:-64])
+    wrong = Message(kind="start", about={**start.about, name: START[name]}, tensors=start.tensors)
+    answer = Message.read(site.answer(wrong.wire))
+    assert answer.kind == "failure"
+    assert "wrong" in answer.about["why"]
+    assert site.is_started
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
+
+
+QUESTIONS = {
+    "run": [
+        {"address": {"phase": "callback", "round_idx": 0, "name": "train"}},
+        {"address": {"phase": "round", "round_idx": -1, "name": "train"}},
+        {"address": [1]},
+        {"effort": 2.0},
+        {"effort": float("nan")},
+        {"clients": [1] * 3_000_000},
+        {"clients": "01"},
+        {"state": "../../x"},
+    ],
+    "evaluate": [
+        {"evaluations": [["", {"tuning": None, "output": None}]] * 470},
+        {"evaluations": {"": 1}},
+        {
+            "evaluations": [
+                ["", {"tuning": {"made": {"module": "os", "name": "system"}, "settings": {}}, "output": None}]
+            ]
+        },
+        {"round_idx": "1"},
+        {"forget": ["/etc/passwd"]},
+        {"forget": 7},
+    ],
+    "forget": [{"forget": ["../start"]}, {"forget": {}}],
+    "keys": [{"keys": [1]}, {"keys": {"-1": "ab" * 32}}, {"keys": {"0": "ab"}}],
+    "load": [{"state": None}],
+    "unknown\x1b": [{}],
+}
+
+
+@pytest.mark.parametrize(("kind", "facts"), [(kind, facts) for kind, each in QUESTIONS.items() for facts in each])
+def test_a_hostile_server_is_refused(trained, kind: str, facts: dict) -> None:
+    folder, again = trained()
+    site = again()
+    about = {
+        "run": {"address": {"phase": "round", "round_idx": 1, "name": "train"}, "effort": 1.0, "clients": [0, 1, 2]},
+        "evaluate": {"evaluations": [["", {"tuning": None, "output": None}]], "round_idx": 0, "forget": []},
+    }.get(kind, {}) | ({"state": site.current} if kind in ("run", "evaluate", "load") else {})
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    told = json.dumps({"kind": kind, "about": {**about, **facts}, "names": []})
+    answer = Message.read(site.answer(raw(told, {})))
+    assert answer.kind == "failure"
+    assert answer.about["why"].isprintable()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
