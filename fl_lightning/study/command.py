@@ -103,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     cell.add_argument("--cell", required=True, help="its key, as the sweep has it")
     cell.set_defaults(verb=_cell)
 
+    sealed = verbs.add_parser("seal", parents=[common], help="take lines of the results without a checksum as they are")
+    sealed.set_defaults(verb=_seal)
+
     report = verbs.add_parser("report", parents=[common], help="write report.md and its pictures beside the results")
     report.set_defaults(verb=_report)
     return parser
@@ -158,7 +161,9 @@ def _say(line: str) -> None:
 
 
 def _write(study: Study) -> pd.DataFrame:
-    table = tidy(Progress(study, Store(study.results)))
+    store = Store(study.results)
+    table = tidy(Progress(study, store))
+    _tell_damaged(study, store)
     if len(table):
         write_csv(table, study.results / "results.csv")
     return table
@@ -193,6 +198,7 @@ def _status(study: Study, options: argparse.Namespace) -> int:
         + (f", about {duration(seconds)} with {study.processes} processes" if seconds else "")
     )
     _tell_changed_sources(progress)
+    _tell_damaged(study, store)
     for record in present:
         if record["error"]:
             _say(f"failed: {record['method']} on {record['case']}, seed {record['seed']}: {record['error']}")
@@ -244,6 +250,20 @@ def _cell(study: Study, options: argparse.Namespace) -> int:
         fail(record["error"], code=1)
     _say(f"{record['method']} on {record['case']}, seed {record['seed']}: {record['monitor']} {record['val']:.4g}")
     return 0
+
+
+def _seal(study: Study, options: argparse.Namespace) -> int:
+    _say(f"{Store(study.results).seal()} more lines have a checksum in {study.results / 'checksums.txt'}")
+    return 0
+
+
+def _tell_damaged(study: Study, store: Store) -> None:
+    if store.damaged:
+        some = ", ".join(store.damaged[:5]) + (f" and {len(store.damaged) - 5} more" if store.damaged[5:] else "")
+        _say(
+            f"set aside in {study.results}, as not what was written: {some}; bring the files back from a copy, or let "
+            f"fl-train study run compute these anew (older lines without a checksum: fl-train study seal {study.path})"
+        )
 
 
 def _report(study: Study, options: argparse.Namespace) -> int:

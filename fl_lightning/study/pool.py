@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 class _Worker:
     process: BaseProcess
     connection: Connection
+    beat: Any  # when it last said that it lives, by the clock of all processes
     task: Any = field(default=None)
 
 
@@ -28,10 +31,13 @@ class Pool(AbstractContextManager["Pool"]):
 
     Args:
         processes: How many.
+        silence_seconds: One that has not said for so long that it lives (it was stopped, or hangs in compiled code) is
+            killed.
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, *, silence_seconds: float = 600.0) -> None:
         self.processes = processes
+        self.silence_seconds = silence_seconds
         self._context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="fl-study-", ignore_cleanup_errors=True)
         self.scratch = Path(self._folder.name)
@@ -64,7 +70,19 @@ class Pool(AbstractContextManager["Pool"]):
     def finished(self) -> Iterator[tuple[Any, dict[str, Any] | None]]:
         """Wait until a worker is done or dead; what it came to, None for one that died, with its task."""
         busy = [worker for worker in self._workers if worker.task is not None]
-        ready = wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)])
+        ready: list[Any] = []
+        looked = time.monotonic()
+        while busy and not ready:
+            step = min(5.0, self.silence_seconds / 4)
+            ready = wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)], step)
+            now = time.monotonic()
+            if now - looked > 3 * step:  # this process was stopped itself, and the others maybe with it
+                for worker in busy:
+                    worker.beat.value = now
+            looked = now
+            for worker in busy:
+                if now - worker.beat.value > self.silence_seconds:
+                    worker.process.kill()  # which a stopped process obeys too
         for worker in busy:
             if worker.connection in ready or worker.process.sentinel in ready:
                 task, worker.task = worker.task, None
@@ -91,11 +109,12 @@ class Pool(AbstractContextManager["Pool"]):
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
+        beat = self._context.Value("d", time.monotonic(), lock=False)
         with _environment():
-            process = self._context.Process(target=_serve, args=(theirs, self.scratch), daemon=True)
+            process = self._context.Process(target=_serve, args=(theirs, self.scratch, beat), daemon=True)
             process.start()
         theirs.close()
-        worker = _Worker(process=process, connection=ours)
+        worker = _Worker(process=process, connection=ours, beat=beat)
         self._workers.append(worker)
         return worker
 
@@ -124,8 +143,16 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _serve(connection: Connection, scratch: Path) -> None:
+def _serve(connection: Connection, scratch: Path, beat: Any) -> None:
     """Import what trains in the worker only."""
+    threading.Thread(target=_live, args=(beat,), daemon=True).start()
     from fl_lightning.study.worker import serve
 
     serve(connection, scratch)
+
+
+def _live(beat: Any) -> None:
+    """Say that this process lives, as long as it does."""
+    while True:
+        beat.value = time.monotonic()
+        time.sleep(1.0)

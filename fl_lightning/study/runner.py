@@ -160,10 +160,19 @@ class Runner:
                 cells.append(cell)
             seen |= parts
         refused: dict[str, list[Cell]] = {}
+        died: list[Cell] = []
         for cell, found in pool.map([(cell, "build", (cell.arguments,)) for cell in cells]):
-            why = "its worker died" if found is None else found["error"]
-            if why:
-                refused.setdefault(why, []).append(cell)
+            if found is None:
+                died.append(cell)
+            elif found["error"]:
+                refused.setdefault(found["error"], []).append(cell)
+        for cell, found in pool.map([(cell, "build", (cell.arguments,)) for cell in died]):
+            if found is None:
+                self.say(
+                    f"the settings of {cell.title} were not checked: the worker was killed, twice (out of memory?)"
+                )
+            elif found["error"]:
+                refused.setdefault(found["error"], []).append(cell)
         if refused:
             told = [
                 f"{of[0].title}{f' and {count_of(len(of) - 1)} more' if of[1:] else ''}: {why}"

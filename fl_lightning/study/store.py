@@ -1,17 +1,20 @@
 """What is done of a study: a line of JSON for each cell, appended whole, that any number of processes may write."""
 
 import fcntl
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fl_lightning.round.direction import direction_of
-from fl_lightning.run.folder import writing
+from fl_lightning.run.folder import whole_file, writing
 
 Record = dict[str, Any]
+_SEALED = re.compile(rb'(\{.*),"sum":"([0-9a-f]{12})"\}')
 #: Figures by name, each of every round.
 Rounds = Mapping[str, Sequence[float]]
 
@@ -25,11 +28,15 @@ class Store:
     """The files in a study's folder of results.
 
     ``cells.jsonl`` has a line for each cell (the last one of a key counts), ``history.jsonl`` one with the figures of
-    every round, ``sources.json`` the sources by the digest that the cells name. What a killed process left of a line is
-    skipped.
+    every round, ``sources.json`` the sources by the digest that the cells name. Each line ends with a checksum of what
+    is before it; those of older lines, which have none, are in ``checksums.txt`` (``fl-train study seal``). A line that
+    is not what was written counts as missing, and is named; what a killed process left of one goes with the next.
 
     Args:
         folder: The folder; made with the first record.
+
+    Attributes:
+        damaged: Lines that were set aside when they were last read, such as ``cells.jsonl, line 3``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,14 +44,16 @@ class Store:
         self.cells = folder / "cells.jsonl"
         self.rounds = folder / "history.jsonl"
         self.sources = folder / "sources.json"
+        self.checksums = folder / "checksums.txt"
+        self.damaged: list[str] = []
 
     def records(self) -> dict[str, Record]:
         """The newest record of each cell, by key."""
-        return {record["key"]: record for record in _lines(self.cells)}
+        return {record["key"]: record for record in self._lines(self.cells)}
 
     def history(self) -> dict[str, dict[str, list[float]]]:
         """The figures of every round, by key of the cell and name."""
-        return {line["key"]: line["rounds"] for line in _lines(self.rounds)}
+        return {line["key"]: line["rounds"] for line in self._lines(self.rounds)}
 
     def add(self, record: Record, rounds: Mapping[str, list[float]] | None = None) -> None:
         """Append a cell, its rounds first, so that whoever reads the cell finds them."""
@@ -54,7 +63,11 @@ class Store:
 
     def known_sources(self) -> dict[str, dict[str, str]]:
         """The digest of each source file, by the digest of all."""
-        found: dict[str, dict[str, str]] = json.loads(self.sources.read_text()) if self.sources.exists() else {}
+        try:
+            found: dict[str, dict[str, str]] = json.loads(self.sources.read_text()) if self.sources.exists() else {}
+        except ValueError:
+            found = {}
+            self.damaged.append(f"{self.sources.name} as a whole")
         return found
 
     def keep_sources(self, digest: str, files: Mapping[str, str]) -> None:
@@ -62,10 +75,37 @@ class Store:
         with _locked(self.sources):
             known = self.known_sources()
             if digest not in known:
-                with writing(self.sources):
-                    temporary = self.sources.with_suffix(".new")
+                with whole_file(self.sources) as temporary:
                     temporary.write_text(json.dumps({**known, digest: dict(files)}, indent=1) + "\n")
-                    os.replace(temporary, self.sources)
+
+    def seal(self) -> int:
+        """Take the lines without a checksum as they are: keep theirs in ``checksums.txt``; returns how many are new."""
+        known = self._known_checksums()
+        plain = [line for path in (self.cells, self.rounds) for line in _raw(path) if _SEALED.fullmatch(line) is None]
+        new = [digest for line in plain if _is_record(line) and (digest := _checksum(line)) not in known]
+        if new:
+            with _locked(self.checksums), whole_file(self.checksums) as temporary:
+                temporary.write_text("".join(f"{digest}\n" for digest in [*known, *new]))
+        return len(new)
+
+    def _known_checksums(self) -> dict[str, None]:
+        text = self.checksums.read_text(errors="replace") if self.checksums.exists() else ""
+        return dict.fromkeys(text.splitlines())
+
+    def _lines(self, path: Path) -> Iterator[Record]:
+        """Records of a file; lines that are not what was written are noted in ``damaged``."""
+        self.damaged = [place for place in self.damaged if not place.startswith(path.name)]
+        known: dict[str, None] | None = None
+        for number, line in enumerate(_raw(path), start=1):
+            sealed = _SEALED.fullmatch(line)
+            content = line if sealed is None else sealed[1] + b"}"
+            if sealed is None and known is None:
+                known = self._known_checksums()
+            is_whole = _checksum(content) == sealed[2].decode() if sealed else _checksum(line) in (known or {})
+            if is_whole:
+                yield json.loads(content)
+            else:
+                self.damaged.append(f"{path.name}, line {number}")
 
     @contextmanager
     def running(self) -> Iterator[bool]:
@@ -80,28 +120,45 @@ class Store:
                 yield True
 
 
-def _lines(path: Path) -> Iterator[Record]:
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:  # cut off by a kill
-                continue
+def _raw(path: Path) -> Iterator[bytes]:
+    """The lines of a file; what a kill has cut off is none."""
+    if path.exists():
+        with path.open("rb") as file:
+            yield from (line[:-1] for line in file if line.endswith(b"\n") and line.strip())
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _append(path: Path, record: Mapping[str, Any]) -> None:
-    line = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    content = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    line = content[:-1] + f',"sum":"{_checksum(content)}"}}\n'.encode()
     with _locked(path), writing(path, len(line)), path.open("a+b") as file:
-        file.seek(0, os.SEEK_END)
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                line = b"\n" + line
+        file.truncate(_end_of_lines(file))
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _end_of_lines(file: IO[bytes]) -> int:
+    """Bytes up to the end of the last whole line."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - 65536)
+        file.seek(start)
+        place = file.read(end - start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
+        end = start
+    return 0
 
 
 @contextmanager

@@ -77,3 +77,19 @@ def test_a_killed_study_leaves_no_worker_and_goes_on(
     ]
     assert [progress.state(cell) for cell in cells] == ["done"] * 8
     assert (study.results / "results.csv").read_text().count("\n") == 9
+
+
+def test_a_stopped_worker_is_replaced(make_study: Callable[..., Study]) -> None:
+    study = make_study(tuning=None, methods={"Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}}})
+    said: list[str] = []
+
+    def note(line: str) -> None:
+        said.append(line)
+        if len(said) == 1:
+            (victim,) = (c for c in psutil.Process().children() if "spawn_main" in " ".join(c.cmdline()))
+            victim.suspend()
+
+    with Pool(1, silence_seconds=20) as pool:
+        tally = Runner(study, Store(study.results), say=note).run(pool)
+    assert (tally.trained, tally.failed, tally.missing) == (4, {}, 0)
+    assert sum("was killed: once more" in line for line in said) == 1

@@ -220,6 +220,20 @@ def test_wrong_settings_are_told_before_anything_is_trained(make_study: Callable
     assert pool.trained == []
 
 
+def test_a_worker_that_dies_in_the_check_is_no_wrong_setting(make_study: Callable[..., Study]) -> None:
+    asked: list[str] = []
+
+    def dies(arguments: tuple[str, ...]) -> None:
+        asked.append(" ".join(arguments))
+
+    said: list[str] = []
+    study = make_study(tuning=None)
+    tally = Runner(study, Store(study.results), say=said.append).run(HerePool(build=dies))
+    assert tally.trained == 8
+    assert len(asked) == 2 * len(set(asked))  # each is tried again
+    assert sum("were not checked: the worker was killed, twice" in line for line in said) == len(set(asked))
+
+
 def test_choices_of_another_study(make_study: Callable[..., Study], tmp_path: Path) -> None:
     first = make_study()
     (tmp_path / "first.yaml").write_text(first.path.read_text())

@@ -46,3 +46,46 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
         assert (first, second) == (True, False)
     with Store(tmp_path).running() as again:
         assert again
+
+
+def test_what_is_not_what_was_written_is_set_aside_and_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for key in "abc":
+        store.add({"key": key, "val": 0.25, "text": "ä"}, {"round": [0.0, 1.0]})
+    whole = store.cells.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    start, end = len(lines[0]), len(lines[0]) + len(lines[1]) - 1
+    for place in range(start, end):
+        for bit in (0, 3, 7):
+            other = bytearray(whole)
+            other[place] ^= 1 << bit
+            store.cells.write_bytes(other)
+            found = store.records()
+            assert set(found) == {"a", "c"}, (place, bit)
+            assert found["a"] == {"key": "a", "val": 0.25, "text": "ä"}
+            assert store.damaged[0] == "cells.jsonl, line 2"
+    store.cells.write_bytes(whole)
+    assert set(store.records()) == {"a", "b", "c"}
+    assert store.damaged == []
+
+
+def test_older_lines_count_once_they_are_sealed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.cells.write_text('{"key":"a","val":1}\n{"key":"b","val":2}\nno record\n')
+    assert store.records() == {}
+    assert store.damaged == [f"cells.jsonl, line {number}" for number in (1, 2, 3)]
+    assert (store.seal(), store.seal()) == (2, 0)
+    assert store.records() == {"a": {"key": "a", "val": 1}, "b": {"key": "b", "val": 2}}
+    assert store.damaged == ["cells.jsonl, line 3"]
+    store.add({"key": "c"})
+    store.cells.write_text(store.cells.read_text().replace('"val":1', '"val":9'))
+    assert set(store.records()) == {"b", "c"}
+
+
+def test_the_results_of_the_repository_are_sealed() -> None:
+    results = Path(__file__).parents[2] / "studies" / "results"
+    for folder in sorted(path.parent for path in results.glob("*/cells.jsonl")):
+        store = Store(folder)
+        assert store.records()
+        store.history()
+        assert not store.damaged, f"{folder}: fl-train study seal"

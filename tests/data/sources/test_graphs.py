@@ -1,5 +1,7 @@
 import builtins
 import gzip
+import pickle
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -529,6 +531,7 @@ def test_raw_pickles_hold_arrays_alone(tiny_root: Path, tmp_path: Path):
     raw = tiny_root / "tiny" / "raw" / "graph.txt"
     raw.write_bytes(pickle.dumps({"x": np.arange(3)}))
     assert PyGSource(f"{__name__}.PickledRaw").load(tiny_root, tmp_path / "cache").num_nodes == 3
+    shutil.rmtree(tiny_root / "tiny" / "processed")
     raw.write_bytes(pickle.dumps(Strikes(tmp_path / "struck")))
     with pytest.raises(ValueError, match="is damaged"):
         PyGSource(f"{__name__}.PickledRaw").load(tiny_root, tmp_path / "other_cache")
