@@ -4,7 +4,7 @@ import math
 import time
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fl_lightning.callback import Callback, Trainer
@@ -103,17 +103,17 @@ class RoundProgressBar(Callback):
             self._bar.update(self._task, advance=1, figures=figures)
         elif trainer.fabric.is_global_zero and time.perf_counter() - self._last_line >= self.line_seconds:
             self._last_line = time.perf_counter()
-            self.console.print(f"round {trainer.run.round_idx + 1}/{trainer.num_rounds}  {figures}", highlight=False)
+            self._show(f"round {trainer.run.round_idx + 1}/{trainer.num_rounds}  {figures}", highlight=False)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """Replace the bar by the results."""
         self._stop()
         if trainer.fabric.is_global_zero:
-            self.console.print(result_table(trainer, self.clients))
+            self._show(result_table(trainer, self.clients))
             if trainer.run.trace is not None:
-                self.console.print(trainer.run.clock.table())
+                self._show(trainer.run.clock.table())
             if self.worst_clients and self.clients:
-                self.console.print(client_table(trainer, self.clients, self.worst_clients))
+                self._show(client_table(trainer, self.clients, self.worst_clients))
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         """Leave the terminal in order."""
@@ -122,7 +122,7 @@ class RoundProgressBar(Callback):
     def on_evaluation_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Show the figures of ``validate`` or ``test``."""
         if trainer.fabric.is_global_zero:
-            self.console.print(evaluation_table(trainer, metrics))
+            self._show(evaluation_table(trainer, metrics))
 
     def _stop(self) -> None:
         if self._bar is not None:
@@ -136,3 +136,13 @@ class RoundProgressBar(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.clients = state["clients"]
+
+    def _show(self, what: RenderableType, *, highlight: bool = True) -> None:
+        """Print; letters that the terminal does not have are shown by their numbers."""
+        try:
+            self.console.print(what, highlight=highlight)
+        except UnicodeEncodeError as error:
+            with self.console.capture() as captured:
+                self.console.print(what, highlight=highlight)
+            plain = captured.get().encode(error.encoding, errors="backslashreplace").decode(error.encoding)
+            self.console.file.write(plain)

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import signal
 import stat
@@ -67,6 +68,9 @@ def fail(message: str, code: int = 2) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, that of the process if none is given; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that has no ± ends no run
     verbs = [*TRAINER_VERBS, *VERBS]
     first = words[0] if words else ""
     if first in ("-h", "--help"):

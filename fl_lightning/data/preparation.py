@@ -3,6 +3,7 @@
 Shape legend: N nodes, F features, E directed edges.
 """
 
+import copy
 import warnings
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -16,6 +17,8 @@ from torch_geometric.utils import coalesce, to_undirected
 from fl_lightning.data.edge_data import checked_attributes, checked_weights
 from fl_lightning.data.settings import MAX_COUNT, check_count, check_flag
 
+#: What may not be a sparse tensor.
+_WHOLE = ("edge_index", "edge_weight", "edge_attr", "y")
 _MANY_CLASSES = 1000
 """Up to here classes that do not occur are believed; beyond, labels are taken for numbers of something else."""
 
@@ -100,6 +103,7 @@ def prepare_graph(
     Warns:
         UserWarning: Edges are added, if it is asked for; self-loops with weights or attributes are dropped.
     """
+    data = _plain(data, name)
     prepared = _checked_copy(data, name, preparation.ignore_label)
     num_nodes = prepared.num_nodes
     _set_edges(prepared, data, preparation.undirected, name, warns, may_lack_edges)
@@ -175,6 +179,22 @@ def check_num_classes(y_N: Tensor, class_names: tuple[str, ...] | None, name: st
             "0, 1, ..., e.g. by `data.y = data.y.unique(return_inverse=True)[1]`; or, if there are so many, name them "
             "by a list `data.class_names`."
         )
+
+
+def _plain(data: Data, name: str) -> Data:
+    """The same with tensors that hold numbers in memory, and nothing of how they came about."""
+    plain = copy.copy(data)
+    for key, tensor in data.to_dict().items():
+        if not isinstance(tensor, Tensor):
+            continue
+        if tensor.is_meta:
+            raise ValueError(f"{name}: {key} is a meta tensor, which holds no numbers; save the graph with its values.")
+        if tensor.is_quantized:
+            raise ValueError(f"{name}: {key} is quantized; save numbers, by `data.{key} = data.{key}.dequantize()`.")
+        if tensor.layout != torch.strided and (key in _WHOLE or key.endswith("mask")):
+            raise ValueError(f"{name}: {key} is sparse; save it whole, by `data.{key} = data.{key}.to_dense()`.")
+        plain[key] = tensor.detach().cpu()
+    return plain
 
 
 def _checked_copy(data: Data, name: str, ignore_label: int | None = None) -> Data:

@@ -54,9 +54,12 @@ def compare(runs: Sequence[str | Path] | str | Path, *, reference: str | None = 
         ValueError: There is no such run, or a file of one is damaged.
     """
     from fl_lightning.report.comparison import Comparison
+    from fl_lightning.report.folder import telling
     from fl_lightning.report.sources import find
 
-    return Comparison(find([runs] if isinstance(runs, str | Path) else runs), reference=reference)
+    found = find([runs] if isinstance(runs, str | Path) else runs)
+    with telling(Path(*(run.name for run in found[:1]))):
+        return Comparison(found, reference=reference)
 
 
 def folders(runs: Sequence[str | Path]) -> list[Path]:

@@ -3,7 +3,8 @@
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,17 +139,49 @@ def read(folder: Path, *, result: Mapping[str, Any] | None = None) -> Recorded:
     names = ("metrics.csv", "result.json", "report.json", "config.yaml")
     if not any((folder / name).is_file() for name in names):
         raise ValueError(f"{folder} is no run's folder: it has none of {', '.join(names)}")
-    rounds, history = _read_rounds(folder / "metrics.csv")
-    came_to = _read_json(folder / "result.json") if result is None else result
-    return Recorded(
-        path=folder.absolute(),
-        rounds=rounds,
-        history=history,
-        result=came_to,
-        settings=_read_settings(folder / str(came_to.get("config") or "config.yaml")),
-        record=RunRecord.read(folder),
-        malicious=_read_json(folder / "malicious_clients.json"),
-    )
+    with telling(folder):
+        rounds, history = _read_rounds(folder / "metrics.csv")
+        came_to = _read_result(folder / "result.json") if result is None else result
+        named = str(came_to.get("config") or "config.yaml")
+        config = named if Path(named).name == named else "config.yaml"  # nothing beside the folder is read
+        return Recorded(
+            path=folder.absolute(),
+            rounds=rounds,
+            history=history,
+            result=came_to,
+            settings=_read_settings(folder / config),
+            record=RunRecord.read(folder),
+            malicious=_read_json(folder / "malicious_clients.json"),
+        )
+
+
+@contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """Name the run whose files are no run's, whatever stumbles over them.
+
+    Raises:
+        ValueError: In place of the errors that values of a wrong kind lead to.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if path.name in str(error):
+            raise
+        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: its files contradict each other ({type(error).__name__})") from error
+
+
+def text_of(path: Path) -> str:
+    """The text of a file of a run.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: byte {error.start} is no UTF-8") from error
 
 
 def is_run(folder: Path) -> bool:
@@ -204,10 +237,10 @@ def _number(value: Any) -> float:
 def _read_rounds(path: Path) -> tuple[NDArray[np.int64], dict[str, Column]]:
     if not path.is_file():
         return np.empty(0, dtype=np.int64), {}
-    whole_lines = path.read_text().rpartition("\n")[0]  # a crash may have cut the last one off
+    whole_lines = text_of(path).rpartition("\n")[0]  # a crash may have cut the last one off
     try:
         return columns_of(list(csv.DictReader(whole_lines.splitlines())))
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, OverflowError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: a row has no number of a round ({error})") from error
 
 
@@ -215,11 +248,31 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
+        content = json.loads(text_of(path))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged: it holds no names and values")
+    return content
+
+
+#: What is used of result.json, by the kind of its values.
+_RESULT: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("strategy", "status", "monitor", "error", "config", "partition_hash"), (str,)),
+    **dict.fromkeys(("result", "failures", "versions"), (dict,)),
+    "changes": (list,),
+}
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    content = _read_json(path)
+    for name, kinds in _RESULT.items():
+        if not isinstance(content.get(name), (*kinds, type(None))):
+            raise ValueError(f"{path} is damaged: {name} is {str(content[name])[:40]!r}")
+    for name in ("result", "failures"):
+        for key, value in (content.get(name) or {}).items():
+            if not isinstance(value, int | float | None):
+                raise ValueError(f"{path} is damaged: {name}.{key} is {str(value)[:40]!r}")
     return content
 
 

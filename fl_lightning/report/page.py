@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.report.document import Document, Fact
-from fl_lightning.report.folder import Recorded
+from fl_lightning.report.folder import Recorded, telling
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.sections import (
     clients,
@@ -36,6 +36,11 @@ def document(run: Recorded, other: Recorded | None = None) -> Document:
     """The page of a run; the arguments are those of :func:`write`."""
     if other is not None:
         _check_partner(run, other)
+    with telling(run.path):
+        return _document(run, other)
+
+
+def _document(run: Recorded, other: Recorded | None) -> Document:
     album = Album()
     sections = [
         learning.section(run, album),

@@ -44,6 +44,7 @@ _STYLE: dict[str, Any] = {
     "axes.facecolor": "none",
     "figure.facecolor": "none",
     "text.color": stand_in("ink"),
+    "text.parse_math": False,  # names are names, with a $ in them too
     "lines.linewidth": 1.7,
 }
 

@@ -202,11 +202,11 @@ class RunRecord:
             ValueError: It is damaged, or of another format.
         """
         path = folder / FILE_NAME
-        try:
-            content = json.loads(path.read_text())
-        except FileNotFoundError:
+        if not path.is_file():
             return None
-        except ValueError as error:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}): train the run again for a full report") from error
         found = content.pop("format_version", None) if isinstance(content, dict) else None
         if found != FORMAT_VERSION:
@@ -214,12 +214,19 @@ class RunRecord:
                 f"{path} has format version {found}, this version of fl_lightning reads {FORMAT_VERSION}: use the "
                 "version that wrote it"
             )
-        parts: dict[str, Any] = {"partition": Partition, "chosen": Chosen, "points": Points, "timing": Timing}
-        for name, kind in parts.items():
-            content[name] = None if content[name] is None else kind(**content[name])
-        content["snapshots"] = [Snapshot(**each) for each in content["snapshots"]]
-        content["failures"] = [(int(round_idx), name, why) for round_idx, name, why in content["failures"]]
-        return cls(**content)
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            record = TypeAdapter(cls).validate_python(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{path} is damaged ({place}: {first['msg']}): train the run again") from error
+        if not set(record.training) <= set(range(len(record.names))) or len(record.sizes) != len(record.names):
+            raise ValueError(
+                f"{path} is damaged (training: there are {len(record.names)} clients): train the run again"
+            )
+        return record
 
 
 def _plain(value: Any) -> Any:

@@ -300,7 +300,7 @@ def _graphs_in(path: Path) -> Data | list[Data]:
     )
     with reading(path, expected):
         with allow_pickled_graphs():
-            saved = torch.load(path, weights_only=True)
+            saved = torch.load(path, map_location="cpu", weights_only=True)
         graphs = [Data.from_dict(each) if isinstance(each, dict) else each for each in _listed(saved)]
         strangers = [type(each).__name__ for each in graphs if not isinstance(each, Data)]
         if strangers or not graphs:
