@@ -122,8 +122,8 @@ class Command:
         ending = self.run()
         if ending.crash:
             return ending.crash
-        if ending.is_long:
-            return ""
+        if ending.is_long:  # a costly setting that was taken is none; what hangs before the training is
+            return "" if ending.config else "it took too long before it trained"
         if ending.code == 2:
             if not ending.is_one_line:
                 return f"it said more than a line:\n{ending.said}"
