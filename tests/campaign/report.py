@@ -29,8 +29,8 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
 - **random settings at sites**: clients that are reached through bytes, with messages that are lost and repeated,
   come bit for bit to the figures, server and states of a run in one process, also from a checkpoint elsewhere;
 - **hostile sites**: a site whose answers are wrong in one of 90 ways, or have a fact, a tensor or bytes changed at
-  random, is the only one that is named; the run ends after its rounds with accuracies in [0, 1]. It counts as lost where
-  the run ends early, another client is named, or a figure is no share;
+  random, is the only one that is named; the run ends after its rounds with accuracies in [0, 1]. It counts as lost
+  where the run ends early, another client is named, or a figure is no share;
 - **hostile servers**: a site answers each message, and then answers a right one as it did before;
 - **damaged files of sites**: the site goes on without the file, or says that it is to be brought back; a state, an
   answer or a key with a flipped bit that is used counts as lost (any 32 bytes are a key);
