@@ -41,7 +41,7 @@ class WrongYaml(ValueError):
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 within limits, in which no name stands twice in a mapping."""
 
-    yaml_implicit_resolvers: ClassVar[Any] = {}
+    yaml_implicit_resolvers: ClassVar[Any] = {}  # type: ignore[misc]
     _level = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -180,5 +180,5 @@ def use_in_parsers() -> None:
     """
     from jsonargparse import _loaders_dumpers, set_dumper
 
-    _loaders_dumpers.yaml_default_loader = _Loader
+    _loaders_dumpers.yaml_default_loader = _Loader  # type: ignore[assignment]
     set_dumper("yaml", lambda value: dump_yaml(value, default_flow_style=False, sort_keys=False))

@@ -166,7 +166,7 @@ def _check_score(name: str, pair: Tensor) -> None:
 
 def outsized(uploads: Mapping[int, Payload]) -> dict[int, str]:
     """Clients that send far more rows of examples than others, to which all others' would be padded."""
-    found = {}
+    found: dict[int, str] = {}
     for name in {name for upload in uploads.values() for name in upload.lengths}:
         rows = {c: int(upload.lengths[name]) for c, upload in uploads.items() if name in upload.lengths}
         most = max(_MANY_ROWS, _TIMES * statistics.median(rows.values()))
