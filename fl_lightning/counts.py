@@ -48,7 +48,7 @@ class Counted:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign,misc]
+            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
