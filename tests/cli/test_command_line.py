@@ -62,7 +62,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trainer.max_epochs=3"], "did you mean --trainer.num_rounds?"),
         (["--trainer.evaluate_evry=3"], "did you mean --trainer.evaluate_every?"),
         (["--data.num_clients=3"], "did you mean --data.partitioner.num_clients?"),
-        (["--model.optimizer.lr=0.1"], "give --model.optimizer torch.optim.Adam before it"),
         (["--model.net=GCNN"], "did you mean fl_lightning.models.GCN?"),
         (["--model.net=Q"], "there is no net 'Q': give a class path, or one of fl_lightning.models.CNN"),
         (["--strategy=nowhere.HalfWay"], "cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
@@ -130,7 +129,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "model.net, for inputs of 32 and 5 outputs: hidden_channels must be at least 1",
         ),
         (["--model.net.num_layers=0"], "model.net, for inputs of 32 and 5 outputs: num_layers must be at least 1"),
-        (["--model.net=null"], "model.net is None: give the class of a net"),
         (
             ["--model.optimizer=torch.optim.Adam", "--model.optimizer.lr=-1"],
             "model.optimizer: Invalid learning rate: -1",
@@ -280,7 +278,7 @@ def test_a_federation_that_fails_ends_with_one_line_and_exit_code_1(
 
     monkeypatch.setattr("fl_lightning.round.client.ClientModule.training_step", broken)
     arguments = ["--trainer.executor=SequentialExecutor", "--trainer.num_rounds=9"]
-    with pytest.warns(UserWarning, match="out of memory; it is left out"), pytest.raises(SystemExit) as stop:
+    with pytest.warns(UserWarning, match="all 5 clients failed .* out of memory"), pytest.raises(SystemExit) as stop:
         main(["fit", *SMALL, *arguments])
     assert stop.value.code == 1
     assert "fl-train: error: no round can begin, fewer than 1 clients answered" in capsys.readouterr().err
@@ -407,7 +405,9 @@ def test_the_strategy_chooses_the_default_model(
     assert stop.value.code == 0
     model = yaml.safe_load(capsys.readouterr().out)["model"]
     assert model["class_path"].endswith(f".{client}")
-    assert net is None or f".{net}" in str(model["init_args"]["net"])
+    written = model["init_args"]["net"]  # null is the strategy's own, which tests/test_python_door.py runs
+    assert written is None or f".{net}" in str(written)
+    assert written is not None or not any(argument.startswith("--model.net") for argument in arguments)
 
 
 def test_a_model_that_the_strategy_is_not_written_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -198,7 +198,7 @@ def test_two_machines_equal_one(launcher, tmp_path, one_process, assert_same) ->
 
 def test_failures_of_both_processes_are_told_once(two_processes) -> None:
     lines = [line for line in two_processes.stderr.splitlines() if "client-03 failed in stage 'train' round" in line]
-    assert len({line.split("client-03")[1] for line in lines}) == len(lines) == 2  # one for each of the two rounds
+    assert len(lines) == 1  # that it fails alike in the second round is only counted
 
 
 # ---------------------------------------------------------------- sharding and gathering
