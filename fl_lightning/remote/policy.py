@@ -7,6 +7,7 @@ from typing import Literal
 
 from fl_lightning.remote.filters import SiteFilter
 from fl_lightning.remote.job_schema import Job
+from fl_lightning.remote.schema import MOST_OUTPUTS
 
 #: What a signal tells of: the client as a whole, each class, or each example.
 Kind = Literal["client", "class", "example"]
@@ -25,7 +26,7 @@ class JobPolicy:
     Args:
         classes: Classes of the owner's own that jobs may name, ``module.Class``. They must be installed here.
         strategies: Class names of the strategies that may be run here; None for any.
-        max_outputs: Most classes, or targets, of a federation.
+        max_outputs: Most classes, or targets, of a federation, at most 100,000.
         max_memory_gib: Memory of a job's process, in GiB, beside what it needs to start (Linux); None for what is free
             as it starts.
 
@@ -35,11 +36,16 @@ class JobPolicy:
 
     classes: Sequence[str] = ()
     strategies: Sequence[str] | None = None
-    max_outputs: int = 100_000
+    max_outputs: int = MOST_OUTPUTS
     max_memory_gib: float | None = None
 
     def __post_init__(self) -> None:
         _check_least(max_outputs=self.max_outputs)
+        if self.max_outputs > MOST_OUTPUTS:
+            raise ValueError(
+                f"policy.max_outputs must be at most {MOST_OUTPUTS}, which is as many as a message may ask for, got "
+                f"{self.max_outputs}"
+            )
         if self.max_memory_gib is not None and not self.max_memory_gib > 0:
             raise ValueError(f"policy.max_memory_gib must be positive, or null, got {self.max_memory_gib}")
 

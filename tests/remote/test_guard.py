@@ -175,22 +175,28 @@ def test_a_score_of_too_few_examples_says_nothing(three, as_mapping) -> None:
 
 
 def test_outputs_by_the_million_are_refused_by_arithmetic(started, monkeypatch) -> None:
-    site, asked = started(max_outputs=10**9)
+    site, asked = started(max_parameters=100_000)
 
-    def build(*arguments: Any) -> None:
-        raise AssertionError("the net was built")
+    build = type(site.model).build
 
-    monkeypatch.setattr(type(site.model), "build", build)
+    def watched(model: Any, num_features: Any, num_outputs: int, *others: Any) -> None:
+        assert num_outputs < 99, "the net was built"
+        build(model, num_features, num_outputs, *others)  # of the federation that the site goes back to
+
+    monkeypatch.setattr(type(site.model), "build", watched)
     start = asked["start"]
-    many = dataclasses.replace(start, about={**start.about, "num_outputs": 10**8})
-    message = why(site, many)
-    assert "parameters, policy.max_parameters is 50000000 here" in message
-    site.policy = site.guard.policy = SitePolicy()
-    assert why(site, many) == "100000000 outputs are asked for, policy.max_outputs is 100000 here"
+
+    def asking(num_outputs: Any) -> Message:
+        return dataclasses.replace(start, about={**start.about, "num_outputs": num_outputs})
+
+    assert "num_outputs must be a whole number in [1, 100000]" in why(site, asking(10**8))
+    assert "parameters, policy.max_parameters is 100000 here" in why(site, asking(10**5))
+    site.policy = site.guard.policy = SitePolicy(max_outputs=99)
+    assert why(site, asking(100)) == "100 outputs are asked for, policy.max_outputs is 99 here"
     for wrong in (0, -1, True, 1.5, "7", None):
-        assert "whole number" in why(site, dataclasses.replace(start, about={**start.about, "num_outputs": wrong}))
-    wide = dataclasses.replace(start, about={**start.about, "num_features": 10**9})
-    assert why(site, wide) == "the federation's inputs are not as wide as this site's"
+        assert "whole number" in why(site, asking(wrong))
+    wide = dataclasses.replace(start, about={**start.about, "num_features": 10**6})
+    assert "num_features cannot be this site's" in why(site, wide)
 
 
 def test_the_strategys_own_net_is_counted_where_the_job_names_none(three, tmp_path) -> None:
@@ -212,7 +218,7 @@ def a_start(site: Any, card: Any) -> Message:
         "settings": settings_of(site.strategy, site.model),
         "index": 0,
         "secure": False,
-        "federation": "f",
+        "federation": "f" * 64,
         "precision": "32-true",
         "num_features": card["num_features"],
         "names": ["a"],
@@ -254,7 +260,8 @@ def test_models_to_score_are_bounded_in_a_round_whatever_the_federation(started)
             tensors={f"{place}/{name}": tensor for place in range(count) for name, tensor in parts.items()},
         )
 
-    assert "0 models are scored in round 7 and 470 more asked for" in why(site, asking(470, 7))
+    assert "evaluations must be a list of 0 to 64 things" in why(site, asking(470, 7))
+    assert "0 models are scored in round 7 and 64 more asked for" in why(site, asking(64, 7))
     assert Message.read(site.answer(asking(2, 7).wire)).kind == "answer"
     site.answer(asked["start"].wire)
     assert "2 models are scored in round 7 and 2 more asked for" in why(site, asking(2, 7))
@@ -314,6 +321,7 @@ def test_messages_are_counted_and_weighed_before_they_are_read(started) -> None:
     "wrong",
     [
         {"max_outputs": 0},
+        {"max_outputs": 100_001},
         {"max_parameters": 0},
         {"max_steps_per_round": 0},
         {"max_messages": 0},
@@ -322,7 +330,7 @@ def test_messages_are_counted_and_weighed_before_they_are_read(started) -> None:
         {"max_seconds": 0.0},
         {"max_memory_gib": 0.0},
     ],
-    ids=lambda each: next(iter(each)),
+    ids=lambda each: "-".join(map(str, *each.items())),
 )
 def test_bounds_that_are_none(wrong) -> None:
     with pytest.raises(ValueError, match=rf"policy\.{next(iter(wrong))} must be"):
