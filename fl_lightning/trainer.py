@@ -443,7 +443,8 @@ class FederatedTrainer(RoundLoop, Counted):
         run = self.run
         run.written = write_configuration(run, self)
         for logger in run.loggers:
-            if not isinstance(logger, TensorBoardLogger):  # which is given them with the result
+            # TensorBoard's is given them with the result, and what only logs metrics takes none
+            if hasattr(logger, "log_hyperparams") and not isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(run.written)
 
     def given(self) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class Ends(Callback):
 def test_interrupted_runs_have_a_page_and_failed_ones_what_makes_one(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(callbacks=[Ends(None), RunReport()])
     trainer.fit(make_model(), federation, FedAvg())
-    assert "FedAvg interrupted" in page_of(trainer)
+    assert "FedAvg on PlantedCommunities interrupted" in page_of(trainer)
     trainer = make_trainer(callbacks=[RunReport(), Ends(RuntimeError("a bug"))])
     with pytest.raises(RuntimeError, match="a bug"):
         trainer.fit(make_model(), federation, FedAvg())

@@ -221,4 +221,5 @@ def test_nets_of_pyg_take_what_their_forward_names() -> None:
     conv = PyGNet(4, 3, architecture="torch_geometric.nn.SAGEConv")
     assert not takes(conv, "edge_weight")
     assert not takes(conv, "edge_attr")
-    assert takes(PyGNet(4, 3, architecture="torch_geometric.nn.GATConv"), "edge_attr")
+    assert not takes(PyGNet(4, 3, architecture="torch_geometric.nn.GATConv"), "edge_attr")
+    assert takes(PyGNet(4, 3, architecture="torch_geometric.nn.GATConv", arguments={"edge_dim": 2}), "edge_attr")
