@@ -30,8 +30,8 @@ os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine 
 
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of pytest's own folders
 
-#: What libraries leave in the folder for temporary files: PyG's generated modules, torchrun's logs, the compiler's cache,
-#: W&B's media.
+#: What libraries leave in the folder for temporary files: modules that PyG generates, torchrun's logs, the compiler's
+#: cache, W&B's media.
 LEFT_BY_LIBRARIES = ("torch_geometric.", "torchelastic_", "torchinductor_", "pymp-", "wandb")
 
 

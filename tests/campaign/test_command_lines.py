@@ -127,7 +127,7 @@ class Command:
         if ending.code == 2:
             if not ending.is_one_line:
                 return f"it said more than a line:\n{ending.said}"
-            words = set(re.findall(r"\w[\w-]*", ending.errors[0]))
+            words = {form for word in re.findall(r"[\w-]+", ending.errors[0]) for form in (word, word.lstrip("-"))}
             return "" if words & self._names() else f"it names no setting:\n{ending.said}"
         if ending.code != 0:
             return f"exit code {ending.code}:\n{ending.said}"
