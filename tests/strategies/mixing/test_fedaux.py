@@ -161,7 +161,7 @@ def test_stragglers_are_constrained_alike(federation, make_model, make_trainer, 
 
 def test_the_projection_has_settings_of_its_own() -> None:
     factory = functools.partial(Adam, lr=0.02, weight_decay=0.3)
-    client = FedAuxClient(optimizer=factory, projection_lr_multiplier=5.0)
+    client = FedAuxClient(ProjectionGCN, factory, projection_lr_multiplier=5.0)
     client.build(4, 2)
 
     optimizer = client.configure_optimizers()
@@ -171,7 +171,7 @@ def test_the_projection_has_settings_of_its_own() -> None:
     assert (others["lr"], others["weight_decay"]) == (0.02, 0.3)
     assert (projection["lr"], projection["weight_decay"]) == (pytest.approx(0.1), 0.0)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(client.net.parameters()))
-    kept = FedAuxClient(optimizer=factory, projection_weight_decay=None)
+    kept = FedAuxClient(ProjectionGCN, factory, projection_weight_decay=None)
     kept.build(4, 2)
     assert kept.configure_optimizers().param_groups[1]["weight_decay"] == 0.3
 

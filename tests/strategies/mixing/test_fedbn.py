@@ -22,8 +22,8 @@ def test_normalisation_layers_stay(federation, make_model, make_trainer) -> None
 
 def test_without_normalisation_layers_being_personal_it_is_fedavg(federation, make_trainer, assert_same) -> None:
     class Shared(FedBN):
-        def setup(self, federation):
-            FedAvg.setup(self, federation)
+        def kept_patterns(self, federation):
+            return self.personal
 
     runs = []
     for strategy in (Shared(), FedAvg()):
