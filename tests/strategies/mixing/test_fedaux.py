@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam
 
 from fl_lightning import Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.data import ClientGraph
-from fl_lightning.models import GCN, NetOutput
+from fl_lightning.models import GCN, NetOutput, ProjectionGCN
 from fl_lightning.strategies import FedAux, Local
 from fl_lightning.strategies.mixing.fedaux import FedAuxClient
 
