@@ -97,7 +97,7 @@ def test_no_file_but_a_regular_one_is_read(tmp_path: Path) -> None:
         (["--config=bomb.yaml"], "bomb.yaml is no YAML: more than 100,000 values"),
         (["--config=quickstart.yaml", "--trainer.num_rounds=" + "9" * 400], "a number of 400 characters"),
         (["--config=quickstart.yaml", "--trainer.num_rounds=" + "9" * 5000], "a number of 5000 characters"),
-        (["--config=quickstart.yaml", "--trainer.num_rounds=1:30"], "Got value: 1:30"),
+        (["--config=quickstart.yaml", "--trainer.num_rounds=1:30"], "expected int, got 1:30"),
         (["--config=quickstart.yaml", "--trainer", "pipe.yaml"], "pipe.yaml cannot be read (it is no file)"),
         (["--config=nested.yaml"], "pipe.yaml cannot be read (it is no file)"),
     ],

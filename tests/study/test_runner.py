@@ -211,7 +211,7 @@ def test_wrong_settings_are_told_before_anything_is_trained(make_study: Callable
         "Wrong": {"config": "quickstart.yaml", "settings": {"strategy": "FedProx", "strategy.proximal": 1.0}},
     }
     pool = HerePool(real=True)
-    with pytest.raises(WrongStudy, match=r"Wrong on plain, seed 7, tuning .* and \d cells? more: there is no setting"):
+    with pytest.raises(WrongStudy, match=r"Wrong on plain, seed 7, tuning .* and \d cells? more: there is no option"):
         run(make_study(methods=methods), pool)
     assert pool.trained == []
     grid = {"trainer.num_rounds": [1, 0]}
@@ -228,7 +228,8 @@ def test_a_worker_that_dies_in_the_check_is_no_wrong_setting(make_study: Callabl
 
     said: list[str] = []
     study = make_study(tuning=None)
-    tally = Runner(study, Store(study.results), say=said.append).run(HerePool(build=dies))
+    with HerePool(build=dies) as pool:
+        tally = Runner(study, Store(study.results), say=said.append).run(pool)
     assert tally.trained == 8
     assert len(asked) == 2 * len(set(asked))  # each is tried again
     assert sum("were not checked: the worker was killed, twice" in line for line in said) == len(set(asked))
