@@ -75,13 +75,19 @@ class Executor(Counted, ABC):
         """This executor, or the one that a client with hooks of its own needs instead."""
         return self
 
-    def tried(self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric) -> "Executor":
+    def tried(
+        self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
+    ) -> "Executor":
         """This executor, or the one that a client's own code needs instead.
 
         Args:
             client: The built client.
             first: Makes a batch of one client, to try the code on.
             fabric: For precision.
+            time_limit: Seconds that a try may take; None for no bound.
+
+        Raises:
+            ValueError: Nothing could keep the time limit.
         """
         return self
 
@@ -133,7 +139,7 @@ class Executor(Counted, ABC):
         self.rewritten: dict[int, Any] = {}
         self.original_size = {member: collator.size(member) for member in clients}
         if clients:
-            check_buffers(client, collator, clients[0])
+            check_buffers(client, collator, clients[0], time_limit)
         self._arrange()
         require(
             self.needed_bytes(),

@@ -32,9 +32,11 @@ class ByArchitecture(Executor):
         self.executor = executor
         self.allocate = executor.allocate
 
-    def tried(self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric) -> Executor:
+    def tried(
+        self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
+    ) -> Executor:
         """This executor, or one that runs all architectures as one of them needs it."""
-        found = [self.executor.tried(variant, first, fabric) for variant in client.variants()]
+        found = [self.executor.tried(variant, first, fabric, time_limit) for variant in client.variants()]
         return next((ByArchitecture(other) for other in found if other is not self.executor), self)
 
     def setup(

@@ -25,7 +25,7 @@ from fl_lightning.executors.hooks import SEQUENTIAL, overridden
 from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
-from fl_lightning.executors.time_limit import within
+from fl_lightning.executors.time_limit import check_time_limit, within
 from fl_lightning.executors.trial import own_code, why_not_stacked
 from fl_lightning.models.batch_norm import has_torch_norms, statistics_of
 from fl_lightning.models.plain import plain_parts
@@ -102,10 +102,14 @@ class StackedExecutor(Executor):
             else f"{plain[0].plain_name} is a net of plain PyG layers"
         )
 
-    def tried(self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric) -> Executor:
+    def tried(
+        self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
+    ) -> Executor:
         """This executor, or the sequential one where ``torch.vmap`` does not take the client's own code."""
+        if time_limit is not None:
+            check_time_limit()
         own = own_code(client)
-        if not own or not (why := why_not_stacked(client, first(), fabric)):
+        if not own or not (why := why_not_stacked(client, first(), fabric, time_limit)):
             return self
         return _one_by_one(f"{type(client).__name__}'s own code ({', '.join(own)}) does not run on a stack ({why})")
 

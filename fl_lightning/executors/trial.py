@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.hooks import overridden
+from fl_lightning.executors.time_limit import within
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 
@@ -29,24 +30,25 @@ def own_code(client: ClientModule) -> list[str]:
     return [*names, *sorted(f"{kind.__name__}.forward" for kind in nets if not _is_ours(kind))]
 
 
-def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric) -> str:
+def why_not_stacked(client: ClientModule, batch: Batch, fabric: Fabric, time_limit: float | None = None) -> str:
     """Why a client's own code cannot be mapped over clients; empty if it can, or fails for one client in the same way.
 
     Args:
         client: The built client; a copy of it computes.
         batch: A batch of one client, with the client dimension.
         fabric: For precision.
+        time_limit: Seconds after which a try counts as failed; None for no bound.
     """
     client = copy.deepcopy(client).to(batch.key.device)
     for training, compute in ((True, _loss), (False, _table), (False, _predictions)):
         client.train(training)
-        if failure := _failure(client, compute, batch, fabric, mapped=True):
-            alone = _failure(client, compute, batch, fabric, mapped=False)
+        if failure := _failure(client, compute, batch, fabric, time_limit, mapped=True):
+            alone = _failure(client, compute, batch, fabric, time_limit, mapped=False)
             return "" if alone == failure else failure  # where both fail, the error without vmap is the user's own
     return ""
 
 
-def check_buffers(client: ClientModule, collator: Collator, first: int) -> None:
+def check_buffers(client: ClientModule, collator: Collator, first: int, time_limit: float | None) -> None:
     """Refuse a net with buffers that training changes; those that it never changes are constants.
 
     Running statistics of PyTorch's layers, and all of a plain PyG module's, are parameters by now.
@@ -58,8 +60,9 @@ def check_buffers(client: ClientModule, collator: Collator, first: int) -> None:
     if not before:
         return
     copied = copy.deepcopy(client).to(collator.device).train()
-    with torch.no_grad(), torch.random.fork_rng(), contextlib.suppress(Exception):  # it is tried once more, and told
-        batch = single(collator([first]))
+    batch = single(collator([first]))
+    # what goes wrong here does so once more, and is told then
+    with torch.no_grad(), torch.random.fork_rng(), contextlib.suppress(Exception), within(time_limit):
         copied.output(copied.parameter_dict(), batch)
     now = dict(copied.net.named_buffers())
     changed = [name for name, value in before.items() if name not in now or not equal(value, now[name])]
@@ -93,6 +96,7 @@ def _failure(
     compute: Callable[[ClientModule, Parameters, Batch], Tensor | dict[str, Tensor]],
     batch: Batch,
     fabric: Fabric,
+    time_limit: float | None,
     *,
     mapped: bool,
 ) -> str:
@@ -104,7 +108,7 @@ def _failure(
         for name, parameter in client.net.named_parameters()
     }
     try:
-        with torch.random.fork_rng(), torch.set_grad_enabled(compute is _loss), fabric.autocast():
+        with within(time_limit), torch.random.fork_rng(), torch.set_grad_enabled(compute is _loss), fabric.autocast():
             if mapped:
                 found = torch.vmap(lambda p, t: compute(client, p, batch.replace(t)))(leaves, batch.tensors())
             else:

@@ -176,7 +176,8 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, time_
     collator = run.datamodule.collator(clients, device=run.fabric.device, dtype=dtype)
     mine, memory = shares[run.fabric.global_rank], run.strategy.memory()
     if mine:
-        run.executor = run.executor.tried(run.model, functools.partial(collator, mine[:1]), run.fabric)
+        first = functools.partial(collator, mine[:1])
+        run.executor = run.executor.tried(run.model, first, run.fabric, time_limit)
     run.executor.setup(run.fabric, run.model, collator, mine, seed=run.seed, memory=memory, time_limit=time_limit)
     check_monitor(run)
 

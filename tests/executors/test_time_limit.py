@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.output import NetOutput
+from fl_lightning.round_loop import TooFewAnswers
 from fl_lightning.strategies import FedAvg, Local
 
 
@@ -97,6 +98,17 @@ def test_a_client_that_hangs_is_left_out(strategy, federation, make_model, make_
         assert set(trainer.run.num_failures) == {"client-02"}
         states.append(dict(trainer.run.executor.state().parameters))
     assert_same(states[1], states[0], tolerance=1e-9)
+
+
+def test_the_first_client_may_hang_when_its_code_is_tried(federation, make_model, make_trainer) -> None:
+    class AlwaysHangs(ClientModule):
+        def loss(self, output: NetOutput, batch: Any) -> Tensor:
+            time.sleep(600)
+            return super().loss(output, batch)
+
+    trainer = make_trainer(num_rounds=1, participation=Participation(time_limit_seconds=0.2))
+    with pytest.warns(UserWarning, match="TimeoutError"), pytest.raises(TooFewAnswers):
+        trainer.fit(make_model(AlwaysHangs), federation, FedAvg())
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, math.nan, math.inf, 1e300])
