@@ -75,7 +75,7 @@ class FederatedTrainer(RoundLoop, Counted):
         accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ...
         devices: As in Lightning: number or list of devices on each node.
         num_nodes: Machines.
-        precision: ``32-true``, ``bf16-mixed``, ``bf16-true`` or ``64-true``.
+        precision: ``32-true`` (32), ``bf16-mixed``, ``bf16-true`` or ``64-true`` (64).
         strategy: Fabric's launch strategy, for example ``auto`` or ``ddp``. (The algorithm is another argument.)
         callbacks: Callbacks, in the order they are called.
         default_callbacks: Add the usual ones (communication ledger, checkpoints, report, progress bar) where none of
@@ -105,7 +105,7 @@ class FederatedTrainer(RoundLoop, Counted):
         accelerator: str = "auto",
         devices: list[int] | int | str = 1,
         num_nodes: int = 1,
-        precision: str = "32-true",
+        precision: Literal[64, 32] | str = "32-true",
         strategy: str = "auto",
         callbacks: list[Callback] | Callback | None = None,
         default_callbacks: bool = True,
@@ -119,6 +119,7 @@ class FederatedTrainer(RoundLoop, Counted):
         for name, value in {"num_rounds": num_rounds, "evaluate_every": evaluate_every}.items():
             if value < 1:
                 raise ValueError(f"trainer.{name} must be at least 1, got {value}")
+        precision = str(precision)  # Lightning takes 32 and 64, too
         if precision not in _DTYPES:
             raise ValueError(f"trainer.precision must be one of {', '.join(sorted(_DTYPES))}, got {precision!r}")
         if str(accelerator) in ("gpu", "cuda") and not torch.cuda.is_available():

@@ -501,3 +501,9 @@ def test_without_validation_the_last_round_is_reported(make_model, make_trainer,
         result = trainer.fit(make_model(), data, FedAvg())
     assert result["best_round"] == 2
     assert result["test/acc"] == trainer.run.history[2]["test/acc"]
+
+
+def test_precision_is_a_number_too(make_trainer) -> None:
+    assert make_trainer(precision=32).precision == "32"
+    with pytest.raises(ValueError, match="trainer.precision must be one of .*, got '16'"):
+        make_trainer(precision=16)
