@@ -17,7 +17,7 @@ _DESCRIPTION = """Print a script with which a shell completes verbs, settings, c
   fl-train completion zsh >> ~/.zshrc
 """
 
-_STUDY_VERBS = ("run", "status", "table", "report", "check", "sweep", "cell")
+_STUDY_VERBS = ("run", "status", "table", "report", "check", "seal", "sweep", "cell")
 
 #: zsh reads the same script.
 _FOR_ZSH = """autoload -U +X compinit && compinit
