@@ -39,7 +39,8 @@ every stage the {COUNTS} leave too, and at every evaluation {SCORES}. Features, 
 predictions never do. (`round/disclosure.py`; `communication.csv` of a run has it for every stage of every round.)
 
 A decentralised strategy's messages to neighbours go through the server, which computes for all clients. *Sums only*:
-under secure aggregation the server learns nothing but the weighted sum of what leaves. Where `validate_every` is set
+under secure aggregation the server learns nothing but the weighted sum of what leaves, and of metrics only sums
+([below](#under-secure-aggregation)). Where `validate_every` is set
 (`Kin`, `FedAux`, `FedPub`, `FedSheafHN`, `SheafRidge`), numerator and denominator of the validation metric leave for
 each model that is tried.
 
@@ -87,7 +88,7 @@ def rows(strategy: Strategy) -> list[tuple[str, str, str]]:
 
 
 def page() -> str:
-    """The whole page."""
+    """The whole page; what is below the table is kept."""
     with TemporaryDirectory() as folder:
         source = PlantedCommunities(num_nodes=200, num_communities=8, num_features=8)
         data = FederatedDataModule(source, GivenPartitioner(), relation_graph=Ring(), cache_dir=folder, root=folder)
@@ -97,7 +98,7 @@ def page() -> str:
             for kind in find_strategies()
             for stage, what, sums in rows(set_up(kind, data))
         ]
-    return _HEAD + "\n".join(lines) + "\n"
+    return _HEAD + "\n".join(lines) + "\n" + "".join(PAGE.read_text().partition("\n## ")[1:])
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ class PerClientMetrics(Callback):
         if trainer.run.selection.monitor not in metrics or (trainer.run.round_idx + 1) % self.every_n_rounds:
             return
         scores = trainer.run.scores[""]
+        if not scores.clients:
+            return  # under secure aggregation no client's metrics are known
         if missing := [name for name in self.metrics if name not in scores.signals]:
             raise ValueError(f"PerClientMetrics.metrics: {missing} are not among {', '.join(sorted(scores.signals))}")
         if not trainer.fabric.is_global_zero:

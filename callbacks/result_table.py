@@ -109,8 +109,9 @@ def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> Table:
         table.add_column(name, justify="right")
     table.show_header = True
     for name in metrics:
-        if f"{name}_std" in metrics:
-            others = (number(metrics.get(f"{name}_{kind}", float("nan"))) for kind in ("worst", "weighted"))
+        if f"{name}_weighted" in metrics:
+            kinds = [f"{name}_{kind}" for kind in ("worst", "weighted")]
+            others = (number(metrics[kind]) if kind in metrics else "" for kind in kinds)
             table.add_row(name, mean_and_std(metrics, name), *others)
     return table
 
@@ -126,8 +127,9 @@ def test_metric(monitor: str) -> str:
 
 
 def mean_and_std(metrics: Mapping[str, float], name: str) -> str:
-    """A metric's mean and standard deviation over clients."""
-    return f"{number(metrics[name])} ± {number(metrics[f'{name}_std'])}"
+    """A metric's mean and standard deviation over clients; the mean alone where clients tell only sums."""
+    mean, std = number(metrics[name]), metrics.get(f"{name}_std")
+    return mean if std is None else f"{mean} ± {number(std)}"
 
 
 def ranked(trainer: Trainer, clients: Sequence[Sequence[float]]) -> list[Sequence[float]]:

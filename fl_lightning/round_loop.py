@@ -15,7 +15,7 @@ from fl_lightning.batches.union import UnionCollator
 from fl_lightning.callback import Callback, WrongSetting
 from fl_lightning.executors import Outcome, Work
 from fl_lightning.round.inspection import check_models, inspect_upload
-from fl_lightning.round.metrics import summarise
+from fl_lightning.round.metrics import summarise, summarise_sums
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Phase, Stage, StageAddress
@@ -246,7 +246,8 @@ class RoundLoop:
             outcomes |= {f"union/{kind}": outcome for kind, outcome in found.items()}
         for kind, outcome in outcomes.items():
             scores = self.run.scores[prefix + kind] = gather(self.fabric, outcome.upload)
-            metrics |= summarise(scores, prefix + kind, self.run.selection.directions)
+            figures = summarise(scores, prefix + kind, self.run.selection.directions)
+            metrics |= figures | summarise_sums(outcome.sums, prefix + kind)
             failures = gather_failures(self.fabric, outcome)
             self._report(failures, f"in the evaluation {prefix + kind!r}", len(clients))
         for callback in self.callbacks:

@@ -185,7 +185,7 @@ class FederatedTrainer(RoundLoop, Counted):
         rows: dict[str, Any] = {"num_rounds": self.num_rounds, "seed": self.seed, "device": str(self.fabric.device)}
         if self.has_run:
             result = self.run.selection.result
-            rows = {name: f"{value:.4g}" for name, value in result.items() if f"{name}_std" in result}
+            rows = {name: f"{value:.4g}" for name, value in result.items() if f"{name}_weighted" in result}
             rows = {"rounds": self.run.round_idx, **rows, "folder": self.run.folder}
         for row in rows.items():
             table.add_row(*map(str, row))

@@ -49,11 +49,14 @@ class Work:
 class Outcome:
     """What came of it: the upload of the clients that succeeded and why the others did not.
 
-    Of an evaluation the upload's signals are each metric's numerator and denominator, (C, 2).
+    Of an evaluation the upload's signals are each metric's numerator and denominator, (C, 2). Where clients tell only
+    sums, ``sums`` has them by the metric's name, (4,): of the clients' values, how many clients have one, of the
+    numerators, of the denominators; the upload is then empty.
     """
 
     upload: Payload
     failures: Mapping[int, str] = field(default_factory=dict)
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Executor(Counted, ABC):
@@ -177,6 +180,10 @@ class Executor(Counted, ABC):
     @abstractmethod
     def _allocate(self) -> None:
         """Create this process's clients."""
+
+    def probe(self) -> Outcome:
+        """One client's scores with the common initial model, before anything is trained; for the metrics' names."""
+        return self.evaluate({"": Evaluation()}, self.clients[:1], 0)[""]
 
     def received(self, payload: Payload | None, clients: Sequence[int]) -> dict[str, Tensor]:
         """Parameters that the server sent to some clients, by the names of this executor's net, (C, *shape).

@@ -5,6 +5,7 @@ from fl_lightning.remote.executor import RemoteExecutor
 from fl_lightning.remote.federation import federate
 from fl_lightning.remote.filters import GaussianNoise, Percentile, SiteFilter, TopK
 from fl_lightning.remote.message import Message
+from fl_lightning.remote.metrics import NoisyMetrics
 from fl_lightning.remote.policy import Refused, SitePolicy
 from fl_lightning.remote.site import Site
 
@@ -13,6 +14,7 @@ __all__ = [
     "GaussianNoise",
     "LoopbackChannel",
     "Message",
+    "NoisyMetrics",
     "Percentile",
     "Refused",
     "RemoteExecutor",

@@ -1,49 +1,101 @@
-"""How much a client has told of itself by noisy answers, over all rounds and runs of a site's folder.
+"""How much a site has told of its client by noisy answers, over all jobs and runs.
 
-What is protected is one client's round: each answer is the Gaussian mechanism on everything that the client holds. The
-composition of Gaussian mechanisms with noise multipliers z_k is exactly one with (Σ z_k^-2)^-1/2 (Dong, Roth, Su:
-"Gaussian Differential Privacy", JRSS B 2022, corollary 2), whose (ε, δ) ``dp-accounting`` computes (Balle, Wang:
-"Improving the Gaussian Mechanism for Differential Privacy", ICML 2018). The server, which is who might be curious,
-knows who takes part in a round, so nothing is gained from the sampling of clients.
+What is protected is the client: each answer, and each evaluation with noise, is the Gaussian mechanism on everything
+that it holds. The composition of Gaussian mechanisms with noise multipliers z_k is exactly one with (Σ z_k^-2)^-1/2
+(Dong, Roth, Su: "Gaussian Differential Privacy", JRSS B 2022, corollary 2), whose (ε, δ) ``dp-accounting`` computes
+(Balle, Wang: "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018). The server, which is who might be
+curious, knows who takes part in a round, so nothing is gained from the sampling of clients.
+
+Processes of several jobs share the account: it is locked, read, and on the disk before anything leaves.
 """
 
+import hashlib
+import hmac
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from fl_lightning.run.folder import whole_file
+from filelock import FileLock
+
+from fl_lightning.remote.sealed import SECONDS_TO_WAIT, account_key, write_durably
+
+
+class BudgetSpent(ValueError):
+    """One more answer would tell more than the site allows."""
 
 
 class PrivacyAccountant:
     """Counts noisy answers in ``privacy.json``.
 
     Args:
-        folder: The site's.
+        folder: The site's, one for all runs.
         delta: δ, in (0, 1).
+
+    Raises:
+        ValueError: The folder's secret is damaged.
     """
 
     def __init__(self, folder: Path, *, delta: float) -> None:
         self.path = folder / "privacy.json"
         self.delta = delta
-        self.precision = 0.0  # Σ z_k^-2
-        self.num_answers = 0
-        if self.path.exists():
-            kept = json.loads(self.path.read_text())
-            self.precision, self.num_answers = float(kept["precision"]), int(kept["num_answers"])
+        self._key = account_key(folder)
+        self._lock = FileLock(folder / "privacy.lock", timeout=SECONDS_TO_WAIT, mode=0o600)
+
+    @property
+    def num_answers(self) -> int:
+        """Noisy answers so far."""
+        return int(self._read()["num_answers"])
 
     def epsilon(self, multiplier: float | None = None) -> float:
         """ε of all answers so far, and of one more with the given noise multiplier."""
+        return self._epsilon(float(self._read()["precision"]) + (0.0 if multiplier is None else multiplier**-2))
+
+    def spend(self, multiplier: float, max_epsilon: float | None = None) -> None:
+        """Count one more answer, on the disk before it leaves.
+
+        Args:
+            multiplier: Its noise multiplier.
+            max_epsilon: The ε that the site's account must not exceed; None for no bound.
+
+        Raises:
+            BudgetSpent: It would.
+            ValueError: The account cannot be read.
+        """
+        with self._lock:
+            kept = self._read()
+            precision = float(kept["precision"]) + multiplier**-2
+            after = self._epsilon(precision)
+            if max_epsilon is not None and after > max_epsilon:
+                raise BudgetSpent(
+                    f"the privacy budget is spent: ε would be {after:.3g}, max_epsilon is {max_epsilon:g}"
+                )
+            told = {"precision": precision, "num_answers": int(kept["num_answers"]) + 1, "delta": self.delta}
+            told["epsilon"] = after
+            write_durably(self.path, (json.dumps({**told, "seal": self._seal(told)}) + "\n").encode())
+
+    def _epsilon(self, precision: float) -> float:
         from dp_accounting import gaussian_mechanism
 
-        precision = self.precision + (0.0 if multiplier is None else multiplier**-2)
         if not precision:
             return 0.0
         return float(gaussian_mechanism.get_epsilon_gaussian(1 / math.sqrt(precision), self.delta))
 
-    def spend(self, multiplier: float) -> None:
-        """Count one more answer; on disk before it leaves."""
-        self.precision += multiplier**-2
-        self.num_answers += 1
-        told = {"precision": self.precision, "num_answers": self.num_answers, "delta": self.delta}
-        with whole_file(self.path) as temporary:
-            temporary.write_text(json.dumps({**told, "epsilon": self.epsilon()}) + "\n")
+    def _read(self) -> dict[str, Any]:
+        """What is in the file; a fresh account where there is none."""
+        if not self.path.exists():
+            return {"precision": 0.0, "num_answers": 0}
+        try:
+            kept: dict[str, Any] = json.loads(self.path.read_text())
+            sound = hmac.compare_digest(kept.pop("seal"), self._seal(kept))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            sound = False
+        if not sound:
+            raise ValueError(
+                f"{self.path} is damaged: restore it from a copy; without it the site does not know what it has told"
+            )
+        return kept
+
+    def _seal(self, told: Mapping[str, Any]) -> str:
+        return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), key=self._key, digest_size=32).hexdigest()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.remote.message import Message
-from fl_lightning.remote.schema import ANSWERS, FAILURE, MOST, WrongMessage, check_facts, shown
+from fl_lightning.remote.schema import ANSWERS, FAILURE, MOST, OF_SUMS, WrongMessage, check_facts, shown
 from fl_lightning.remote.secure import MASKED
 from fl_lightning.round.class_metrics import CLASS_METRICS
 from fl_lightning.round.payload import FLAT, Payload
@@ -35,9 +35,9 @@ def check_answer(question: Message, answer: Message) -> None:
     """
     facts = {name: fact for name, fact in answer.about.items() if name != "to"}
     if answer.kind == "failure":
-        check_facts(facts, FAILURE, optional=("state", "from"))
+        check_facts(facts, FAILURE, optional=("state", "from", "place"))
     elif answer.kind == "answer":
-        check_facts(facts, ANSWERS[question.kind])
+        check_facts(facts, ANSWERS[question.kind], optional=OF_SUMS if question.kind in ("run", "evaluate") else ())
     else:
         raise WrongMessage(f"it is of the kind {shown(answer.kind)!r}, which is no answer")
     if question.kind not in ("run", "evaluate") or answer.kind == "failure":
@@ -53,9 +53,7 @@ class Answers:
     def __init__(self) -> None:
         self.counts: dict[tuple[int, str], float] = {}
 
-    def upload(
-        self, answer: Message, client: int, stage: Stage, net: Mapping[str, Tensor], length: int, *, secure: bool
-    ) -> Payload:
+    def upload(self, answer: Message, client: int, stage: Stage, net: Mapping[str, Tensor], length: int) -> Payload:
         """The payload in the answer to a stage.
 
         Args:
@@ -64,16 +62,10 @@ class Answers:
             stage: What was asked for.
             net: A parameter of one client by name.
             length: Numbers of the largest net, of answers that travel as one row.
-            secure: Whether it is hidden in a sum.
 
         Raises:
             WrongMessage: It has other tensors than the stage asks for, or impossible numbers of examples or steps.
         """
-        if secure:
-            count = sum(net[name].numel() for name in stage.upload) + 1
-            _check_tensor(answer.tensors, f"s/{MASKED}", (1, count), torch.int64)
-            _check_names(answer.tensors, [f"s/{MASKED}"])
-            return Payload.from_named((client,), answer.tensors)
         expected: dict[str, tuple[int, ...]] = {f"p/{name}": (1, *net[name].shape) for name in stage.upload}
         dtypes = {f"p/{name}": net[name].dtype for name in stage.upload}
         if stage.flat:
@@ -105,6 +97,20 @@ class Answers:
             return Payload.from_named((client,), answer.tensors)
         except ValueError as error:
             raise WrongMessage(str(error)) from error
+
+    @staticmethod
+    def masked(answer: Message, count: int) -> None:
+        """The numbers of a client in a secure sum.
+
+        Args:
+            answer: Whose facts are right.
+            count: How many there must be, the weight among them.
+
+        Raises:
+            WrongMessage: They are others.
+        """
+        _check_tensor(answer.tensors, f"s/{MASKED}", (1, count), torch.int64)
+        _check_names(answer.tensors, [f"s/{MASKED}"])
 
     def scores(self, answer: Message, client: int, kinds: Iterable[str]) -> dict[str, Payload]:
         """The scores of each model that was scored.

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -15,16 +17,27 @@ from fl_lightning.executors.sequential import misfits
 from fl_lightning.remote.answers import Answers, check_answer, outsized
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.data import RemoteData
+from fl_lightning.remote.digests import digest_of, settings_of
 from fl_lightning.remote.message import Message, packed
+from fl_lightning.remote.metrics import NUM_SUMMED, from_summands
 from fl_lightning.remote.references import describe
 from fl_lightning.remote.schema import WrongMessage, shown
-from fl_lightning.remote.secure import check_stage, unmasked, weighting_of
-from fl_lightning.remote.site import digest_of, settings_of
+from fl_lightning.remote.secure import (
+    DEFAULT_SHARE,
+    WARNING,
+    check_share,
+    check_stage,
+    check_stages,
+    mean_of,
+    weighting_of,
+)
+from fl_lightning.remote.sum_server import SumServer
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate
 from fl_lightning.round.stage import Evaluation, Slot
 from fl_lightning.strategies import Strategy
 
+_log = logging.getLogger(__name__)
 _DIGEST = "digest"
 
 
@@ -41,7 +54,8 @@ class RemoteExecutor(Executor):
         data: What is known of the clients.
         precision: As of the trainer.
         retries: How often a message without an answer is sent again.
-        secure: Learn no client's answer, only the weighted sum of all.
+        secure: Learn no client's answer, only the weighted sum of all; of metrics too.
+        secure_share: More than this share of the clients that begin a sum must come to its end, in [0.5, 1].
 
     Raises:
         ValueError: A value is out of its range, or the strategy needs more than sums.
@@ -58,6 +72,7 @@ class RemoteExecutor(Executor):
         precision: str = "32-true",
         retries: int = 1,
         secure: bool = False,
+        secure_share: float = DEFAULT_SHARE,
     ) -> None:
         super().__init__()
         if retries < 0:
@@ -71,8 +86,11 @@ class RemoteExecutor(Executor):
         self.digests: dict[int, str] = {}
         self.pinned: set[tuple[int, str]] = set()
         self.unneeded: dict[int, list[str]] = {}
+        self.sums = SumServer(self._ask_read, channel.names, secure_share)
+        self.scored: dict[int, list[str] | str] = {}
         if secure:
             weighting_of(strategy)
+            check_share(secure_share)
 
     def setup(
         self,
@@ -106,6 +124,8 @@ class RemoteExecutor(Executor):
         self.collator = collator
         self.digests, self.pinned, self.unneeded = {}, set(), {}
         self.answers = Answers()
+        if self.secure:
+            check_stages(self.strategy)
         federation, roster = self.strategy.federation, self.data.roster
         self.architectures = tuple({n: p for n, p in net.items()} for net in federation.architectures)
         self.architecture_of = federation.architecture_of
@@ -123,6 +143,7 @@ class RemoteExecutor(Executor):
             "precision": self.precision,
             "dtype": str(collator.dtype).removeprefix("torch."),
             "secure": self.secure,
+            "secure_share": self.sums.share,
         }
         identity = json.dumps([common, roster.partition_hash], sort_keys=True).encode()
         common["federation"] = hashlib.sha256(identity).hexdigest()
@@ -136,10 +157,23 @@ class RemoteExecutor(Executor):
             raise ValueError(
                 f"{', '.join(other)} start from other parameters than the server: use one version of torch everywhere"
             )
+        if not any(answer.about["metrics"] for answer in answers.values()):
+            raise ValueError(
+                "no site tells its metrics, so no round could be chosen: have some set policy.metrics to plain (or to "
+                "sums, for a run with secure aggregation), or policy.metric_noise"
+            )
         self.digests = {c: answer.about["state"] for c, answer in answers.items()}
+        self.scored = {c: answer.about["scored"] for c, answer in answers.items()}
         if self.secure:
-            keys = {str(c): answer.about["key"] for c, answer in answers.items()}
-            self._insist(dict.fromkeys(self.clients, Message(kind="keys", about={"keys": keys})), "take the keys")
+            _log.warning(WARNING)
+
+    def probe(self) -> Outcome:
+        """The names of the first client's metrics, which its site has told; no value of theirs leaves it."""
+        client, names = self.clients[0], self.metric_names()
+        if not names:
+            return Outcome(upload=Payload(clients=()), failures={client: shown(self.scored[client], 1000)})
+        zeros = torch.zeros(1, 2, device=self.fabric.device)
+        return Outcome(upload=Payload(clients=(client,), signals=dict.fromkeys(names, zeros)))
 
     def stored_bytes(self) -> int:
         """None: the clients' states lie elsewhere."""
@@ -175,6 +209,11 @@ class RemoteExecutor(Executor):
                 failures[client] = shown(answer.about["why"], 1000)
         return {client: answer for client, answer in answers.items() if client not in failures}, failures
 
+    def _ask_read(
+        self, messages: Mapping[int, Message], read: Callable[[int, Message], None] = lambda client, answer: None, /
+    ) -> tuple[dict[int, Message], dict[int, str]]:
+        return self._ask(messages, read=read)
+
     def _insist(self, messages: Mapping[int, Message], what: str) -> dict[int, Message]:
         """Every client's answer."""
         answers, failures = self._ask(messages)
@@ -193,42 +232,47 @@ class RemoteExecutor(Executor):
                 "the callback out of a remote federation"
             )
         clients = [client for client in self.clients if client in work.effort]
-        if self.secure:
-            check_stage(work.stage)
-        address = {"phase": work.address.phase, "round_idx": work.address.round_idx, "name": work.address.name}
-        messages = {
-            client: Message(
-                kind="run",
-                about={
-                    "address": address,
-                    "effort": work.effort[client],
-                    "clients": clients,
-                    "state": self.digests[client],
-                },
-                tensors=packed(work.payload, client),
-            )
-            for client in clients
-        }
         before = dict(self.digests)
+        outcome = self._run_sum(work, clients) if self.secure else self._run_open(work, clients, report)
+        for client, digest in before.items():  # which the client has left, and no checkpoint has
+            if digest != self.digests[client] and (client, digest) not in self.pinned:
+                self.unneeded.setdefault(client, []).append(digest)
+        return outcome
+
+    def _run_open(self, work: Work, clients: Sequence[int], report: Callable[[int], None] | None) -> Outcome:
+        """The stage without secure aggregation."""
         uploads: dict[int, Payload] = {}
 
         def read(client: int, answer: Message) -> None:
             net = self.architectures[self.architecture_of[client]]
-            found = self.answers.upload(answer, client, work.stage, net, self.longest, secure=self.secure)
+            found = self.answers.upload(answer, client, work.stage, net, self.longest)
             uploads[client] = found._map(found.clients, lambda tensor: tensor.to(self.fabric.device))
 
-        _, failures = self._ask(messages, report, read)
-        for client, digest in before.items():  # which the client has left, and no checkpoint has
-            if digest != self.digests[client] and (client, digest) not in self.pinned:
-                self.unneeded.setdefault(client, []).append(digest)
-        if self.secure and failures:
-            names = ", ".join(self.data.roster.names[client] for client in sorted(failures))
-            failures |= dict.fromkeys(uploads, f"the sum cannot be read without {names} (secure aggregation)")
-        failures |= {} if self.secure else misfits(uploads, work.stage.per_example) | outsized(uploads)
+        _, failures = self._ask({client: self._work(work, client) for client in clients}, report, read)
+        failures |= misfits(uploads, work.stage.per_example) | outsized(uploads)
         upload = concatenate(uploads[client] for client in sorted(uploads) if client not in failures)
-        if self.secure and upload.clients:
-            upload = unmasked(upload, work.stage, self.architectures[0])
         return Outcome(upload=upload, failures=dict(sorted(failures.items())))
+
+    def _work(self, work: Work, client: int, **about: Any) -> Message:
+        """The message that has a client do its part of a stage."""
+        address = {"phase": work.address.phase, "round_idx": work.address.round_idx, "name": work.address.name}
+        facts = {"address": address, "effort": work.effort[client], "state": self.digests[client], **about}
+        return Message(kind="run", about=facts, tensors=packed(work.payload, client))
+
+    def _run_sum(self, work: Work, clients: Sequence[int]) -> Outcome:
+        """The stage as a secure sum."""
+        check_stage(work.stage)
+        place = [work.address.phase, work.address.round_idx, work.address.name]
+        length = sum(self.architectures[0][name].numel() for name in work.stage.upload) + 1
+
+        def message(client: int, shares: Mapping[int, str]) -> Message:
+            return self._work(work, client, shares={str(peer): text for peer, text in shares.items()})
+
+        found = self.sums.run("run", place, self.digests.__getitem__, clients, message, length)
+        upload = Payload(clients=())
+        if found.total_D is not None:
+            upload = mean_of(found.total_D.to(self.fabric.device), found.survivors, work.stage, self.architectures[0])
+        return Outcome(upload=upload, failures=dict(sorted(found.failures.items())))
 
     def evaluate(
         self,
@@ -245,6 +289,8 @@ class RemoteExecutor(Executor):
                 "trainer.evaluate_union, or the callback that asks for it"
             )
         mine = [client for client in self.clients if client in set(clients)]
+        if self.secure:
+            return self._evaluate_sums(evaluations, mine, round_idx)
         messages = {client: self._evaluation(evaluations, client, round_idx) for client in mine}
         scores: dict[int, dict[str, Payload]] = {}
 
@@ -260,10 +306,50 @@ class RemoteExecutor(Executor):
             failures = {client: shown(why, 1000) for client, why in told.items() if why is not None} | lost
             parts = [scores[client][kind] for client in sorted(answers) if client not in failures]
             upload = concatenate(part._map(part.clients, lambda t: t.to(self.fabric.device)) for part in parts)
-            outcomes[kind] = Outcome(upload=upload, failures=dict(sorted(failures.items())))
+            sums = {} if upload.clients else self._nothing()
+            outcomes[kind] = Outcome(upload=upload, failures=dict(sorted(failures.items())), sums=sums)
         return outcomes
 
-    def _evaluation(self, evaluations: Mapping[str, Evaluation], client: int, round_idx: int) -> Message:
+    def _nothing(self) -> dict[str, Tensor]:
+        """The sums of an evaluation that nobody has answered: nan."""
+        return {name: torch.full((NUM_SUMMED,), torch.nan, dtype=torch.float64) for name in self.metric_names()}
+
+    def metric_names(self) -> list[str]:
+        """What the clients are scored by, as most of their sites have told."""
+        told: list[list[str]] = [names for names in self.scored.values() if not isinstance(names, str)]
+        return max(told, key=told.count) if told else []
+
+    def _evaluate_sums(
+        self, evaluations: Mapping[str, Evaluation], clients: Sequence[int], round_idx: int
+    ) -> dict[str, Outcome]:
+        """Sums of all metrics over the clients, of which nothing else is known; nan where a sum is void."""
+
+        def message(client: int, shares: Mapping[int, str]) -> Message:
+            return self._evaluation(
+                evaluations, client, round_idx, shares={str(peer): text for peer, text in shares.items()}
+            )
+
+        names = sorted(f"{place}/{name}" for place in range(len(evaluations)) for name in self.metric_names())
+        length, place_of_sum = NUM_SUMMED * len(names) + 1, ["evaluate", round_idx]
+        found = self.sums.run("evaluate", place_of_sum, self.digests.__getitem__, clients, message, length)
+        sums: dict[str, Tensor] = {}
+        if found.total_D is not None:
+            sums = from_summands(found.total_D[:-1], names)
+        outcomes = {}
+        for place, kind in enumerate(evaluations):
+            failures = dict(found.failures) | {
+                c: shown(a.about["failures"][kind], 1000)
+                for c, a in found.answers.items()
+                if kind in a.about["failures"]
+            }
+            outcomes[kind] = Outcome(
+                upload=Payload(clients=()),
+                failures=dict(sorted(failures.items())),
+                sums=_behind(f"{place}/", sums) or self._nothing(),
+            )
+        return outcomes
+
+    def _evaluation(self, evaluations: Mapping[str, Evaluation], client: int, round_idx: int, **facts: Any) -> Message:
         ways = {kind: each.others.get(client, each) for kind, each in evaluations.items()}
         tensors: dict[str, Tensor] = {}
         for place, way in enumerate(ways.values()):
@@ -274,6 +360,7 @@ class RemoteExecutor(Executor):
             "round_idx": round_idx,
             "state": self.digests[client],
             "forget": self.unneeded.pop(client, []),  # which saves a message
+            **facts,
         }
         return Message(kind="evaluate", about=about, tensors=tensors)
 
@@ -343,6 +430,10 @@ class RemoteExecutor(Executor):
             messages = {c: Message(kind="forget", about={"forget": digests}) for c, digests in of_client.items()}
             self._ask(messages)  # a site that does not hear it keeps a little more
         self.pinned -= {(client, digest) for client, digests in of_client.items() for digest in digests}
+
+
+def _behind(prefix: str, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): total for name, total in sums.items() if name.startswith(prefix)}
 
 
 def digests_of(state: Payload) -> dict[int, str]:

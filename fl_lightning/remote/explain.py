@@ -9,12 +9,14 @@ import torch
 
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.remote.digests import settings_of
 from fl_lightning.remote.guard import kind_of, scored_of
 from fl_lightning.remote.job import open_site
 from fl_lightning.remote.job_schema import Job, NotAJob
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
-from fl_lightning.remote.site import Site, settings_of
+from fl_lightning.remote.secure import DEFAULT_SHARE
+from fl_lightning.remote.site import Site
 from fl_lightning.round.disclosure import COUNTS, what_leaves
 from fl_lightning.round.stage import Stage
 from fl_lightning.trainer import FederatedTrainer
@@ -67,6 +69,7 @@ def _start(job: Job, site: Site) -> Message:
         "precision": job.trainer.get("precision", "32-true"),
         "dtype": "float32",
         "secure": job.secure,
+        "secure_share": DEFAULT_SHARE,
         "federation": "explained",
         "index": 0,
     }
@@ -142,11 +145,13 @@ def _refusals(job: Job, site: Site) -> Iterator[str]:
         for stage in stages:
             try:
                 site._check(stage)
-                site.guard.admit_stage(stage, list(site.known), round_idx, 1.0, steps_per_epoch)
+                site.guard.admit_stage(
+                    stage, list(site.known), round_idx, 1.0, steps_per_epoch, asked=f"{round_idx}/{stage.name}"
+                )
             except Refused as error:
                 yield f"stage {stage.name} from round {round_idx} on: {error}"
     try:
         scored = list(site.strategy.evaluations([0]).values())
-        site.guard.admit_evaluations(scored, _rounds(job)[0], steps_per_epoch, asked_in="")
+        site.guard.admit_evaluations(scored, _rounds(job)[0], steps_per_epoch, asked="evaluations")
     except Refused as error:
         yield f"evaluations: {error}"

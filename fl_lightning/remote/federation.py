@@ -8,6 +8,7 @@ from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.channel import Channel
 from fl_lightning.remote.data import RemoteData
 from fl_lightning.remote.executor import RemoteExecutor, digests_of
+from fl_lightning.remote.secure import DEFAULT_SHARE
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint
 from fl_lightning.strategies import Strategy
@@ -74,6 +75,7 @@ def federate(
     seed: int = 0,
     retries: int = 1,
     secure: bool = False,
+    secure_share: float = DEFAULT_SHARE,
 ) -> RemoteData:
     """Let a trainer's clients be at the sites of a channel.
 
@@ -85,7 +87,8 @@ def federate(
         relation_graph: Draws or reads the client relation graph; None for none.
         seed: Of that draw.
         retries: How often a message without an answer is sent again.
-        secure: Secure aggregation: the server learns no client's answer, only the weighted sum of all.
+        secure: Secure aggregation: the server learns no client's answer, only the weighted sum of all; of metrics too.
+        secure_share: More than this share of the clients that begin a sum must come to its end, in [0.5, 1].
 
     Returns:
         The data module for ``trainer.fit``.
@@ -106,7 +109,7 @@ def federate(
         channel, strategy, num_outputs=num_outputs, relation_graph=relation_graph, seed=seed, retries=retries
     )
     trainer.executor = RemoteExecutor(
-        channel, strategy, data, precision=trainer.precision, retries=retries, secure=secure
+        channel, strategy, data, precision=trainer.precision, retries=retries, secure=secure, secure_share=secure_share
     )
     trainer.callbacks = [*trainer.callbacks, SiteStates()]
     return data

@@ -5,6 +5,7 @@ update or a signal as it is. Filters work on all numbers of an answer together.
 """
 
 import dataclasses
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.counts import Counted
-from fl_lightning.remote.accounting import PrivacyAccountant
+from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.round.payload import Payload
 
 
@@ -30,18 +31,25 @@ class SiteFilter(Counted, ABC):
     hides_counts = False
 
     def open(self, folder: Path) -> None:
-        """Told the site's folder before the first answer."""
+        """Told the folder of the site's account, one for all runs, before the first answer."""
 
     @abstractmethod
-    def change(self, numbers_D: Tensor) -> Tensor:
-        """What becomes of all changes of an answer, one vector (D,) in float64."""
+    def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
+        """What becomes of all changes of an answer, one vector (D,) in float64.
 
-    def __call__(self, answer: Payload, known: Mapping[str, Tensor]) -> Payload:
+        Args:
+            numbers_D: The changes.
+            summed_with: Clients over which an answer is summed at the least before anybody sees it; 1 without
+                secure aggregation.
+        """
+
+    def __call__(self, answer: Payload, known: Mapping[str, Tensor], *, summed_with: int = 1) -> Payload:
         """Filter one client's answer.
 
         Args:
             answer: As the stage asks for it.
             known: What the server knows of the parameters that travel as they are, (1, *shape).
+            summed_with: Clients over which it is summed at the least before anybody sees it.
 
         Raises:
             CannotFilter: Some of it has no place on a line of numbers.
@@ -58,7 +66,7 @@ class SiteFilter(Counted, ABC):
             return self._counted(answer)
         start = {name: known[name].double() if name in known else 0.0 for name in tensors}
         moves = {name: tensor.double() - start[name] for name, tensor in tensors.items()}
-        changed = self.change(torch.cat([move.flatten() for move in moves.values()]))
+        changed = self.change(torch.cat([move.flatten() for move in moves.values()]), summed_with)
         parts = torch.split(changed, [move.numel() for move in moves.values()])
         new = {
             name: (part.view_as(moves[name]) + start[name]).to(tensors[name])
@@ -83,17 +91,24 @@ class GaussianNoise(SiteFilter):
 
     Two answers of a client, whatever it holds, are at most 2 S apart after clipping to S, so noise with standard
     deviation z 2 S in every coordinate makes each answer (ε, δ)-private at noise multiplier z, and
-    ``privacy.json`` in the site's folder has the ε of all answers so far. The noise is drawn from the system's entropy,
-    not from the run's seed, which the server knows.
+    ``privacy.json`` in the folder of the site's account has the ε of all answers so far, over all runs. The noise is
+    drawn from the system's entropy, not from the run's seed, which the server knows.
 
-    What ε does not speak of: the metrics of evaluations (a site with a large ``min_examples`` gives none), which rounds
-    the client misses, and the low bits of floating-point noise (Mironov, CCS 2012).
+    Under secure aggregation the noise may be ``distributed``: each of the at least t clients whose answers are summed
+    adds a normal number of variance (z 2 S)^2 / t, so that every sum that can be read has the noise of multiplier z
+    (Dwork, Kenthapadi, McSherry, Mironov, Naor, EUROCRYPT 2006). ε then holds against the server, and against k clients
+    that conspire with it at multiplier z ((t - k) / t)^1/2. Rounding to 2^-24 afterwards is small beside the noise.
+
+    What ε does not speak of: metrics of evaluations, which such a site keeps to itself unless its policy says otherwise
+    (``metrics``, ``metric_noise``), which rounds the client misses, and the low bits of floating-point noise (Mironov,
+    CCS 2012).
 
     Args:
         clip_norm: S, the largest Euclidean norm of an answer, positive.
         noise_multiplier: z, positive.
         delta: δ, in (0, 1).
-        max_epsilon: The ε that no further answer may exceed; None for no bound.
+        max_epsilon: The ε that the site's account must not exceed; None for no bound.
+        distributed: Share the noise with the others of a secure sum; an answer that is in none is refused.
 
     Raises:
         ValueError: A value is out of its range.
@@ -102,7 +117,13 @@ class GaussianNoise(SiteFilter):
     hides_counts = True
 
     def __init__(
-        self, *, clip_norm: float, noise_multiplier: float, delta: float = 1e-5, max_epsilon: float | None = None
+        self,
+        *,
+        clip_norm: float,
+        noise_multiplier: float,
+        delta: float = 1e-5,
+        max_epsilon: float | None = None,
+        distributed: bool = False,
     ) -> None:
         bounds = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "max_epsilon": max_epsilon}
         for name, value in bounds.items():
@@ -118,31 +139,38 @@ class GaussianNoise(SiteFilter):
         self.noise_multiplier = noise_multiplier
         self.delta = delta
         self.max_epsilon = max_epsilon
+        self.distributed = distributed
         self.accountant: PrivacyAccountant | None = None
 
     def open(self, folder: Path) -> None:
         """Go on with the account in the site's folder."""
         self.accountant = PrivacyAccountant(folder, delta=self.delta)
 
-    def change(self, numbers_D: Tensor) -> Tensor:
-        """Clip, add noise, and write it down.
+    def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
+        """Clip, add noise, and write it down first.
 
         Raises:
-            CannotFilter: The budget is spent.
+            CannotFilter: The budget is spent, or noise that is distributed has nobody to share it with.
         """
         assert self.accountant is not None, "a filter is opened before it is used"
-        if (
-            self.max_epsilon is not None
-            and (after := self.accountant.epsilon(self.noise_multiplier)) > self.max_epsilon
-        ):
-            raise CannotFilter(
-                f"the privacy budget is spent: ε would be {after:.3g}, max_epsilon is {self.max_epsilon:g}"
-            )
+        if self.distributed and summed_with < 2:
+            raise CannotFilter("GaussianNoise.distributed is for secure aggregation, and this answer is in no sum")
+        try:
+            self.accountant.spend(self.noise_multiplier, self.max_epsilon)
+        except BudgetSpent as error:
+            raise CannotFilter(str(error)) from error
         clipped_D = numbers_D * (self.clip_norm / numbers_D.norm().clamp(min=1e-300)).clamp(max=1.0)
-        noise_D = np.random.default_rng(int.from_bytes(os.urandom(32), "little")).standard_normal(len(numbers_D))
-        noisy_D: Tensor = clipped_D + self.noise_multiplier * 2 * self.clip_norm * torch.from_numpy(noise_D)
-        self.accountant.spend(self.noise_multiplier)
+        deviation = self.noise_multiplier * 2 * self.clip_norm
+        if self.distributed:
+            deviation /= math.sqrt(summed_with)
+        noisy_D: Tensor = clipped_D + deviation * normal_numbers(len(numbers_D))
         return noisy_D
+
+
+def normal_numbers(count: int) -> Tensor:
+    """Standard normal numbers of the system's entropy, float64 (count,)."""
+    drawn = np.random.default_rng(int.from_bytes(os.urandom(32), "little")).standard_normal(count)
+    return torch.from_numpy(drawn)
 
 
 class TopK(SiteFilter):
@@ -160,7 +188,7 @@ class TopK(SiteFilter):
             raise ValueError(f"TopK.fraction must be in (0, 1], got {fraction}")
         self.fraction = fraction
 
-    def change(self, numbers_D: Tensor) -> Tensor:
+    def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
         """Keep the largest by absolute value."""
         count = max(1, round(self.fraction * len(numbers_D)))
         places = numbers_D.abs().topk(count).indices
@@ -190,7 +218,7 @@ class Percentile(SiteFilter):
         self.percentile = percentile
         self.limit = limit
 
-    def change(self, numbers_D: Tensor) -> Tensor:
+    def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
         """Drop the small ones, cut off the large ones."""
         size_D = numbers_D.abs()
         rank = max(1, round(self.percentile / 100 * len(size_D)))  # torch.quantile takes 2**24 numbers at most

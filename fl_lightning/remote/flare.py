@@ -240,7 +240,14 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         work = isolate(root, job_id, memory_of(own_file))
         job = Job.read((Path(workspace.get_app_config_dir(job_id)) / JOB_FILE).read_bytes())
         check_run_name(job.name)
-        site = open_site(job, own_file, root / "federations" / job.name, fl_ctx.get_identity_name())
+        site = open_site(
+            job,
+            own_file,
+            root / "federations" / job.name,
+            fl_ctx.get_identity_name(),
+            account=root / "account",
+            startup=Path(workspace.get_startup_kit_dir()),
+        )
         os.chdir(work)  # the owner's file may name data beside where the site was started
         return site
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.models.plain import fitted
+from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.policy import Kind, Refused, SitePolicy
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload
@@ -29,14 +30,22 @@ class Guard:
     Args:
         policy: The rules.
         holds: The client's data.
+        ledger: The site's book, where the models that were scored are counted over all processes of a run.
         num_rounds: Rounds of the job; None where nobody has said.
     """
 
     def __init__(
-        self, policy: SitePolicy, holds: ClientGraph | ClientExamples, *, num_rounds: int | None = None
+        self,
+        policy: SitePolicy,
+        holds: ClientGraph | ClientExamples,
+        ledger: SumLedger,
+        *,
+        num_rounds: int | None = None,
     ) -> None:
         self.policy = policy
         self.holds = holds
+        self.ledger = ledger
+        self.run = ""  # what the server calls it
         self.num_rounds = num_rounds
         self.num_messages = 0
         self.steps: Counter[int] = Counter()
@@ -96,40 +105,50 @@ class Guard:
             self.policy.check_output(name, kind_of(stage, name))
 
     def admit_stage(
-        self, stage: Stage, names: Sequence[str], round_idx: int, effort: Any, steps_per_epoch: int
+        self, stage: Stage, names: Sequence[str], round_idx: int, effort: Any, steps_per_epoch: int, *, asked: str
     ) -> None:
-        """Refuse a stage, or count its steps and the models that it scores."""
+        """Refuse a stage, or count its steps and the models that it scores.
+
+        Args:
+            stage: The stage.
+            names: Of all parameters that travel.
+            round_idx: The round.
+            effort: Share of the work.
+            steps_per_epoch: Batches of the client's data that make an epoch.
+            asked: A digest of what is asked: the same again has the same answer, and its models count once.
+        """
         self.check_stage(stage, names)
         self.check_round(round_idx)
         if isinstance(effort, bool) or not isinstance(effort, int | float) or not 0 <= effort <= 1:
             raise Refused("the effort must be in [0, 1]")
         self._count_steps(stage, round_idx, effort, steps_per_epoch)
-        if stage.scores:
-            self._count_evaluations(round_idx, len(stage.scores))
+        if stage.scores and asked not in self.scored:
+            self._count_evaluations(round_idx, len(stage.scores), asked)
+            self.scored.add(asked)
 
     def admit_evaluations(
-        self, evaluations: Sequence[Evaluation], round_idx: int, steps_per_epoch: int, *, asked_in: str
+        self, evaluations: Sequence[Evaluation], round_idx: int, steps_per_epoch: int, *, asked: str
     ) -> None:
-        """Refuse the scoring of models, or count them; a message that is repeated has the same answer, and counts once.
+        """Refuse the scoring of models, or count them.
 
         Args:
             evaluations: The models.
             round_idx: The round.
             steps_per_epoch: Batches of the client's data that make an epoch.
-            asked_in: Name of the message.
+            asked: A digest of what is asked: the same again has the same answer, and counts once.
         """
         self.check_round(round_idx)
-        if asked_in in self.scored:
+        if asked in self.scored:
             return
         for evaluation in evaluations:
             kind = scored_of(evaluation)
             if kind not in self.policy.evaluations:
                 allowed = ", ".join(self.policy.evaluations) or "none"
                 raise Refused(f"a model that is {kind} is to be scored, policy.evaluations lets {allowed} be")
-        self._count_evaluations(round_idx, len(evaluations))
+        self._count_evaluations(round_idx, len(evaluations), asked)
         for evaluation in evaluations:
             self.admit_tuning(evaluation, round_idx, steps_per_epoch)
-        self.scored.add(asked_in)
+        self.scored.add(asked)
 
     def admit_tuning(self, evaluation: Evaluation, round_idx: int, steps_per_epoch: int) -> None:
         """Refuse what is trained before a model is scored or predicts, or count its steps."""
@@ -153,11 +172,19 @@ class Guard:
             )
         self.steps[round_idx] += epochs * steps
 
-    def _count_evaluations(self, round_idx: int, count: int) -> None:
-        if self.evaluations[round_idx] + count > self.policy.max_evaluations_per_round:
+    def _count_evaluations(self, round_idx: int, count: int, asked: str) -> None:
+        """Count models, of this process whatever the run is called, and of the run whatever the process."""
+        most = self.policy.max_evaluations_per_round
+        before = self.evaluations[round_idx]
+        if before + count > most:
             raise Refused(
-                f"{self.evaluations[round_idx]} models are scored in round {round_idx} and {count} more asked for, "
-                f"policy.max_evaluations_per_round is {self.policy.max_evaluations_per_round}"
+                f"{before} models are scored in round {round_idx} and {count} more asked for, "
+                f"policy.max_evaluations_per_round is {most}"
+            )
+        if not self.ledger.count_models(self.run, round_idx, asked, count, most):
+            raise Refused(
+                f"{count} models more are asked for in round {round_idx}, policy.max_evaluations_per_round is {most}, "
+                "and some were scored before this site was started again"
             )
         self.evaluations[round_idx] += count
 

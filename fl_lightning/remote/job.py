@@ -33,6 +33,7 @@ from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.settings import check_count
 from fl_lightning.relations.topology import Topology
+from fl_lightning.remote.identity import Identity
 from fl_lightning.remote.job_schema import Job
 from fl_lightning.remote.policy import JobPolicy, SitePolicy
 from fl_lightning.remote.registry import Registry
@@ -89,14 +90,24 @@ class ServerParts(Parts):
         return found
 
 
-def open_site(job: Job, site_file: Path, folder: Path, name: str = "") -> Site:
+def open_site(
+    job: Job,
+    site_file: Path,
+    folder: Path,
+    name: str = "",
+    *,
+    account: Path | None = None,
+    startup: Path | None = None,
+) -> Site:
     """The site that its own file describes, for a job, which is checked before anything is built.
 
     Args:
         job: What was sent.
         site_file: The site's own.
-        folder: Where the site keeps states and keys.
+        folder: Where the site keeps its states of the run.
         name: What a client of the site's data is called; if empty, what it is called there.
+        account: Where it keeps, for all runs, what it has told; None for ``folder``.
+        startup: The folder of its kit's certificates, by which secure sums are signed; None where there are none.
 
     Raises:
         ValueError: The site's file holds something else, or the job may not say what it says here.
@@ -134,6 +145,8 @@ def open_site(job: Job, site_file: Path, folder: Path, name: str = "") -> Site:
         own=data.own_names(client),
         accelerator=str(own.get("accelerator", "cpu")),
         num_rounds=job.trainer.get("num_rounds", FederatedTrainer().num_rounds),
+        account=account,
+        identity=None if startup is None else Identity.of_kit(startup, policy.peers),
     )
 
 

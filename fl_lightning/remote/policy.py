@@ -5,14 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from fl_lightning.remote.filters import SiteFilter
 from fl_lightning.remote.job_schema import Job
+from fl_lightning.remote.metrics import NoisyMetrics
 from fl_lightning.remote.schema import MOST_OUTPUTS
+from fl_lightning.remote.secure import FEWEST_CLIENTS
 
 #: What a signal tells of: the client as a whole, each class, or each example.
 Kind = Literal["client", "class", "example"]
 #: Which model is scored: the client's own, one that the server sends, or one that is trained for it first.
 Scored = Literal["own", "received", "tuned"]
+#: What evaluations tell.
+Told = Literal["plain", "sums", "off"]
 
 
 class Refused(ValueError):
@@ -83,8 +90,14 @@ class SitePolicy(JobPolicy):
         kinds: What signals may tell of.
         evaluations: Which models are scored.
         max_evaluations_per_round: Most models that are scored in a round, trials of a strategy's settings among them.
+        metrics: What evaluations tell: ``plain`` numerators and denominators (under secure aggregation only their
+            sums over clients), ``sums`` alone, or nothing (``off``). None: ``plain``, but ``off`` where a filter adds
+            noise and ``metric_noise`` is not set.
+        metric_noise: Noise on the metrics, which the site's account counts.
         filters: What every answer passes before it leaves, in this order.
         secure_only: Answer only under secure aggregation.
+        min_sum_clients: Fewest clients that the site is summed with under secure aggregation, at least 3.
+        peers: Names of the sites that it may be summed with, by their certificates; None for any of the federation.
         max_parameters: Most parameters of a client's nets, counted before they are allocated.
         max_steps_per_round: Most local steps in a round, those before an evaluation among them.
         max_seconds: Longest time for one stage or evaluation; None for no bound.
@@ -102,8 +115,12 @@ class SitePolicy(JobPolicy):
     kinds: Sequence[Kind] = ("client", "class", "example")
     evaluations: Sequence[Scored] = ("own", "received", "tuned")
     max_evaluations_per_round: int = 64
+    metrics: Told | None = None
+    metric_noise: NoisyMetrics | None = None
     filters: Sequence[SiteFilter] = ()
     secure_only: bool = False
+    min_sum_clients: int = 3
+    peers: Sequence[str] | None = None
     max_parameters: int = 50_000_000
     max_steps_per_round: int = 100_000
     max_seconds: float | None = None
@@ -124,6 +141,10 @@ class SitePolicy(JobPolicy):
             max_messages=self.max_messages,
             max_message_mib=self.max_message_mib,
         )
+        if self.min_sum_clients < FEWEST_CLIENTS:
+            raise ValueError(f"policy.min_sum_clients must be at least {FEWEST_CLIENTS}, got {self.min_sum_clients}")
+        if self.metrics not in (None, "plain", "sums", "off"):
+            raise ValueError(f"policy.metrics must be plain, sums or off, got {self.metrics!r}")
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError(f"policy.max_seconds must be positive, or null for no bound, got {self.max_seconds}")
 
@@ -132,6 +153,28 @@ class SitePolicy(JobPolicy):
         super().check_job(job)
         if self.secure_only and not job.secure:
             raise Refused("this site answers under secure aggregation alone")
+
+    @property
+    def told_metrics(self) -> Told:
+        """What evaluations tell."""
+        if self.metrics is not None:
+            return self.metrics
+        adds_noise = any(each.hides_counts for each in self.filters)
+        return "off" if adds_noise and self.metric_noise is None else "plain"
+
+    def tells_metrics(self, *, summed: bool) -> bool:
+        """Whether evaluations tell anything; ``summed`` under secure aggregation."""
+        return self.told_metrics == "plain" or (self.told_metrics == "sums" and summed)
+
+    def tell(self, found: dict[str, Tensor], *, summed: bool) -> dict[str, Tensor]:
+        """What leaves of metrics, (1, 2) by name.
+
+        Raises:
+            CannotFilter: The budget of their noise is spent.
+        """
+        if not self.tells_metrics(summed=summed):
+            return {name: torch.zeros_like(pair_12) for name, pair_12 in found.items()}
+        return found if self.metric_noise is None else self.metric_noise(found)
 
     def check_parameters(self, names: Sequence[str]) -> None:
         """Refuse parameters that may not leave."""

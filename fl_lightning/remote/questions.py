@@ -8,9 +8,8 @@ from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
-from fl_lightning.remote.schema import MOST_EPOCHS, MOST_STEPS, QUESTIONS, WrongMessage, check_facts, shown, whole
+from fl_lightning.remote.schema import OF_SUMS, QUESTIONS, WrongMessage, check_facts, shown
 from fl_lightning.round.payload import FLAT
-from fl_lightning.round.stage import Evaluation
 
 #: Kinds of messages with tensors.
 _WITH_TENSORS = ("start", "run", "evaluate", "predict")
@@ -26,7 +25,7 @@ def check_question(message: Message) -> None:
     if message.kind not in QUESTIONS:
         raise Refused(f"this site knows no message {shown(message.kind)!r}")
     try:
-        check_facts(message.about, QUESTIONS[message.kind])
+        check_facts(message.about, QUESTIONS[message.kind], optional=OF_SUMS)
     except WrongMessage as error:
         raise Refused(f"the server's message {message.kind!r} is wrong: {error}") from error
     if message.tensors and message.kind not in _WITH_TENSORS:
@@ -81,18 +80,3 @@ def check_tensors(
         fits &= tuple(tensor.shape) == shapes.get(inner) if is_parameter else tensor.shape[:1] == (1,)
         if not fits:
             raise Refused(f"the server sends {shown(name)!r} of shape {tuple(tensor.shape)}, which is nothing here")
-
-
-def check_evaluation(evaluation: Evaluation) -> Evaluation:
-    """The evaluation itself.
-
-    Raises:
-        Refused: Its fine-tuning would take for ever.
-    """
-    tuning = evaluation.tuning
-    bounds = {} if tuning is None else {"num_epochs": MOST_EPOCHS, "num_steps": MOST_STEPS, "repeat": MOST_STEPS}
-    for name, most in bounds.items():
-        value = getattr(tuning, name)
-        if (value is not None or name != "num_steps") and (told := whole(0, most)(value)):
-            raise Refused(f"the server's fine-tuning is wrong: {name} {told}")
-    return evaluation

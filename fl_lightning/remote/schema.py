@@ -14,8 +14,8 @@ Check = Callable[[Any], str]
 
 #: Clients, characters of a name and of a reason, and whole numbers that count something.
 MOST_CLIENTS, LONGEST_NAME, LONGEST_REASON, MOST = 1_000_000, 100, 20_000, 10**9
-#: Models that are scored at once, and work of a fine-tuning.
-MOST_EVALUATIONS, MOST_EPOCHS, MOST_STEPS = 64, 10_000, 1_000_000
+#: Models that are scored at once.
+MOST_EVALUATIONS = 64
 #: Outputs of a net that a server may have a site build.
 MOST_OUTPUTS = 100_000
 
@@ -73,6 +73,16 @@ def hexadecimal(digits: int = 64, *, or_empty: bool = False) -> Check:
 def flag(fact: Any) -> str:
     """True or false."""
     return "" if isinstance(fact, bool) else "must be true or false"
+
+
+def digits(most: int) -> Check:
+    """At most so many hexadecimal digits, two for each byte; none, too."""
+
+    def check(fact: Any) -> str:
+        fits = isinstance(fact, str) and len(fact) <= most and re.fullmatch(r"([0-9a-f]{2})*", fact)
+        return "" if fits else f"must be at most {most} hexadecimal digits"
+
+    return check
 
 
 def one_of(*allowed: Any) -> Check:
@@ -168,6 +178,13 @@ _ADDRESS = record(phase=one_of("initial", "round", "admission"), round_idx=whole
 _EVALUATION = record(tuning=anything, output=anything)
 _EDGES = either(record(), record(is_directed=flag, has_edge_weights=flag, num_edge_attributes=whole(0, 10**6)))
 
+_CERTIFICATE = either(one_of(""), reason)
+_SIGNATURE = digits(2048)
+_KEYS = {"sealing": _STATE, "masking": _STATE, "certificate": _CERTIFICATE, "signature": _SIGNATURE}
+_SHARES = mapping(_index, digits(1024), MOST_CLIENTS)
+_PLACE = list_of(either(text(), whole(0, MOST)), 3, 1)
+_SURVIVORS = list_of(_CLIENT, MOST_CLIENTS, 1, distinct=True)
+
 #: What a server asks.
 QUESTIONS: dict[str, dict[str, Check]] = {
     "enrol": {"strategy": text()},
@@ -184,21 +201,26 @@ QUESTIONS: dict[str, dict[str, Check]] = {
         "precision": text(),
         "dtype": one_of("float32", "float64", "bfloat16", "float16"),
         "secure": flag,
+        "secure_share": real(0, 1),
         "federation": _STATE,
         "index": _CLIENT,
     },
-    "keys": {"keys": mapping(_index, _STATE, MOST_CLIENTS)},
-    "run": {
-        "address": _ADDRESS,
-        "effort": real(0, 1),
-        "clients": list_of(_CLIENT, MOST_CLIENTS, 1),
+    "sum_keys": {
+        "purpose": one_of("run", "evaluate"),
+        "place": _PLACE,
         "state": _STATE,
+        "nonce": hexadecimal(32),
     },
+    "sum_shares": {"keys": mapping(_index, record(**_KEYS), MOST_CLIENTS)},
+    "sum_confirm": {"survivors": _SURVIVORS},
+    "sum_reveal": {"survivors": _SURVIVORS, "confirmed": mapping(_index, _SIGNATURE, MOST_CLIENTS)},
+    "run": {"address": _ADDRESS, "effort": real(0, 1), "state": _STATE, "shares": _SHARES},
     "evaluate": {
         "evaluations": list_of(pair(text(shortest=0), _EVALUATION), MOST_EVALUATIONS),
         "round_idx": whole(0, MOST),
         "state": _STATE,
         "forget": list_of(_STATE, 100_000),
+        "shares": _SHARES,
     },
     "predict": {"evaluation": _EVALUATION, "round_idx": whole(0, MOST), "state": _STATE},
     "load": {"state": _STATE},
@@ -219,19 +241,38 @@ ANSWERS: dict[str, dict[str, Check]] = {
         "edges": _EDGES,
         "data": _STATE,
     },
-    "start": {"state": _STATE, "key": _STATE, "parameters": _STATE},
-    "keys": {"state": _STATE},
-    "run": {"state": _STATE, "from": _STATE},
+    "start": {
+        "state": _STATE,
+        "parameters": _STATE,
+        "metrics": flag,
+        "scored": either(text(1000), list_of(text(), 1000, 1, distinct=True)),
+    },
+    "sum_keys": {
+        "state": _STATE,
+        **_KEYS,
+        "name": text(),
+        "bound": either(nothing, list_of(text(), MOST_CLIENTS, 1, distinct=True)),
+    },
+    "sum_shares": {"shares": _SHARES, "seed_digest": _STATE},
+    "sum_confirm": {"signature": _SIGNATURE},
+    "sum_reveal": {
+        "seeds": mapping(_index, hexadecimal(32), MOST_CLIENTS),
+        "keys": mapping(_index, hexadecimal(64), MOST_CLIENTS),
+        "label": _STATE,
+    },
+    "run": {"state": _STATE, "from": _STATE, "place": _PLACE},
     "evaluate": {
         "state": _STATE,
         "failures": mapping(text(shortest=0), reason, MOST_EVALUATIONS),
     },
     "predict": {"state": _STATE},
     "load": {"state": _STATE},
-    "forget": {"state": _STATE},
+    "forget": {"state": hexadecimal(or_empty=True)},
 }
+#: What is there under secure aggregation alone.
+OF_SUMS = ("shares", "place")
 #: Of a site that will not, or cannot; the state that it is in where it has one, and the one that it was asked from.
-FAILURE: dict[str, Check] = {"why": reason, "state": hexadecimal(or_empty=True), "from": _STATE}
+FAILURE: dict[str, Check] = {"why": reason, "state": hexadecimal(or_empty=True), "from": _STATE, "place": _PLACE}
 
 
 def check_facts(facts: Any, table: Mapping[str, Check], optional: Sequence[str] = ()) -> None:

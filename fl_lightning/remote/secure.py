@@ -1,42 +1,53 @@
-"""Secure aggregation: the server learns the weighted sum of the clients' answers and nothing of one client's.
+"""Secure aggregation: which strategies are content with sums, and what becomes of a sum.
 
-Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: "Practical Secure Aggregation for
-Privacy-Preserving Machine Learning", CCS 2017, section 4.0.1: every two clients share a secret (X25519) from which both
-draw the same numbers (HKDF, ChaCha20), which one adds to its answer and the other takes away. Numbers are whole, modulo
-2^64, with 24 bits behind the point, so that masks cancel exactly.
-
-There is no recovery of drop-outs (their section 4.0.2): where one client of a round does not answer, the sum cannot be
-read and the round is void. The server hands on the clients' public keys; a server that lies about them is not defended
-against, and neither are clients that conspire with it, all but one. What is summed are the answers; metrics of
-evaluations leave as they are.
+The protocol is in ``sum_member.py`` (a site's part), ``sum_server.py`` (the server's) and ``masking.py`` (arithmetic).
+What is promised against whom is in docs/explanation/what-leaves-a-client.md.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import math
+from collections.abc import Mapping
 
-import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Stage
-from fl_lightning.run.folder import secret_file
 from fl_lightning.strategies.base import Strategy, SumWeighting
 
-#: Binary digits behind the point.
-FRACTION_BITS = 24
 #: With two clients each would know the other's answer.
 FEWEST_CLIENTS = 3
-#: Names of what leaves a client: the masked numbers, the last of which is its weight.
+#: Of the clients that begin a sum, the share more than which must come to its end.
+DEFAULT_SHARE = 2 / 3
+#: Below half a server could have two disjoint groups of clients open both masks of one client.
+LEAST_SHARE = 1 / 2
+#: Rounds whose stages are looked at before a run, for a strategy may ask for something now and then.
+_ROUNDS_LOOKED_AT = 20
+#: Name of what leaves a client: the masked numbers, the last of which is its weight.
 MASKED = "masked"
+#: Said before a run begins.
+WARNING = (
+    "secure aggregation: the server learns the weighted sum of each round's answers. Two runs whose clients differ, or "
+    "two rounds, still tell by the difference of their sums about the clients by which they differ: set a policy with "
+    "GaussianNoise(distributed=true) at the sites where that matters"
+)
+
+
+def threshold_of(count: int, share: float) -> int:
+    """How many of ``count`` clients a sum needs: more than the given share of them."""
+    return min(count, math.floor(share * count + 1e-9) + 1)
+
+
+def check_share(share: float) -> None:
+    """Refuse a threshold that a lying server gets around.
+
+    Raises:
+        ValueError: It is below a half, or above 1.
+    """
+    if not LEAST_SHARE <= share <= 1:
+        raise ValueError(
+            f"secure_share must be in [{LEAST_SHARE:g}, 1], got {share}: more than this share of a sum's clients must "
+            "come to its end"
+        )
 
 
 def weighting_of(strategy: Strategy) -> SumWeighting:
@@ -50,6 +61,13 @@ def weighting_of(strategy: Strategy) -> SumWeighting:
     uses_rows = any(name in vars(cls) for cls in below for name in ("aggregate", "admit", "mixing_matrix"))
     weighting = None if uses_rows else strategy.sum_weighting()
     if weighting is None:
+        settings = [] if uses_rows else strategy.settings_against_sums()
+        if settings:
+            raise ValueError(
+                "secure aggregation gives the server the weighted sum of all answers alone, but "
+                f"{', '.join(f'strategy.{name}' for name in settings)} of {type(strategy).__name__} needs the answer "
+                "of each client: leave it out, or run without secure aggregation"
+            )
         raise ValueError(
             f"secure aggregation gives the server the weighted sum of all answers alone, but {type(strategy).__name__} "
             "needs the answer of each client: choose a strategy that averages (FedAvg, FedProx, FedPer, FedOpt, "
@@ -69,94 +87,46 @@ def check_stage(stage: Stage) -> None:
         raise ValueError(f"secure aggregation is for parameters alone, but stage {stage.name!r} asks for {what}")
 
 
-class PairwiseMasks:
-    """A site's key and its peers'.
+def check_stages(strategy: Strategy) -> None:
+    """Refuse a strategy, set up, some of whose stages ask for more than parameters; before anything is trained.
 
-    Args:
-        folder: The site's, where its key lies (readable by its owner alone).
+    Raises:
+        ValueError: It is one.
     """
-
-    def __init__(self, folder: Path) -> None:
-        key = secret_file(folder / "masking_key", lambda: X25519PrivateKey.generate().private_bytes_raw(), num_bytes=32)
-        self.key = X25519PrivateKey.from_private_bytes(key)
-        self.peers: dict[int, X25519PublicKey] = {}
-
-    @property
-    def public(self) -> str:
-        """The public key, in hexadecimal digits."""
-        return self.key.public_key().public_bytes_raw().hex()
-
-    def meet(self, keys: Mapping[int, str]) -> None:
-        """Learn the public keys of all clients."""
-        self.peers = {client: X25519PublicKey.from_public_bytes(bytes.fromhex(key)) for client, key in keys.items()}
-
-    def mask(self, numbers_D: Tensor, weight: float, client: int, clients: Sequence[int], label: str) -> Tensor:
-        """The client's numbers times its weight, and the weight, hidden from everyone, int64 (D + 1,).
-
-        Args:
-            numbers_D: What it answers, in float64.
-            weight: Its weight in the sum.
-            client: Its index.
-            clients: All that answer; their masks cancel.
-            label: Names the round; a mask is used for one alone.
-
-        Raises:
-            ValueError: They are too few, or a number is too large.
-        """
-        if len(clients) < FEWEST_CLIENTS:
-            raise ValueError(
-                f"secure aggregation needs {FEWEST_CLIENTS} clients in a round, this one has {len(clients)}"
-            )
-        whole_D = (torch.cat([numbers_D, numbers_D.new_ones(1)]) * weight * 2.0**FRACTION_BITS).round()
-        if not whole_D.abs().max() < 2.0**62 / len(clients):
-            raise ValueError("secure aggregation: the answer has numbers too large for it")
-        total_D = whole_D.to(torch.int64).numpy()
-        for peer in clients:
-            if peer != client:
-                drawn_D = self._draw(peer, clients, label, len(total_D))
-                total_D = total_D + drawn_D if client < peer else total_D - drawn_D  # modulo 2^64
-        return torch.from_numpy(total_D)
-
-    def _draw(self, peer: int, clients: Sequence[int], label: str, count: int) -> NDArray[np.int64]:
-        about = hashlib.sha256(json.dumps([label, list(clients)]).encode()).digest()
-        shared = self.key.exchange(self.peers[peer])
-        key = HKDF(algorithm=SHA256(), length=32, salt=None, info=about).derive(shared)
-        stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
-        return np.frombuffer(stream, dtype=np.int64)
+    for stage in (
+        *strategy.initial_stages(),
+        *(stage for r in range(_ROUNDS_LOOKED_AT) for stage in strategy.stages(r)),
+    ):
+        check_stage(stage)
 
 
-def masked(
-    masks: PairwiseMasks, answer: Payload, weighting: SumWeighting, clients: Sequence[int], label: str
-) -> Payload:
-    """One client's answer as it leaves it under secure aggregation."""
+def summand(answer: Payload, weighting: SumWeighting) -> tuple[Tensor, float]:
+    """One client's numbers in a sum, float64 (D,), and its weight."""
     assert answer.num_examples is not None
-    (client,) = answer.clients
     weight = float(answer.num_examples[0]) if weighting == "examples" else 1.0
     rows = {name: tensor.double() for name, tensor in answer.parameters.items()}
-    row_D = flatten(rows)[0] if rows else torch.zeros(0, dtype=torch.float64)  # a stage that sends nothing
-    hidden = masks.mask(row_D, weight, client, clients, label)
-    return Payload(clients=answer.clients, signals={MASKED: hidden[None]})
+    return flatten(rows)[0] if rows else torch.zeros(0, dtype=torch.float64), weight  # a stage that sends nothing
 
 
-def unmasked(sent: Payload, stage: Stage, like: Mapping[str, Tensor]) -> Payload:
+def mean_of(total_D: Tensor, clients: tuple[int, ...], stage: Stage, like: Mapping[str, Tensor]) -> Payload:
     """The weighted mean of all answers, as if each client had sent it, and as if all had one training example.
 
     Args:
-        sent: What all clients of the round sent.
+        total_D: The sum of all clients' numbers times their weights, and of the weights, float64.
+        clients: Whose they are.
         stage: What they were asked for.
         like: A parameter of one client by name, for its shape and type.
 
     Raises:
         ValueError: No client has any weight.
     """
-    total_D = torch.from_numpy(sent.signals[MASKED].cpu().numpy().sum(axis=0)).double() / 2.0**FRACTION_BITS
     if not total_D[-1] > 0:
         raise ValueError("secure aggregation: the clients of the round have no training examples")
     mean_1D = (total_D[:-1] / total_D[-1])[None]
-    count = len(sent.clients)
+    count = len(clients)
     parts = unflatten(mean_1D, {name: like[name].shape for name in stage.upload})
     return Payload(
-        clients=sent.clients,
+        clients=clients,
         parameters={name: part.to(like[name]).expand(count, *part.shape[1:]) for name, part in parts.items()},
         num_examples=torch.ones(count, dtype=torch.int64, device=next(iter(like.values())).device),
     )

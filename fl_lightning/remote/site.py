@@ -5,7 +5,8 @@
 | ``enrol`` | | name, kind, numbers of features and outputs, density, what edges carry, a digest of class names |
 | ``start`` | builds net, strategy and executor from its own settings, and compares them with the server's | a digest |
 | ``run`` | a stage, from the named state | the stage's payload, after the site's filters; a digest |
-| ``evaluate`` | scores models | a numerator and a denominator for each metric and split of at least ``min_examples`` |
+| ``evaluate`` | scores models that its strategy evaluates | of each metric and split what the policy tells |
+| ``sum_...`` | its part in a secure sum (``sum_member.py``) | keys, sealed shares, shares |
 | ``predict`` | writes ``predictions.csv`` into its folder | |
 | ``load``, ``forget`` | goes back to a state, deletes states | |
 
@@ -14,7 +15,6 @@ Of a failure the kind of error leaves, not its text, which may hold data: that i
 
 import dataclasses
 import hashlib
-import hmac
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -32,17 +32,23 @@ from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.executors import SequentialExecutor, Work
 from fl_lightning.federation import OwnNames, Roster, edge_facts
+from fl_lightning.remote.digests import content_of, digest_of, digest_of_facts, settings_of
+from fl_lightning.remote.evaluations import allowed_evaluation
 from fl_lightning.remote.filters import CannotFilter
 from fl_lightning.remote.guard import Guard, width_of
+from fl_lightning.remote.identity import Identity
+from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.message import Message, packed
+from fl_lightning.remote.metrics import summands
 from fl_lightning.remote.policy import Refused, SitePolicy
-from fl_lightning.remote.questions import check_evaluation, check_question, check_start, check_tensors
-from fl_lightning.remote.references import find
-from fl_lightning.remote.secure import PairwiseMasks, check_stage, masked, weighting_of
+from fl_lightning.remote.questions import check_question, check_start, check_tensors
+from fl_lightning.remote.sealed import SealedFiles
+from fl_lightning.remote.secure import MASKED, check_share, check_stage, summand, weighting_of
 from fl_lightning.remote.states import StateStore
+from fl_lightning.remote.sum_member import SumMember
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, to_wire
-from fl_lightning.round.stage import Evaluation, Stage, StageAddress
+from fl_lightning.round.stage import Stage, StageAddress
 from fl_lightning.run import settings
 from fl_lightning.run.assembly import (
     build_nets,
@@ -52,11 +58,13 @@ from fl_lightning.run.assembly import (
     describe_federation,
     executor_for,
 )
-from fl_lightning.run.folder import private_folder, whole_file
+from fl_lightning.run.folder import private_folder
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.strategies import Strategy
 
 _log = logging.getLogger(__name__)
+#: Messages that are of a sum under secure aggregation, and there alone.
+_SUMMED = ("sum_keys", "sum_shares", "sum_confirm", "sum_reveal", "run", "evaluate")
 
 
 class Site:
@@ -66,7 +74,10 @@ class Site:
         holds: What the client holds.
         model: The client module, with the settings of the run.
         strategy: The strategy, with the settings of the run.
-        folder: Where the site keeps states and keys; a site that is started again goes on from there.
+        folder: Where the site keeps its states of the run; a site that is started again goes on from there.
+        account: Where it keeps, for all runs, what it has told: the account of its noise and the book of its sums.
+            None for ``folder``.
+        identity: Its certificate, by which secure sums are signed; None where there are none.
         policy: What it refuses; the defaults of :class:`SitePolicy` if none is given.
         batch_size: Examples of a mini-batch, as of the data module.
         steps_per_epoch: Mini-batches of a local epoch, as of the data module.
@@ -90,28 +101,36 @@ class Site:
         own: OwnNames | None = None,
         accelerator: str = "cpu",
         num_rounds: int | None = None,
+        account: Path | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.holds = holds
         self.model = model
         self.strategy = strategy
         self.folder = folder
         self.policy = policy or SitePolicy()
-        self.guard = Guard(self.policy, holds, num_rounds=num_rounds)
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
         self.drop_last = drop_last
         self.own = own or OwnNames(number_N=torch.arange(holds.size))
         self.accelerator = accelerator
         private_folder(folder)
+        account = private_folder(account or folder)
         try:
             self.states = StateStore(folder / "states")
-            self.masks = PairwiseMasks(folder)
-            for each in self.policy.filters:
-                each.open(folder)
+            self.files = SealedFiles(folder, self.states.digest)
+            self.ledger = SumLedger(account)
+            self.sum = SumMember(self.files, self.ledger, identity, self.policy.min_sum_clients)
+            for each in (*self.policy.filters, self.policy.metric_noise):
+                if each is not None:
+                    each.open(account)
         except ValueError as error:
             raise Refused(str(error)) from error
+        self.guard = Guard(self.policy, holds, self.ledger, num_rounds=num_rounds)
         self.current = ""
         self.last: Message | None = None
+        self.scored: Message | None = None
+        self.work = ""
         self.is_started = False
         self._go_on()
 
@@ -121,7 +140,8 @@ class Site:
         if (kept := self._kept("start")) is not None:
             try:
                 self._set_up(kept)
-                self.last = self._kept("answer")
+                self.last, self.scored = self._kept("answer"), self._kept("scores")
+                self.current = ""  # where the client was is in the server's next message
             except Refused as error:  # it was of a run with other settings
                 _log.info("the last federation is not gone on with: %s", error)
 
@@ -137,7 +157,10 @@ class Site:
         handlers = {
             "enrol": self._enrol,
             "start": self._start,
-            "keys": self._keys,
+            "sum_keys": self._sum_keys,
+            "sum_shares": self._sum_step,
+            "sum_confirm": self._sum_step,
+            "sum_reveal": self._sum_step,
             "run": self._run,
             "evaluate": self._evaluate,
             "predict": self._predict,
@@ -148,12 +171,18 @@ class Site:
             if message.kind in handlers and message.kind not in ("enrol", "start") and not self.is_started:
                 raise Refused("this site was not told of a federation")
             check_question(message)
+            if self.is_started and self.secure != self._is_of_sums(message) and message.kind in _SUMMED:
+                raise Refused(f"this run is {'under' if self.secure else 'without'} secure aggregation")
             return handlers[message.kind](message).wire
         except Refused as error:
             return self._failure(message, str(error)).wire
         except Exception as error:  # a client runs its user's code; the text of its errors may hold data
             _log.exception("%s failed", message.kind)
             return self._failure(message, type(error).__name__).wire
+
+    @staticmethod
+    def _is_of_sums(message: Message) -> bool:
+        return message.kind.startswith("sum_") or "shares" in message.about
 
     def _failure(self, message: Message, why: str) -> Message:
         return Message(kind="failure", about={"to": message.name, "why": why, "state": self.current})
@@ -180,7 +209,7 @@ class Site:
             has_validation=bool(holds.val_mask_N.any()),
             edges=edge_facts(holds),
             density=round(int(torch.count_nonzero(x)) / max(1, x.numel()), 3),  # more digits would tell how many rows
-            data=self.states.digest(_content(holds)),
+            data=self.states.digest(content_of(holds)),
         )
 
     def _start(self, message: Message) -> Message:
@@ -192,9 +221,19 @@ class Site:
             self._go_on()  # nothing of it is kept
             raise
         self._keep("start", message)
-        (self.folder / "answer").unlink(missing_ok=True)
-        self.last = None
-        return self._said(message, key=self.masks.public, parameters=digest_of(self.architectures))
+        for name in ("answer", "scores"):
+            self.files.drop(name)
+        self.last = self.scored = None
+        tells = self.policy.tells_metrics(summed=self.secure)
+        return self._said(message, parameters=digest_of(self.architectures), metrics=tells, scored=self.metric_names)
+
+    def _names_of_metrics(self) -> list[str] | str:
+        """Which metrics the client is scored by, or why it cannot be."""
+        outcome = self.executor.probe()
+        if self.index in outcome.failures:
+            _log.warning("the client cannot be scored: %s", outcome.failures[self.index])
+            return outcome.failures[self.index].partition(":")[0]
+        return sorted(outcome.upload.signals)
 
     def _set_up(self, start: Message) -> None:
         about = start.about
@@ -236,6 +275,12 @@ class Site:
         )
         self.strategy.setup(federation)
         self.weighting = weighting_of(self.strategy) if self.secure else None
+        if self.secure:
+            try:
+                check_share(float(about["secure_share"]))
+            except ValueError as error:
+                raise Refused(str(error)) from error
+            self.sum.join(self.label, self.index, about["names"], float(about["secure_share"]))
         self.collator = self._collator(roster, fabric.device, getattr(torch, about["dtype"]))
         self.executor = executor_for(self.model, SequentialExecutor())
         mine = (self.index,)
@@ -250,9 +295,11 @@ class Site:
         )
         self.known = dict(self.architectures[federation.architecture_of[self.index]])
         self.num_flat = max(sum(p.numel() for p in net.values()) for net in self.architectures)
+        self.guard.run = self.label
         self.guard.admit_parameters(self.num_flat)
         self.guard.check_stages(self.strategy, list(self.known))
-        self.masks.meet({int(client): key for client, key in self._told("keys").get(self.label, {}).items()})
+        self.metric_names = self._names_of_metrics()
+        self.work = ""
         self.is_started = True
         self.current = self.states.put(self._state())
 
@@ -270,17 +317,41 @@ class Site:
             dtype=dtype,
         )
 
-    def _keys(self, message: Message) -> Message:
-        """Learn the others' public keys; in one federation they do not change."""
-        keys = {int(client): key for client, key in message.about["keys"].items()}
-        if keys.get(self.index) != self.masks.public:
-            raise Refused("the server has another public key of this site than its own")
-        known = self._told("keys").setdefault(self.label, message.about["keys"])
-        if known != message.about["keys"]:
-            raise Refused("the server has changed the other sites' public keys within one federation")
-        self._tell("keys", {self.label: known})
-        self.masks.meet(keys)
-        return self._said(message)
+    # ---------------------------------------------------------------- sums
+
+    def _sum_keys(self, message: Message) -> Message:
+        """Begin a sum. A state that was summed is gone on from, where the server did not get to know the next one."""
+        about = message.about
+        state = about["state"]
+        last = self.last
+        if (
+            about["purpose"] == "run"
+            and last is not None
+            and last.kind == "answer"
+            and last.about["from"] == state
+            and self.states.get(last.about["state"]) is not None
+            and list(about["place"]) != last.about["place"]
+        ):
+            state = last.about["state"]
+        self._become(state)
+        return self._said(message, **self.sum.open(message.name, about["purpose"], about["place"], self._entry(state)))
+
+    def _sum_step(self, message: Message) -> Message:
+        """Another step of the sum. Its answer is the same after a restart: it tells of no state."""
+        return Message(kind="answer", about={"to": message.name, **self.sum.step(message.kind, message.about)})
+
+    def _enter(self, message: Message, place: Sequence[Any], work: str | None) -> int:
+        """Take part in the sum with what a message asks for; how many clients are summed at the least."""
+        if self._entry(message.about["state"]) != self.sum.kept.get("state"):
+            raise Refused("no sum was begun from this state")
+        return self.sum.enter(place, {int(c): text for c, text in message.about["shares"].items()}, work)
+
+    def _entry(self, digest: str) -> str:
+        """A state's name in the site's book, which is the same in all runs."""
+        state = self.states.get(digest)
+        if state is None:
+            raise Refused(_gone(digest))
+        return self.ledger.name(state.wire)
 
     # ---------------------------------------------------------------- work
 
@@ -290,7 +361,8 @@ class Site:
             self._become(self.last.about["state"])
             return self.last
         about = message.about
-        if self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]:
+        lost = self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]
+        if self.last is not None and lost and not self.secure:  # a sum may have it; see _sum_keys
             self.states.drop(self.last.about["state"])  # the server never got to know it
             self.current = self.current if self.current == about["state"] else ""
         if self.holds.num_examples < self.policy.min_examples:
@@ -299,25 +371,38 @@ class Site:
         address = StageAddress(**about["address"])
         stage = self.strategy.stage(address)
         self._check(stage)
-        steps_per_epoch = self.collator.steps_per_epoch(self.index)
-        self.guard.admit_stage(stage, list(self.known), address.round_idx, about["effort"], steps_per_epoch)
-        if self.secure:
-            self._once(address, message)
-        self._become(about["state"])
+        self.guard.admit_stage(
+            stage,
+            list(self.known),
+            address.round_idx,
+            about["effort"],
+            self.collator.steps_per_epoch(self.index),
+            asked=digest_of_facts(about["address"], about["effort"], about["state"], *message.tensors.items()),
+        )
         payload = message.payload((self.index,))
+        place = [address.phase, address.round_idx, address.name]
+        summed_with, work_name = 1, ""
+        if self.secure:
+            check_stage(stage)
+            work_name = digest_of_facts(place, about["effort"], *packed(payload, self.index).items())
+            summed_with = self._enter(message, place, work_name)
+        self._become(about["state"])
         work = Work(stage=stage, address=address, effort={self.index: about["effort"]}, payload=payload)
         outcome = self.executor.run(work)
+        self.work = work_name
         self.current = self.states.put(self._state())
         if self.index in outcome.failures:
             _log.warning("stage %s failed: %s", stage.name, outcome.failures[self.index])
             answer = self._failure(message, outcome.failures[self.index].partition(":")[0])
         else:
             try:
-                leaving = self._leaving(outcome.upload, stage, payload, f"{self.label}/{address}", about["clients"])
+                leaving = self._leaving(outcome.upload, stage, payload, summed_with)
                 answer = self._said(message, packed(leaving, self.index))
             except Refused as error:
                 answer = self._failure(message, str(error))
-        self.last = dataclasses.replace(answer, about={**answer.about, "from": about["state"]})
+        self.last = dataclasses.replace(
+            answer, about={**answer.about, "from": about["state"], **({"place": place} if self.secure else {})}
+        )
         self._keep("answer", self.last)
         return self.last
 
@@ -327,17 +412,7 @@ class Site:
         if hides and stage.num_steps is None and self.batch_size is not None and self.steps_per_epoch is None:
             raise Refused("the number of steps would tell that of examples, which is hidden: set data.steps_per_epoch")
 
-    def _once(self, address: StageAddress, message: Message) -> None:
-        """Refuse to answer a stage to two messages: what two sums differ by would be told of one client."""
-        check_stage(self.strategy.stage(address))
-        asked = self._told("asked")
-        if asked.setdefault(f"{self.label}/{address}", message.name) != message.name:
-            raise Refused("this stage was asked for already, with other clients or from another model")
-        self._tell("asked", asked)
-
-    def _leaving(
-        self, upload: Payload, stage: Stage, received: Payload | None, label: str, clients: Sequence[int]
-    ) -> Payload:
+    def _leaving(self, upload: Payload, stage: Stage, received: Payload | None, summed_with: int) -> Payload:
         """What leaves the site: the stage's payload, filtered, and hidden in a sum."""
         known: dict[str, Tensor] = {}
         if not stage.as_update:
@@ -347,26 +422,41 @@ class Site:
         upload = self.guard.leaving(upload, stage)
         try:
             for each in self.policy.filters:
-                upload = each(upload, known)
+                upload = each(upload, known, summed_with=summed_with)
         except CannotFilter as error:
             raise Refused(str(error)) from error
-        return masked(self.masks, upload, self.weighting, clients, label) if self.weighting else upload
+        if not self.weighting:
+            return upload
+        return Payload(clients=upload.clients, signals={MASKED: self.sum.hide(*summand(upload, self.weighting))[None]})
 
     def _evaluate(self, message: Message) -> Message:
-        """Numerator and denominator of each metric; zeros for a split of too few examples."""
-        check_tensors(message.tensors, self.known, self.num_flat, models=len(message.about["evaluations"]))
-        self._become(message.about["state"])
+        """What the policy tells of each metric; zeros for a split of too few examples."""
+        if self.scored is not None and self.scored.about["to"] == message.name:
+            return self.scored
+        about, round_idx = message.about, message.about["round_idx"]
+        check_tensors(message.tensors, self.known, self.num_flat, models=len(about["evaluations"]))
+        if len({kind for kind, _ in about["evaluations"]}) < len(about["evaluations"]):
+            raise Refused("an evaluation is asked for twice")
+        allowed = [
+            (
+                kind,
+                allowed_evaluation(self.strategy, self.index, kind, what, message.payload((self.index,), f"{place}/")),
+            )
+            for place, (kind, what) in enumerate(about["evaluations"])
+        ]
+        self.guard.admit_evaluations(
+            [evaluation for _, evaluation in allowed],
+            round_idx,
+            self.collator.steps_per_epoch(self.index),
+            asked=digest_of_facts(about["evaluations"], about["state"], *message.tensors.items()),
+        )
+        if self.secure:
+            self._enter(message, ["evaluate", round_idx], None)
+        self._become(about["state"])
         self._forget(message)
-        tensors: dict[str, Tensor] = {}
+        found: dict[str, Tensor] = {}
         failures: dict[str, str] = {}
-        asked = {
-            kind: self._evaluation(described, message.payload((self.index,), f"{place}/"))
-            for place, (kind, described) in enumerate(message.about["evaluations"])
-        }
-        steps_per_epoch = self.collator.steps_per_epoch(self.index)
-        round_idx = message.about["round_idx"]
-        self.guard.admit_evaluations(list(asked.values()), round_idx, steps_per_epoch, asked_in=message.name)
-        for place, (kind, evaluation) in enumerate(asked.items()):
+        for place, (kind, evaluation) in enumerate(allowed):
             outcome = self.executor.evaluate({kind: evaluation}, [self.index], round_idx)[kind]
             if self.index in outcome.failures:
                 _log.warning("evaluation %r failed: %s", kind, outcome.failures[self.index])
@@ -374,17 +464,30 @@ class Site:
                 continue
             for name, pair_12 in outcome.upload.signals.items():
                 enough = bool(pair_12[0, 1] >= self.policy.min_examples)
-                tensors[f"{place}/{name}"] = pair_12 if enough else torch.zeros_like(pair_12)
-        return self._said(message, tensors, failures=failures)
+                found[f"{place}/{name}"] = pair_12.cpu() if enough else torch.zeros(1, 2)
+        self.scored = self._said(message, **self._scores(found, failures, len(allowed)))
+        self._keep("scores", self.scored)
+        return self.scored
 
-    def _evaluation(self, described: dict[str, Any], payload: Payload | None) -> Evaluation:
-        return dataclasses.replace(check_evaluation(find(described, self.strategy)), payload=payload)
+    def _scores(self, found: dict[str, Tensor], failures: dict[str, str], num_models: int) -> dict[str, Any]:
+        """What the policy tells of metrics, (1, 2) by the place of their model and their name."""
+        try:
+            found = self.policy.tell(found, summed=self.secure)
+        except CannotFilter as error:
+            raise Refused(str(error)) from error
+        if not self.secure:
+            return {"tensors": found, "failures": failures}
+        keys = [f"{place}/{name}" for place in range(num_models) for name in self.metric_names]
+        whole = {key: torch.zeros(1, 2) for key in keys} | found
+        hidden = self.sum.hide(summands(whole), 1.0)
+        return {"tensors": {f"s/{MASKED}": hidden[None]}, "failures": failures}
 
     def _predict(self, message: Message) -> Message:
         """Write what the client's model predicts, here."""
         check_tensors(message.tensors, self.known, self.num_flat, models=1)
         self._become(message.about["state"])
-        evaluation = self._evaluation(message.about["evaluation"], message.payload((self.index,), "0/"))
+        payload = message.payload((self.index,), "0/")
+        evaluation = allowed_evaluation(self.strategy, self.index, "", message.about["evaluation"], payload)
         self.guard.admit_tuning(evaluation, message.about["round_idx"], self.collator.steps_per_epoch(self.index))
         output_NK = self.executor.predict(evaluation, [self.index], message.about["round_idx"])[self.index]
         predicted = Predicted(holds=self.holds, own=self.own, output_NK=output_NK)
@@ -398,6 +501,7 @@ class Site:
         held = self.executor.holdings().get(self.index, {})
         return Message(
             kind="state",
+            about={"after": self.work} if self.work else {},  # so that no two sums are made from equal states
             tensors=packed(self.executor.state(), self.index) | {f"h/{name}": tensor for name, tensor in held.items()},
         )
 
@@ -407,10 +511,7 @@ class Site:
             return
         state = self.states.get(digest)
         if state is None:
-            raise Refused(
-                f"this site does not hold the state {digest[:12]}...: restore its folder, or resume from another "
-                "checkpoint"
-            )
+            raise Refused(_gone(digest))
         held = {name[2:]: tensor for name, tensor in state.tensors.items() if name.startswith("h/")}
         if held:
             self.executor.load_holdings({self.index: held})
@@ -418,6 +519,7 @@ class Site:
             self.executor.rewrite({self.index: self.holds})
         tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("h/")}
         self.executor.load_state(Payload.from_named((self.index,), tensors))
+        self.work = str(state.about.get("after", ""))
         self.current = digest
 
     def _load(self, message: Message) -> Message:
@@ -434,67 +536,12 @@ class Site:
         return self._said(message)
 
     def _kept(self, name: str) -> Message | None:
-        """A message that was kept; one that is damaged is moved aside, and the site does without it."""
-        path = self.folder / name
-        content = self._unsealed(path)
-        if content is not None or not path.exists():
-            return None if content is None else Message.read(content)
-        aside = path.with_name(f"{name}.damaged")
-        _log.error("%s is damaged, and is now %s: the site waits for a server to begin", path, aside.name)
-        path.replace(aside)
-        return None
+        content = self.files.read(name)
+        return None if content is None else Message.read(content)
 
     def _keep(self, name: str, message: Message) -> None:
-        self._seal(self.folder / name, message.wire)
-
-    def _told(self, name: str) -> dict[str, Any]:
-        """What the site has to remember.
-
-        Raises:
-            Refused: It is damaged, and cannot be done without.
-        """
-        path = self.folder / f"{name}.json"
-        content = self._unsealed(path)
-        if content is None and path.exists():
-            raise Refused(
-                f"{path.name} of this site is damaged: bring it back from a copy, or move the site's folder away to "
-                "begin anew"
-            )
-        return {} if content is None else dict(json.loads(content))
-
-    def _tell(self, name: str, content: Mapping[str, Any]) -> None:
-        self._seal(self.folder / f"{name}.json", json.dumps(content).encode())
-
-    def _seal(self, path: Path, content: bytes) -> None:
-        """Write a file of the owner's alone, with a digest of its name and content behind it."""
-        with whole_file(path, secret=True) as temporary:
-            temporary.write_bytes(content + self.states.digest(path.name.encode() + content).encode())
-
-    def _unsealed(self, path: Path) -> bytes | None:
-        """The content of such a file; None where there is none, or it is damaged."""
-        try:
-            sealed = path.read_bytes()
-        except OSError:
-            return None
-        content, digest = sealed[:-64], sealed[-64:]
-        expected = self.states.digest(path.name.encode() + content).encode()
-        return content if hmac.compare_digest(digest, expected) else None
+        self.files.write(name, message.wire)
 
 
-def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
-    """What server and sites must have alike, as JSON."""
-    net = model.net_factories if model.has_own_net else None  # which the initial parameters tell of, too
-    optimizer = model.optimizer_factory if model.has_own_optimizer else type(strategy).default_optimizer
-    described = settings.of_objects(strategy=strategy, model=model, net=net, optimizer=optimizer)
-    return dict(json.loads(json.dumps(described)))
-
-
-def _content(holds: ClientGraph | ClientExamples) -> bytes:
-    tensors = {name: value for name, value in vars(holds).items() if isinstance(value, Tensor)}
-    return Message(kind="data", tensors=tensors).wire
-
-
-def digest_of(architectures: Sequence[Mapping[str, Tensor]]) -> str:
-    """The same for the same initial parameters of every architecture."""
-    named = {f"{place}/{name}": p for place, net in enumerate(architectures) for name, p in net.items()}
-    return Message(kind="parameters", tensors=named).name
+def _gone(digest: str) -> str:
+    return f"this site does not hold the state {digest[:12]}...: restore its folder, or resume from another checkpoint"

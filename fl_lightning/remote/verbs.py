@@ -64,6 +64,7 @@ def run_verb(verb: Callable[[argparse.Namespace, list[str]], int], parser: Parse
 def submission_of(options: argparse.Namespace, rest: Sequence[str], sites: Sequence[str]) -> "tuple[Submission, Path]":
     """The run that the options ask for, and where its folder goes."""
     from fl_lightning.remote.job import Parts
+    from fl_lightning.remote.secure import WARNING
     from fl_lightning.remote.submit import Submission
 
     if options.ckpt_path and not options.name:
@@ -73,6 +74,8 @@ def submission_of(options: argparse.Namespace, rest: Sequence[str], sites: Seque
         if value is not None and value < 1:
             fail(f"--{name} must be at least 1, got {value}")
     trainer = Parts(rest).trainer
+    if options.secure:
+        sys.stdout.write(f"{WARNING}\n")
     submission = Submission.of_config(
         trainer.config,
         name=options.name or f"{trainer.root.name}-{time.strftime('%Y%m%d-%H%M%S')}",

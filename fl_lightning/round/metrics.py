@@ -94,6 +94,23 @@ def summarise(scores: Payload, prefix: str = "", directions: Mapping[str, Direct
     }
 
 
+def summarise_sums(sums: Mapping[str, Tensor], prefix: str = "") -> dict[str, float]:
+    """Figures of a federation whose clients tell no more than sums: there is no worst client, and no deviation.
+
+    Args:
+        sums: Of each metric, (4,): of the clients' values, how many clients have one, of numerators, of denominators.
+        prefix: Goes before the metrics' names.
+
+    Returns:
+        For a metric ``val/acc``: its mean over clients under ``val/acc``, and ``val/acc_weighted``; nan of nobody.
+    """
+    figures: dict[str, float] = {}
+    for name, (value, count, total, weight) in sums.items():
+        figures[f"{prefix}{name}"] = float(value / count)
+        figures[f"{prefix}{name}_weighted"] = float(total / weight)
+    return figures
+
+
 def client_values(scores: Payload, name: str, clients: Sequence[int] | None = None) -> Tensor:
     """Each client's value of a metric (C,), nan without examples."""
     totals = scores.rows(clients).signals[name] if clients is not None else scores.signals[name]

@@ -24,7 +24,6 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
-from fl_lightning.round.stage import Evaluation
 from fl_lightning.run.interruption import Interruption
 from fl_lightning.run.processes import shard
 from fl_lightning.run.profiling import RoundClock, RoundTrace
@@ -346,7 +345,7 @@ def executor_for(model: ClientModule, executor: Executor) -> Executor:
 def check_monitor(run: Run) -> None:
     """Score one client before anything is trained: the monitored metric must be there, and be one of validation."""
     monitor = run.selection.monitor
-    outcome = run.executor.evaluate({"": Evaluation()}, run.executor.clients[:1], 0)[""]
+    outcome = run.executor.probe()
     for client, why in outcome.failures.items():
         raise ValueError(
             f"{type(run.model).__name__} with {name_of(run.model.nets[0])} cannot compute on the data of "

@@ -283,6 +283,10 @@ class Strategy(ABC):
         """
         return None
 
+    def settings_against_sums(self) -> list[str]:
+        """Names of the settings, as they are, because of which a weighted sum of all answers is not enough."""
+        return []
+
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """The parameters that replace the clients' own in the main evaluation; None for their own."""
         return None
@@ -290,6 +294,13 @@ class Strategy(ABC):
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """Which models are evaluated, by a prefix of their metrics; the one with the empty prefix is the result."""
         return {"": Evaluation(payload=self.model_for(clients))}
+
+    def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """Ways of evaluating that only a later state of the server has; sites do no others than these and the present.
+
+        Payloads are examples of their names and shapes.
+        """
+        return {}
 
     def admission_stages(self) -> Sequence[Stage]:
         """Stages by which clients that were held out of training join; the server is not trained in them."""

@@ -88,6 +88,17 @@ def test_the_budget_ends_the_answers(answer, tmp_path) -> None:
     assert json.loads((tmp_path / "privacy.json").read_text())["num_answers"] == 1
 
 
+def test_noise_that_is_shared_in_a_sum(tmp_path) -> None:
+    """Each of t clients adds a t-th of the variance; what is in no sum is refused."""
+    many = Payload(clients=(0,), parameters={"w": torch.zeros(1, 20_000)}, num_examples=torch.tensor([17]))
+    noise = GaussianNoise(clip_norm=0.5, noise_multiplier=3.0, distributed=True)
+    noise.open(tmp_path)
+    assert noise(many, {}, summed_with=4).parameters["w"].std().item() == pytest.approx(1.5, rel=0.05)  # 3 / 4^1/2
+    with pytest.raises(CannotFilter, match="distributed is for secure aggregation"):
+        noise(many, {})
+    assert PrivacyAccountant(tmp_path, delta=1e-5).num_answers == 1
+
+
 def test_what_cannot_be_filtered_is_refused(answer, tmp_path) -> None:
     whole = Payload(clients=(0,), signals={"votes": torch.tensor([[1, 2]])})
     with pytest.raises(CannotFilter, match="votes are whole"):
@@ -117,7 +128,8 @@ def test_settings_out_of_range(make, message) -> None:
 
 
 def noisy() -> SitePolicy:
-    return SitePolicy(min_examples=1, filters=[GaussianNoise(clip_norm=1.0, noise_multiplier=1.0, max_epsilon=30)])
+    noise = GaussianNoise(clip_norm=1.0, noise_multiplier=1.0, max_epsilon=30)
+    return SitePolicy(min_examples=1, filters=[noise], metrics="plain")
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedProto, FedSheafHN])

@@ -11,9 +11,10 @@ from fl_lightning import ClientModule, Stage
 from fl_lightning.models import GCN, MaskedGCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import Message, SitePolicy, federate
+from fl_lightning.remote.digests import settings_of
 from fl_lightning.remote.guard import Guard, count_parameters, kind_of
+from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.policy import Refused
-from fl_lightning.remote.site import settings_of
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, tune
 from fl_lightning.strategies import SCAFFOLD, FedAvg, FedPer, FedProto, FedPub
@@ -144,13 +145,13 @@ def _again(run: Any, least: int) -> list[Message]:
     return answers(run(lambda: FedProto(num_epochs=1), num_rounds=1, min_examples=least), "run")
 
 
-def test_a_statistic_of_classes_without_counts_is_held_against_the_labels(three) -> None:
+def test_a_statistic_of_classes_without_counts_is_held_against_the_labels(three, tmp_path) -> None:
     holds = three.clients[0]
     counts_K = torch.bincount(holds.y_N[holds.train_mask_N], minlength=4)
     least = int(counts_K.max())
     stage = Stage(name="s", signals={"r": None}, per_class={"r": "", "of/present": ""})
     signals = {"r": torch.ones(1, 4), "of/present": torch.ones(1, 4, dtype=torch.bool), "mean": torch.ones(1, 2)}
-    guard = Guard(SitePolicy(min_examples=least), holds)
+    guard = Guard(SitePolicy(min_examples=least), holds, SumLedger(tmp_path))
 
     left = guard.leaving(Payload(clients=(0,), signals=signals), stage).signals
 
@@ -160,8 +161,8 @@ def test_a_statistic_of_classes_without_counts_is_held_against_the_labels(three)
 
 
 @pytest.mark.parametrize("as_mapping", [False, True])
-def test_a_score_of_too_few_examples_says_nothing(three, as_mapping) -> None:
-    guard = Guard(SitePolicy(min_examples=5), three.clients[0])
+def test_a_score_of_too_few_examples_says_nothing(three, as_mapping, tmp_path) -> None:
+    guard = Guard(SitePolicy(min_examples=5), three.clients[0], SumLedger(tmp_path))
     stage = Stage(name="try", signals={"score": None}, scores=("score",))
     for count in (4.0, 5.0):
         signals = {"score": torch.tensor([[3.0, count]])}
@@ -228,6 +229,7 @@ def a_start(site: Any, card: Any) -> Message:
         "seed": 0,
         "training_clients": [0],
         "dtype": "float32",
+        "secure_share": 2 / 3,
     }
     return Message(kind="start", about=about)
 
@@ -244,10 +246,10 @@ def test_models_to_score_are_bounded_in_a_round_whatever_the_federation(started)
     """One message with 470 models gave a client's gradient."""
     site, asked = started(max_evaluations_per_round=3)
     question = asked["evaluate"]
-    kind, described = question.about["evaluations"][0]
-    parts = {name.partition("/")[2]: tensor for name, tensor in question.tensors.items() if name.startswith("0/")}
+    ways = question.about["evaluations"]
+    assert len(ways) == 2
 
-    def asking(count: int, round_idx: int) -> Message:
+    def asking(model: int, round_idx: int, count: int = 2) -> Message:
         return Message(
             kind="evaluate",
             about={
@@ -255,29 +257,30 @@ def test_models_to_score_are_bounded_in_a_round_whatever_the_federation(started)
                 "round_idx": round_idx,
                 "state": site.current,
                 "forget": [],
-                "evaluations": [[f"{kind}{place}/", described] for place in range(count)],
+                "evaluations": (ways * 300)[:count],
             },
-            tensors={f"{place}/{name}": tensor for place in range(count) for name, tensor in parts.items()},
+            tensors={name: tensor + model for name, tensor in question.tensors.items() if int(name[0]) < count},
         )
 
-    assert "evaluations must be a list of 0 to 64 things" in why(site, asking(470, 7))
-    assert "0 models are scored in round 7 and 64 more asked for" in why(site, asking(64, 7))
-    assert Message.read(site.answer(asking(2, 7).wire)).kind == "answer"
+    assert "evaluations must be a list of 0 to 64 things" in why(site, asking(1, 7, 470))
+    assert "an evaluation is asked for twice" in why(site, asking(1, 7, 64))
+    assert Message.read(site.answer(asking(1, 7).wire)).kind == "answer"
     site.answer(asked["start"].wire)
     assert "2 models are scored in round 7 and 2 more asked for" in why(site, asking(2, 7))
+    assert Message.read(site.answer(asking(2, 7, 1).wire)).kind == "answer"
     site.policy = site.guard.policy = SitePolicy(min_examples=1, evaluations=["own"])
     assert "a model that is received is to be scored, policy.evaluations lets own be" in why(site, asking(1, 8))
 
 
-def test_training_before_an_evaluation_ends(three) -> None:
-    guard = Guard(SitePolicy(max_steps_per_round=100), three.clients[0])
-    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked_in="a")
-    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked_in="a")  # again, and answered alike
+def test_training_before_an_evaluation_ends(three, tmp_path) -> None:
+    guard = Guard(SitePolicy(max_steps_per_round=100), three.clients[0], SumLedger(tmp_path))
+    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="a")
+    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="a")  # again, and answered alike
     with pytest.raises(
         Refused, match=r"60 steps of round 0 are taken and 60 more asked for, policy\.max_steps_per_rou"
     ):
-        guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked_in="b")
-    guard.admit_evaluations([Evaluation(tuning=tune(60))], 1, 1, asked_in="c")
+        guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="b")
+    guard.admit_evaluations([Evaluation(tuning=tune(60))], 1, 1, asked="c")
     with pytest.raises(Refused, match="max_steps_per_round"):
         guard.admit_tuning(Evaluation(tuning=tune(10**9)), 2, 1)
 
@@ -289,14 +292,14 @@ def test_steps_of_a_round_are_bounded(run) -> None:
 
 
 @pytest.mark.parametrize("effort", [1e9, -1, float("nan"), "1", True, None])
-def test_effort_is_a_share(three, effort) -> None:
-    guard = Guard(OPEN, three.clients[0])
+def test_effort_is_a_share(three, effort, tmp_path) -> None:
+    guard = Guard(OPEN, three.clients[0], SumLedger(tmp_path))
     with pytest.raises(Refused, match=r"the effort must be in \[0, 1\]"):
-        guard.admit_stage(Stage(name="train", num_epochs=1), (), 0, effort, 1)
+        guard.admit_stage(Stage(name="train", num_epochs=1), (), 0, effort, 1, asked="a")
 
 
-def test_rounds_that_the_job_has_not_are_refused(three) -> None:
-    guard = Guard(OPEN, three.clients[0], num_rounds=5)
+def test_rounds_that_the_job_has_not_are_refused(three, tmp_path) -> None:
+    guard = Guard(OPEN, three.clients[0], SumLedger(tmp_path), num_rounds=5)
     guard.check_round(5)
     with pytest.raises(Refused, match="round 6 is asked for, the job has 5"):
         guard.check_round(6)

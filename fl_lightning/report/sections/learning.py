@@ -105,7 +105,7 @@ def _rounds_table(run: Recorded) -> Table | None:
 def _other_figures(run: Recorded) -> Table | None:
     """Every model's figures at the chosen round."""
     figures = run.figures
-    names = [name for name in figures if f"{name}_std" in figures and "test/" in name]
+    names = [name for name in figures if f"{name}_weighted" in figures and "test/" in name]
     rows = [
         [_model(name, run.test_metric) if name.endswith(run.test_metric) else name]
         + [number(figures.get(f"{name}{kind}")) for kind in ("", "_std", "_worst", "_weighted")]

@@ -220,6 +220,11 @@ class Hypernetwork(Strategy):
         """The locally trained models are the result; the generated ones are logged as ``gen/...``."""
         return {**super().evaluations(clients), "gen/": Evaluation(payload=self.generate_for_evaluation(clients))}
 
+    def any_models(self, clients: Sequence[int]) -> Payload:
+        """Names and shapes of generated models, also where none can be generated yet; all zero."""
+        num_parameters = sum(shape.numel() for shape in self.shapes.values())
+        return self._as_payload(clients, torch.zeros(len(clients), num_parameters))
+
     def metrics(self) -> Mapping[str, float]:
         """Of the last round, over the clients that answered.
 

@@ -327,6 +327,13 @@ class FedSheafHN(Hypernetwork):
             return super().evaluations(clients)
         return {"": Evaluation(payload=self.model_for(clients)), "trained/": Evaluation()}
 
+    def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The same: nothing can be generated before the clients have sent their embeddings."""
+        generated = Evaluation(payload=self.any_models(clients))
+        if self.predict == "trained":
+            return {"": Evaluation(), "gen/": generated}
+        return {"": generated, "trained/": Evaluation()}
+
     def inspection(self) -> Mapping[str, float]:
         """Of the generator's last forward, and of what it was given."""
         found = {**super().inspection(), **self.trials.metrics()}

@@ -210,6 +210,10 @@ class AdaFGL(FedAvg):
         main = Evaluation(output=self.blended_modules) if model is None else Evaluation(payload=model)
         return {"": main, "global/": Evaluation(payload=one_model(self.chosen(), clients))}
 
+    def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The blended modules, in the second phase."""
+        return {"": Evaluation(output=self.blended_modules)}
+
     def metrics(self) -> Mapping[str, float]:
         """Validation accuracy of the kept model, and how many clients build on it."""
         return {

@@ -82,6 +82,11 @@ class Mixing(Strategy):
         """Shell-style patterns of all parameters that never leave their client: the setting's, and the method's own."""
         return self.personal
 
+    def settings_against_sums(self) -> list[str]:
+        """Robust aggregation compares clients, and which of them moved a number is told of each."""
+        names = ["aggregation"] if self.aggregation is not None else []
+        return [*names, "mix_only_moved"] if self.mix_only_moved else names
+
     def signals(self) -> Mapping[str, Signal]:
         """What the clients send beside their parameters."""
         return {}

@@ -216,6 +216,16 @@ class FedGNN(FedAvg, NotesFigures):
             "trained/": Evaluation(payload=self.expanded(own), output=expanded_output),
         }
 
+    def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """With ē and m, once there are any."""
+        nothing = torch.zeros(len(clients), 0)
+        signals = dict.fromkeys(("received", "number"), nothing)
+        model = dataclasses.replace(self.mixed_models(clients), signals=signals, lengths=signals)
+        return {
+            kind: Evaluation(payload=payload, output=expanded_output)
+            for kind, payload in {"": model, "trained/": dataclasses.replace(model, parameters={})}.items()
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """The model, and what has been sent."""
         kept = {"num_nodes": self.num_nodes_C, "lends": self.lends_C, "num_exchanges": self.num_exchanges}

@@ -93,8 +93,9 @@ class FedProto(Local):
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:
         """The prototypes, and which classes have one."""
-        if not self.known_K.any():
-            return None
+        return self._sent(clients) if self.known_K.any() else None
+
+    def _sent(self, clients: Sequence[int]) -> Payload:
         prototypes_CKD, known_CK = (t.expand(len(clients), *t.shape) for t in (self.prototypes_KD, self.known_K))
         return Payload(clients=tuple(clients), signals={"prototypes": prototypes_CKD, "known": known_CK})
 
@@ -125,6 +126,12 @@ class FedProto(Local):
         nearest = Evaluation() if payload is None else Evaluation(payload=payload, output=self.nearest)
         kinds = ("", "proto/") if self.predict == "head" else ("head/", "")
         return dict(zip(kinds, (Evaluation(), nearest), strict=True))
+
+    def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """By prototypes, once there are any."""
+        return {
+            "proto/" if self.predict == "head" else "": Evaluation(payload=self._sent(clients), output=self.nearest)
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The prototypes, and who has which classes."""

@@ -168,9 +168,14 @@ class FGGP(FedAvg):
         plain = {"classifier/": Evaluation(payload=model), "trained/": Evaluation()}
         if not (self.queue["classes"] >= 0).any():
             return {"": Evaluation(payload=model), **plain}
+        return {**self.later_evaluations(clients), **plain}
+
+    def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """The vote, once there are prototypes."""
+        model = self.mixed_models(clients)
         signals = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in self.queue.items()}
         payload = dataclasses.replace(model, signals=signals)
-        return {"": Evaluation(payload=payload, output=self.vote), **plain}
+        return {"": Evaluation(payload=payload, output=self.vote)}
 
     def metrics(self) -> Mapping[str, float]:
         """Entries of the queue, and classes that have one."""

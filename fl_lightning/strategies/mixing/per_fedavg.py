@@ -114,8 +114,8 @@ class PerFedAvg(Mixing):
         return equal_weights(upload)[None]
 
     def sum_weighting(self) -> SumWeighting:
-        """Equal, unless outliers are looked for."""
-        return "equal" if self.aggregation is None else None
+        """Equal, unless a setting looks at single clients."""
+        return None if self.settings_against_sums() else "equal"
 
     def training(self, round_idx: int) -> Stage:
         """Steps along d."""

@@ -43,8 +43,8 @@ class Twins(Mixing):
         return (example_weights(upload) if self.weighting == "examples" else equal_weights(upload))[None]
 
     def sum_weighting(self) -> SumWeighting:
-        """That of the average, unless outliers are looked for."""
-        return self.weighting if self.aggregation is None else None
+        """That of the average, unless a setting looks at single clients."""
+        return None if self.settings_against_sums() else self.weighting
 
     @abstractmethod
     def join(self) -> Stage:

@@ -1,0 +1,42 @@
+"""What server and sites compare without telling it: digests of settings, parameters and data."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.remote.message import Message
+from fl_lightning.round.client import ClientModule
+from fl_lightning.run import settings
+from fl_lightning.strategies import Strategy
+
+
+def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
+    """What server and sites must have alike, as JSON."""
+    net = model.net_factories if model.has_own_net else None  # which the initial parameters tell of, too
+    optimizer = model.optimizer_factory if model.has_own_optimizer else type(strategy).default_optimizer
+    described = settings.of_objects(strategy=strategy, model=model, net=net, optimizer=optimizer)
+    return dict(json.loads(json.dumps(described)))
+
+
+def digest_of_facts(*facts: Any) -> str:
+    """Of facts that JSON holds, and of named tensors."""
+    tensors = {str(place): fact[1] for place, fact in enumerate(facts) if isinstance(fact, tuple)}
+    plain = [fact[0] if isinstance(fact, tuple) else fact for fact in facts]
+    return hashlib.sha256(Message(kind="facts", about={"facts": plain}, tensors=tensors).wire).hexdigest()
+
+
+def content_of(holds: ClientGraph | ClientExamples) -> bytes:
+    """All that a client holds, as bytes."""
+    tensors = {name: value for name, value in vars(holds).items() if isinstance(value, Tensor)}
+    return Message(kind="data", tensors=tensors).wire
+
+
+def digest_of(architectures: Sequence[Mapping[str, Tensor]]) -> str:
+    """The same for the same initial parameters of every architecture."""
+    named = {f"{place}/{name}": p for place, net in enumerate(architectures) for name, p in net.items()}
+    return Message(kind="parameters", tensors=named).name

@@ -1,0 +1,55 @@
+"""Which evaluations a site does for a server: those of its own strategy, and of no other models than theirs."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.references import describe
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Evaluation
+from fl_lightning.strategies import Strategy
+
+
+def allowed_evaluation(
+    strategy: Strategy, client: int, kind: str, described: dict[str, Any], payload: Payload | None
+) -> Evaluation:
+    """The strategy's evaluation that is asked for, with the models that were sent.
+
+    Args:
+        strategy: The site's own, set up.
+        client: Index of the site's client.
+        kind: Prefix of the metrics.
+        described: What ``references.describe`` made of it.
+        payload: The models that were sent, if any.
+
+    Raises:
+        Refused: The strategy evaluates nothing of the kind, does it in another way, or sends no such models for it.
+    """
+    known = list(ways(strategy, client, kind))
+    if not known:
+        raise Refused(f"{type(strategy).__name__} has no evaluation {kind!r}")
+    alike = [way for way in known if describe(way, strategy) == described]
+    if not alike:
+        raise Refused(f"{type(strategy).__name__} does its evaluation {kind!r} in another way")
+    for way in alike:
+        if _names(way.payload) == _names(payload):
+            return dataclasses.replace(way, payload=payload, others={})
+    raise Refused(f"{type(strategy).__name__} sends other models, or none, for its evaluation {kind!r}")
+
+
+def ways(strategy: Strategy, client: int, kind: str) -> Iterable[Evaluation]:
+    """All ways in which a strategy may evaluate a client's models of a kind, now or later in a run."""
+    try:
+        now = strategy.evaluations((client,))
+    except ValueError:  # it has no models before clients have answered
+        now = {}
+    for found in (now, strategy.later_evaluations((client,))):
+        if kind in found:
+            yield found[kind]
+            yield from (way for other, way in found[kind].others.items() if other == client)
+
+
+def _names(payload: Payload | None) -> set[str]:
+    """What is sent to a client, by kind and name."""
+    return set() if payload is None else set(payload.named())

@@ -1,0 +1,171 @@
+"""What a site has taken part in, over all jobs and runs: which clients' answers were summed from which of its states.
+
+What two sums over different clients differ by is told of the clients by which they differ. So from one state of a
+client all sums are over the same clients, whatever the server calls the run, and one run sums a state once: the same
+work, asked for again after a restart of the server, is answered again.
+
+One SQLite file in the folder of the site's account; an entry is on the disk before the answer leaves, and processes of
+several jobs share it. States go by a digest that is keyed by a secret of the same folder.
+"""
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from fl_lightning.remote.sealed import account_key
+
+#: Columns of each table; those before the bar tell its rows apart.
+_TABLES = {
+    "sums": ("purpose, state", "members, survivors"),
+    "work": ("run, state", "work"),
+    "evaluations": ("run, round_idx, content", "models"),
+}
+_SECONDS_TO_WAIT = 30.0
+Fact = str | int | None
+
+
+class SumLedger:
+    """The book of a site's sums and evaluations.
+
+    Every row has a keyed digest behind it, and all are looked through when the book is opened: what changed on the disk
+    is not believed.
+
+    Args:
+        folder: The site's, for all runs; made if it is not there.
+
+    Raises:
+        ValueError: The book, or the folder's secret, is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "sums.sqlite"
+        self.key = account_key(folder)
+        if not self.path.exists():
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        with self._open() as book:
+            for table, (names, others) in _TABLES.items():
+                book.execute(f"CREATE TABLE IF NOT EXISTS {table} ({names}, {others}, seal, PRIMARY KEY ({names}))")
+                for *facts, seal in book.execute(f"SELECT {names}, {others}, seal FROM {table}"):
+                    if seal != self._seal(table, facts):
+                        raise sqlite3.DatabaseError("a row is damaged")
+            if book.execute("PRAGMA integrity_check").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("its pages do not fit together")
+
+    def name(self, content: bytes) -> str:
+        """A state's name in the book."""
+        return hashlib.blake2b(content, key=self.key, digest_size=32).hexdigest()
+
+    def bound(self, purpose: str, state: str) -> list[str] | None:
+        """The clients that a sum from a state must be over; None where there was none yet.
+
+        Args:
+            purpose: ``run`` or ``evaluate``.
+            state: Its name here.
+        """
+        with self._open() as book:
+            row = book.execute(
+                "SELECT members, survivors FROM sums WHERE purpose = ? AND state = ?", (purpose, state)
+            ).fetchone()
+        return None if row is None else list(json.loads(row[1] or row[0]))
+
+    def is_other_work(self, run: str, state: str, work: str) -> bool:
+        """Whether a run has had other work of a state summed."""
+        with self._open() as book:
+            row = book.execute("SELECT work FROM work WHERE run = ? AND state = ?", (run, state)).fetchone()
+        return row is not None and row[0] != work
+
+    def is_spent(self, run: str, state: str) -> bool:
+        """Whether a run has had a state summed."""
+        return self.is_other_work(run, state, "")
+
+    def enter(
+        self, purpose: str, state: str, members: Sequence[str], *, run: str, work: str | None
+    ) -> Literal["first", "again", "refused"]:
+        """Note a sum before the client's numbers leave.
+
+        Args:
+            purpose: ``run`` or ``evaluate``.
+            state: Its name here.
+            members: Names of all clients whose numbers may be summed.
+            run: Of which run.
+            work: A digest of what is asked; None where several may be asked of one state.
+
+        Returns:
+            Whether it is the first of this state, one over the same clients, which must then all survive, or one that
+            the book forbids.
+        """
+        text = json.dumps(sorted(members))
+        with self._open() as book:
+            book.execute("BEGIN IMMEDIATE")
+            row = book.execute(
+                "SELECT members, survivors FROM sums WHERE purpose = ? AND state = ?", (purpose, state)
+            ).fetchone()
+            if row is not None and (row[1] or row[0]) != text:
+                return "refused"
+            if row is None:
+                self._write(book, "sums", purpose, state, text, None)
+            if work is not None:
+                old = book.execute("SELECT work FROM work WHERE run = ? AND state = ?", (run, state)).fetchone()
+                if old is not None and old[0] != work:
+                    return "refused"
+                if old is None:
+                    self._write(book, "work", run, state, work)
+        return "first" if row is None else "again"
+
+    def close(self, purpose: str, state: str, survivors: Sequence[str]) -> bool:
+        """Note over which clients the sum is read, before a share leaves; False where it was read over others."""
+        text = json.dumps(sorted(survivors))
+        with self._open() as book:
+            book.execute("BEGIN IMMEDIATE")
+            row = book.execute(
+                "SELECT members, survivors FROM sums WHERE purpose = ? AND state = ?", (purpose, state)
+            ).fetchone()
+            if row is None or (row[1] is not None and row[1] != text):
+                return False
+            self._write(book, "sums", purpose, state, row[0], text)
+        return True
+
+    def count_models(self, run: str, round_idx: int, content: str, models: int, most: int) -> bool:
+        """Note an evaluation; False where the round's models would be more than ``most``. One asked again is free."""
+        with self._open() as book:
+            book.execute("BEGIN IMMEDIATE")
+            known = dict(
+                book.execute(
+                    "SELECT content, models FROM evaluations WHERE run = ? AND round_idx = ?", (run, round_idx)
+                ).fetchall()
+            )
+            if content in known:
+                return True
+            if sum(known.values()) + models > most:
+                return False
+            self._write(book, "evaluations", run, round_idx, content, models)
+        return True
+
+    def _write(self, book: sqlite3.Connection, table: str, *facts: Fact) -> None:
+        """Write a row, in place of one of the same names."""
+        places = ", ".join("?" * (len(facts) + 1))
+        book.execute(f"INSERT OR REPLACE INTO {table} VALUES ({places})", (*facts, self._seal(table, facts)))
+
+    def _seal(self, table: str, facts: Sequence[Fact]) -> str:
+        return self.name(json.dumps([table, *facts]).encode())
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """The book; what is written is on the disk when the block ends."""
+        book = sqlite3.connect(self.path, timeout=_SECONDS_TO_WAIT)
+        try:
+            book.execute("PRAGMA synchronous = FULL")
+            with book:
+                yield book
+        except sqlite3.DatabaseError as error:
+            raise ValueError(
+                f"{self.path.name} of this site's account cannot be read or written ({error}): bring it back from a "
+                "copy; without it the site does not know which sums it has taken part in"
+            ) from error
+        finally:
+            book.close()

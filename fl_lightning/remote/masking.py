@@ -1,0 +1,144 @@
+"""The arithmetic of secure aggregation: whole numbers modulo 2^64, masks drawn from keys, and shares of secrets.
+
+Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: "Practical Secure Aggregation for
+Privacy-Preserving Machine Learning", CCS 2017, section 3. Keys are X25519, agreed secrets pass through HKDF (SHA-256),
+masks are ChaCha20 streams, shares are Shamir's over GF(2^128) (pycryptodome) and travel under AES-256-GCM.
+
+A number x of weight w becomes round(x w 2^24). Each summand is off by at most 2^-25, so a weighted mean of n clients is
+off by at most n 2^-25 / Σw. Summands must be below 2^62 / n in absolute value, so that their sum cannot wrap around:
+x w below 2^38 / n.
+
+Shape legend: D numbers.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+from torch import Tensor
+
+#: Binary digits behind the point.
+FRACTION_BITS = 24
+#: Summands of n clients stay below 2^62 / n.
+_ROOM_BITS = 62
+#: Bytes of a self-mask's seed, of a private key, and of what Shamir's scheme shares at once.
+SEED_BYTES, KEY_BYTES, _BLOCK = 16, 32, 16
+
+
+def to_whole(numbers_D: Tensor, weight: float, num_clients: int) -> NDArray[np.int64]:
+    """The numbers times their weight, and the weight, as whole numbers, (D + 1,).
+
+    Args:
+        numbers_D: In float64.
+        weight: Of the client in the sum.
+        num_clients: How many such vectors may be summed.
+
+    Raises:
+        ValueError: A number is not finite, or so large that the sum could wrap around.
+    """
+    scaled_D = (torch.cat([numbers_D, numbers_D.new_ones(1)]) * weight * 2.0**FRACTION_BITS).round()
+    if not scaled_D.abs().max() < 2.0**_ROOM_BITS / num_clients:  # nan neither
+        raise ValueError("secure aggregation: the answer has numbers too large for it")
+    return scaled_D.to(torch.int64).numpy()
+
+
+def from_whole(total_D: NDArray[np.int64]) -> Tensor:
+    """Undo the scaling of a sum, float64 (D,)."""
+    return torch.from_numpy(total_D.copy()).double() / 2.0**FRACTION_BITS
+
+
+def mask(seed: bytes, label: str, count: int) -> NDArray[np.int64]:
+    """Numbers drawn alike from all of 64 bits, (count,); the same for the same seed and label."""
+    stream = Cipher(ChaCha20(_derived(seed, ["mask", label]), bytes(16)), mode=None).encryptor()
+    return np.frombuffer(stream.update(bytes(8 * count)), dtype=np.int64)
+
+
+def pairwise_mask(private: X25519PrivateKey, public: str, label: str, count: int, *, adds: bool) -> NDArray[np.int64]:
+    """What one of two clients adds and the other takes away, (count,).
+
+    Args:
+        private: The masking key of one of them.
+        public: The masking key of the other, in hexadecimal digits.
+        label: Of the sum.
+        count: How many numbers.
+        adds: Whether the owner of the private key is the one that adds.
+    """
+    drawn = mask(agreed(private, public), label, count)
+    return drawn if adds else -drawn  # modulo 2^64
+
+
+def agreed(private: X25519PrivateKey, public: str) -> bytes:
+    """The secret that two keys share."""
+    return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+
+
+def public_of(private: X25519PrivateKey) -> str:
+    """The public key, in hexadecimal digits."""
+    return private.public_key().public_bytes_raw().hex()
+
+
+def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
+    """Shares of a secret, any ``threshold`` of which tell it and fewer of which tell nothing.
+
+    Args:
+        secret: Of a multiple of 16 bytes.
+        threshold: Shares that are needed.
+        count: Shares that are made; the k-th is at place k + 1 of the scheme.
+    """
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    blocks = [secret[place : place + _BLOCK] for place in range(0, len(secret), _BLOCK)]
+    shared = [Shamir.split(threshold, count, block) for block in blocks]
+    return [b"".join(shares[k][1] for shares in shared) for k in range(count)]
+
+
+def join_secret(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """Undo :func:`split_secret`.
+
+    Args:
+        shares: By their place, from 0.
+        threshold: Shares that are needed.
+
+    Raises:
+        ValueError: They are too few, or of different lengths.
+    """
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    chosen = sorted(shares.items())[:threshold]
+    lengths = {len(share) for _, share in chosen}
+    if len(chosen) < threshold or len(lengths) != 1 or (length := lengths.pop()) % _BLOCK:
+        raise ValueError("the shares of a secret do not fit together")
+    return b"".join(
+        Shamir.combine([(place + 1, share[start : start + _BLOCK]) for place, share in chosen])
+        for start in range(0, length, _BLOCK)
+    )
+
+
+def seal(private: X25519PrivateKey, public: str, about: Sequence[object], content: bytes) -> bytes:
+    """Encrypt for the owner of a public key, once for each ``about``: sender, receiver and sum."""
+    return AESGCM(_derived(agreed(private, public), ["shares", *about])).encrypt(bytes(12), content, None)
+
+
+def unseal(private: X25519PrivateKey, public: str, about: Sequence[object], sealed: bytes) -> bytes:
+    """Undo :func:`seal`.
+
+    Raises:
+        ValueError: It was made by another, for another, or changed on the way.
+    """
+    try:
+        return AESGCM(_derived(agreed(private, public), ["shares", *about])).decrypt(bytes(12), sealed, None)
+    except InvalidTag as error:
+        raise ValueError("an encrypted share was changed on the way") from error
+
+
+def _derived(secret: bytes, about: Sequence[object]) -> bytes:
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=json.dumps(list(about)).encode()).derive(secret)

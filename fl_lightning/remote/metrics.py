@@ -1,0 +1,112 @@
+"""What evaluations tell of a site: nothing, each metric of enough examples, noisy values, or sums over clients.
+
+Shape legend: K metrics, of all models of an evaluation and all splits.
+"""
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
+from fl_lightning.remote.filters import CannotFilter, normal_numbers
+
+#: What is summed of each metric under secure aggregation: value, whether there is one, numerator, denominator.
+NUM_SUMMED = 4
+
+
+class NoisyMetrics:
+    """Differential privacy of a client's metrics: their values are cut off at a bound, and normal noise is added.
+
+    The K values that one evaluation tells are each in [0, b], so two clients' are at most b K^1/2 apart, and noise of
+    standard deviation z b K^1/2 makes all of them together one Gaussian mechanism of multiplier z, which the site's
+    account counts. How many examples there are is not told: every client counts as one.
+
+    Args:
+        noise_multiplier: z, positive.
+        names: Shell-style patterns of the metrics that are told, without the model's prefix; the fewer, the less noise.
+        bound: b, the largest value of a metric, positive; 1 for shares.
+        delta: δ, in (0, 1).
+        max_epsilon: The ε that the site's account must not exceed; None for no bound.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        noise_multiplier: float,
+        names: Sequence[str] = ("val/acc", "test/acc"),
+        bound: float = 1.0,
+        delta: float = 1e-5,
+        max_epsilon: float | None = None,
+    ) -> None:
+        for name, value in {"noise_multiplier": noise_multiplier, "bound": bound, "max_epsilon": max_epsilon}.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"NoisyMetrics.{name} must be positive, got {value}")
+        if not 0 < delta < 1:
+            raise ValueError(f"NoisyMetrics.delta must be in (0, 1), got {delta}")
+        self.noise_multiplier = noise_multiplier
+        self.names = tuple(names)
+        self.bound = bound
+        self.delta = delta
+        self.max_epsilon = max_epsilon
+        self.accountant: PrivacyAccountant | None = None
+
+    def open(self, folder: Path) -> None:
+        """Told the folder of the site's account before the first evaluation."""
+        self.accountant = PrivacyAccountant(folder, delta=self.delta)
+
+    def __call__(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Noisy values over a denominator of 1, (1, 2); zeros for what is not told.
+
+        Args:
+            found: Numerator and denominator of each metric, (1, 2), by the place of its model and its name.
+
+        Raises:
+            CannotFilter: The budget is spent.
+        """
+        assert self.accountant is not None, "it is opened before it is used"
+        told = [
+            name
+            for name in found
+            if any(fnmatch.fnmatch(name.partition("/")[2], pattern) for pattern in self.names) and found[name][0, 1] > 0
+        ]
+        hidden = {name: torch.zeros_like(pair_12) for name, pair_12 in found.items()}
+        if not told:
+            return hidden
+        try:
+            self.accountant.spend(self.noise_multiplier, self.max_epsilon)
+        except BudgetSpent as error:
+            raise CannotFilter(str(error)) from error
+        value_K = torch.stack([found[name][0, 0].double() / found[name][0, 1].double() for name in told])
+        noise_K = self.noise_multiplier * self.bound * math.sqrt(len(told)) * normal_numbers(len(told))
+        noisy_K = value_K.nan_to_num().clamp(0, self.bound) + noise_K
+        return hidden | {
+            name: torch.tensor([[value, 1.0]], dtype=torch.float32)
+            for name, value in zip(told, noisy_K.tolist(), strict=True)
+        }
+
+
+def summands(found: Mapping[str, Tensor]) -> Tensor:
+    """A client's metrics as numbers of a sum, float64 (4 K,): value, 1, numerator, denominator; 0 without examples."""
+    rows = []
+    for name in sorted(found):
+        total, count = found[name][0].double().tolist()
+        rows.append([total / count, 1.0, total, count] if count > 0 else [0.0] * NUM_SUMMED)
+    return torch.tensor(rows, dtype=torch.float64).flatten()
+
+
+def from_summands(total_D: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """Undo :func:`summands` of a sum: (4,) of each metric by its name.
+
+    Raises:
+        ValueError: There are other numbers than metrics.
+    """
+    if total_D.numel() != NUM_SUMMED * len(names):
+        raise ValueError(f"{total_D.numel()} numbers arrived for {len(names)} metrics")
+    return dict(zip(sorted(names), total_D.view(-1, NUM_SUMMED), strict=True))

@@ -1,0 +1,328 @@
+"""A site's part in a secure sum: Bonawitz et al., CCS 2017, figure 4, with a self-mask, shares of secrets, drop-outs.
+
+| message | what the site does | what leaves it |
+|---|---|---|
+| ``sum_keys`` | draws two key pairs for this sum alone | the public ones, signed |
+| ``sum_shares`` | checks all keys; shares its seed and its masking key | a sealed pair of shares for each |
+| ``run``, ``evaluate`` | the work; adds the self-mask and the pairwise masks | masked numbers |
+| ``sum_confirm`` | where sites have certificates: notes who survived | a signature of it |
+| ``sum_reveal`` | checks who survived | shares: of survivors' seeds, of drop-outs' masking keys |
+
+The label that all masks are drawn with is a digest of the run, the place in it and the public keys of all members: no
+two sums have one. A site gives of every client one kind of share, once, and what it has given is on its disk before it
+leaves (:class:`~fl_lightning.remote.ledger.SumLedger`).
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import Tensor, from_numpy
+
+from fl_lightning.remote import masking
+from fl_lightning.remote.identity import Identity, Unproven
+from fl_lightning.remote.ledger import SumLedger
+from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.sealed import SealedFiles
+from fl_lightning.remote.secure import FEWEST_CLIENTS, threshold_of
+
+#: What is kept of the sum.
+_FILE = "sum.json"
+#: Of what two sums from one state would tell.
+_DIFFERENCE = "what two sums differ by would be told of one client"
+
+
+class SumMember:
+    """What a site knows of the sum that it is taking part in. A site that is started again goes on with it.
+
+    Args:
+        files: The site's for the run.
+        ledger: The site's for all runs.
+        identity: The site's certificate; None where there are none.
+        fewest: Fewest clients that the site is summed with.
+    """
+
+    def __init__(
+        self, files: SealedFiles, ledger: SumLedger, identity: Identity | None = None, fewest: int = FEWEST_CLIENTS
+    ) -> None:
+        self.files = files
+        self.ledger = ledger
+        self.identity = identity
+        self.fewest = max(fewest, FEWEST_CLIENTS)
+        self.kept: dict[str, Any] = json.loads(files.read(_FILE) or b"{}")  # where it is damaged a new sum can begin
+
+    def join(self, run: str, client: int, names: Sequence[str], share: float) -> None:
+        """Told of the run.
+
+        Args:
+            run: Its digest.
+            client: Index of the site's client.
+            names: Of all clients, by index.
+            share: Share of the members that a sum needs.
+        """
+        self.run, self.client, self.names, self.share = run, client, list(names), share
+
+    # ---------------------------------------------------------------- the steps
+
+    def open(self, question: str, purpose: str, place: Sequence[Any], state: str) -> dict[str, Any]:
+        """Begin a sum, which ends the one before.
+
+        Args:
+            question: Name of the message, which may come twice.
+            purpose: ``run`` or ``evaluate``.
+            place: Of the sum in the run.
+            state: The client's state, by its name in the ledger.
+        """
+        if self.kept.get("question") != question:
+            pairs = {name: X25519PrivateKey.generate() for name in ("sealing", "masking")}
+            public = {name: masking.public_of(private) for name, private in pairs.items()}
+            self.kept = {
+                "question": question,
+                "purpose": purpose,
+                "place": list(place),
+                "state": state,
+                **{name: private.private_bytes_raw().hex() for name, private in pairs.items()},
+            }
+            public |= {"certificate": "", "signature": ""}
+            if self.identity is not None:
+                public["certificate"] = self.identity.pem
+                public["signature"] = self.identity.sign(self._key_facts(self.client, public))
+            self.kept |= {"public": public, "bound": self.ledger.bound(purpose, state)}
+            self._keep()
+        name = self.names[self.client] if self.identity is None else self.identity.name
+        return {**self.kept["public"], "bound": self.kept["bound"], "name": name}
+
+    def step(self, kind: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        """What a message of the sum that asks for no work is answered."""
+        if kind == "sum_shares":
+            return self.share_secrets({int(client): own for client, own in about["keys"].items()})
+        if kind == "sum_confirm":
+            return self.confirm(about["survivors"])
+        return self.reveal(about["survivors"], {int(client): text for client, text in about["confirmed"].items()})
+
+    def share_secrets(self, keys: Mapping[int, Mapping[str, str]]) -> dict[str, Any]:
+        """Check all members' keys, and share this site's secrets among them.
+
+        Args:
+            keys: By client.
+
+        Raises:
+            Refused: They are too few, not distinct, not this site's own, or not signed.
+        """
+        plain = {str(client): dict(own) for client, own in sorted(keys.items())}
+        if "keys" in self.kept:
+            if self.kept["keys"] != plain:
+                raise Refused("this sum has members already, and these are others")
+            return {"shares": self.kept["sent"], "seed_digest": self._seed_digest()}
+        if not self.kept:
+            raise Refused("no sum was begun here")
+        count, own = len(keys), keys.get(self.client, {})
+        if count < self.fewest:
+            raise Refused(f"this site is summed with {self.fewest} clients at the least, this sum has {count}")
+        if dict(own) != self.kept["public"]:
+            raise Refused("the server has other public keys of this site than its own")
+        if len({key[name] for key in keys.values() for name in ("sealing", "masking")}) < 2 * count:
+            raise Refused("a public key is there twice: the members of a sum must be distinct")
+        names = self._names(keys)
+        threshold = threshold_of(count, self.share)
+        label = hashlib.sha256(json.dumps([self.run, self.kept["place"], plain, names]).encode()).hexdigest()
+        seed = os.urandom(masking.SEED_BYTES)
+        shares = zip(
+            masking.split_secret(seed, threshold, count),
+            masking.split_secret(bytes.fromhex(self.kept["masking"]), threshold, count),
+            strict=True,
+        )
+        mine = {
+            client: seed_share + key_share for client, (seed_share, key_share) in zip(sorted(keys), shares, strict=True)
+        }
+        sent = {
+            str(client): masking.seal(
+                self._private("sealing"), keys[client]["sealing"], [label, self.client, client], share
+            ).hex()
+            for client, share in mine.items()
+            if client != self.client
+        }
+        self.kept |= {
+            "keys": plain,
+            "names": {str(client): name for client, name in names.items()},
+            "label": label,
+            "seed": seed.hex(),
+            "own_share": mine[self.client].hex(),
+            "sent": sent,
+        }
+        self._keep()
+        return {"shares": sent, "seed_digest": self._seed_digest()}
+
+    def enter(self, place: Sequence[Any], sealed: Mapping[int, str], work: str | None) -> int:
+        """Check who is summed, and write it down; before the work.
+
+        Args:
+            place: Of the sum in the run.
+            sealed: What the other members have sealed for this site, by client: these and itself are summed.
+            work: A digest of what is asked; None where several may be asked of one state.
+
+        Returns:
+            How many clients are summed at the most.
+
+        Raises:
+            Refused: They are too few, a share does not open, or the state was summed with others or for other work.
+        """
+        if "label" not in self.kept or self.kept["place"] != list(place):
+            raise Refused("no sum was begun for this")
+        keys = self.kept["keys"]
+        members = sorted({*sealed, self.client})
+        if self.client in sealed or any(str(client) not in keys for client in members):
+            raise Refused("this sum has other members than were told before")
+        if "members" in self.kept and self.kept["members"] != members:
+            raise Refused(f"this sum was entered with other clients: {_DIFFERENCE}")
+        least = max(threshold_of(len(keys), self.share), self.fewest)
+        if len(members) < least:
+            raise Refused(f"a sum over {len(members)} clients is asked for, at least {least} are needed")
+        opened = {}
+        for client, text in sealed.items():
+            about = [self.kept["label"], client, self.client]
+            try:
+                share = masking.unseal(
+                    self._private("sealing"), keys[str(client)]["sealing"], about, bytes.fromhex(text)
+                )
+            except ValueError as error:
+                raise Refused(f"the shares of {self._name(client)} cannot be opened") from error
+            opened[str(client)] = share.hex()
+        names = [self._name(client) for client in members]
+        entered = self.ledger.enter(self.kept["purpose"], self.kept["state"], names, run=self.run, work=work)
+        if entered == "refused":
+            raise Refused(
+                "a sum was made from this state already, with other clients or for another place or model: "
+                f"{_DIFFERENCE}; go on from a later state, or begin with another seed"
+            )
+        self.kept |= {"members": members, "opened": opened, "all": self.kept.get("all") or entered == "again"}
+        self._keep()
+        return len(members)
+
+    def hide(self, numbers_D: Tensor, weight: float) -> Tensor:
+        """The numbers times the weight, and the weight, under all masks, int64 (D + 1,).
+
+        Raises:
+            Refused: A number is too large.
+        """
+        members, label = self.kept["members"], self.kept["label"]
+        try:
+            total_D = masking.to_whole(numbers_D, weight, len(members))
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        total_D = total_D + masking.mask(bytes.fromhex(self.kept["seed"]), label, len(total_D))
+        for peer in members:
+            if peer != self.client:
+                public = self.kept["keys"][str(peer)]["masking"]
+                adds = self.client < peer
+                total_D = total_D + masking.pairwise_mask(
+                    self._private("masking"), public, label, len(total_D), adds=adds
+                )
+        return from_numpy(total_D)
+
+    def confirm(self, survivors: Sequence[int]) -> dict[str, Any]:
+        """Note who survived, and sign it.
+
+        Raises:
+            Refused: They are too few, or others than were told before.
+        """
+        self._survive(survivors)
+        if self.identity is None:
+            return {"signature": ""}
+        if "confirmed" not in self.kept:
+            self.kept["confirmed"] = self.identity.sign(self._survivor_facts())
+            self._keep()
+        return {"signature": self.kept["confirmed"]}
+
+    def reveal(self, survivors: Sequence[int], confirmed: Mapping[int, str]) -> dict[str, Any]:
+        """Shares by which the sum over the survivors can be read.
+
+        Args:
+            survivors: Whose numbers the server has.
+            confirmed: Survivors' signatures of this, where they have certificates.
+
+        Raises:
+            Refused: The survivors are too few, not those that were told before, or too few have signed.
+        """
+        self._survive(survivors)
+        if self.identity is not None:
+            needed = threshold_of(len(self.kept["keys"]), self.share)
+            signers = {client for client in confirmed if client in survivors}
+            for client in signers:
+                pem = self.kept["keys"][str(client)]["certificate"]
+                try:
+                    self.identity.verify(self._survivor_facts(), confirmed[client], pem)
+                except Unproven as error:
+                    raise Refused(f"the survivors of {self._name(client)}: {error}") from error
+            if len(signers) < needed:
+                raise Refused(f"{len(signers)} survivors have signed, {needed} are needed")
+        size = 2 * masking.SEED_BYTES  # in hexadecimal digits
+        shares = {**self.kept["opened"], str(self.client): self.kept["own_share"]}
+        dropped = [client for client in self.kept["members"] if client not in survivors]
+        return {
+            "seeds": {str(client): shares[str(client)][:size] for client in survivors},
+            "keys": {str(client): shares[str(client)][size:] for client in dropped},
+            "label": self.kept["label"],
+        }
+
+    # ---------------------------------------------------------------- checks
+
+    def _survive(self, survivors: Sequence[int]) -> None:
+        """Write down who survived; once."""
+        told = sorted(set(survivors))
+        if "members" not in self.kept or list(survivors) != told or not {*told} <= {*self.kept["members"]}:
+            raise Refused("these survivors are none of a sum of this site's")
+        if self.client not in told:
+            raise Refused("this site's numbers are not in the sum")
+        least = max(threshold_of(len(self.kept["keys"]), self.share), self.fewest)
+        if len(told) < least:
+            raise Refused(f"a sum over {len(told)} clients is asked for, at least {least} are needed")
+        if self.kept.setdefault("survivors", told) != told:
+            raise Refused(f"this sum is read over other clients: {_DIFFERENCE}")
+        names = [self._name(client) for client in told]
+        is_other = self.kept["all"] and told != self.kept["members"]
+        if is_other or not self.ledger.close(self.kept["purpose"], self.kept["state"], names):
+            raise Refused(f"a sum was made from this state already, over other clients: {_DIFFERENCE}")
+        self._keep()
+
+    def _names(self, keys: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
+        """Each member's name: that of its certificate, or where there are none that of the run.
+
+        Raises:
+            Refused: A signature does not hold, or two members are one site.
+        """
+        if self.identity is None:
+            names = {client: self.names[client] for client in keys}
+        else:
+            names = {}
+            for client, own in keys.items():
+                try:
+                    names[client] = self.identity.verify(
+                        self._key_facts(client, own), own.get("signature", ""), own.get("certificate", "")
+                    )
+                except Unproven as error:
+                    raise Refused(f"the keys of {self.names[client]}: {error}") from error
+        if len(set(names.values())) < len(names):
+            raise Refused("one site is there twice: the members of a sum must be distinct")
+        return dict(sorted(names.items()))
+
+    def _key_facts(self, client: int, own: Mapping[str, str]) -> list[Any]:
+        return ["keys", self.run, self.kept["place"], client, own["sealing"], own["masking"]]
+
+    def _survivor_facts(self) -> list[Any]:
+        return ["survivors", self.kept["label"], self.kept["survivors"]]
+
+    def _private(self, name: str) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(bytes.fromhex(self.kept[name]))
+
+    def _seed_digest(self) -> str:
+        return hashlib.sha256(bytes.fromhex(self.kept["seed"])).hexdigest()
+
+    def _name(self, client: int) -> str:
+        return str(self.kept["names"][str(client)])
+
+    def _keep(self) -> None:
+        self.files.write(_FILE, json.dumps(self.kept).encode())

@@ -1,0 +1,252 @@
+"""The server's part in a secure sum: it hands on what sites have sealed for each other, and opens the sum alone.
+
+A client that is missing at a step is out of the sum. As long as more than ``share`` of those that began come to its
+end, the sum is that over the clients whose numbers came; else it is void. What sites send that does not fit is that
+site's failure, or voids the sum; a site that sends wrong numbers within bounds is not noticed.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_lightning.remote import masking
+from fl_lightning.remote.answers import Answers
+from fl_lightning.remote.message import Message
+from fl_lightning.remote.secure import FEWEST_CLIENTS, MASKED, threshold_of
+
+Value = TypeVar("Value")
+#: The message that has a client do the work of the sum, from the shares that the others have sealed for it.
+WorkMessage = Callable[[int, Mapping[int, str]], Message]
+
+
+class Ask(Protocol):
+    """The way to the clients."""
+
+    def __call__(
+        self, messages: Mapping[int, Message], read: Callable[[int, Message], None] = ..., /
+    ) -> tuple[dict[int, Message], dict[int, str]]:
+        """Who answered what, and why the others did not; ``read`` may refuse an answer."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """What came of it.
+
+    Attributes:
+        total_D: The sum over the survivors in float64, its last number that of their weights; None where it is void.
+        survivors: Whose numbers are in it.
+        answers: What they answered with their numbers.
+        failures: Why others are not in it.
+    """
+
+    total_D: Tensor | None
+    survivors: tuple[int, ...] = ()
+    answers: Mapping[int, Message] = field(default_factory=dict)
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+
+class Void(ValueError):
+    """A sum that cannot be read."""
+
+
+class SumServer:
+    """Runs secure sums.
+
+    Args:
+        ask: The way to the clients.
+        names: Of all clients, by index.
+        share: More than this share of those that begin a sum must come to its end.
+    """
+
+    def __init__(self, ask: Ask, names: Sequence[str], share: float) -> None:
+        self.ask, self.names, self.share = ask, names, share
+
+    def run(
+        self,
+        purpose: str,
+        place: Sequence[Any],
+        states: Callable[[int], str],
+        clients: Sequence[int],
+        work: WorkMessage,
+        length: int,
+    ) -> Sum:
+        """One sum.
+
+        Args:
+            purpose: ``run`` or ``evaluate``.
+            place: Of the sum in the run.
+            states: The state that a client is asked to work from.
+            clients: Who is asked.
+            work: The message that has a client do the work.
+            length: How many numbers each sends, its weight among them.
+        """
+        failures: dict[int, str] = {}
+        try:
+            keys, failures = self._keys(purpose, place, states, clients)
+            return self._sum(keys, failures, work, length)
+        except Void as error:
+            why = f"{error} (secure aggregation)"
+            return Sum(total_D=None, failures={client: failures.get(client, why) for client in clients})
+
+    def _sum(self, keys: dict[int, dict[str, str]], failures: dict[int, str], work: WorkMessage, length: int) -> Sum:
+        threshold = threshold_of(len(keys), self.share)
+        sent, lost = self.ask(
+            {c: Message(kind="sum_shares", about={"keys": {str(k): key for k, key in keys.items()}}) for c in keys}
+        )
+        failures |= lost
+        sealed = _read(
+            sent, failures, lambda client, about: {c: str(about["shares"][str(c)]) for c in keys if c != client}
+        )
+        digests = _read(sent, failures, lambda _, about: str(about["seed_digest"]))
+        sent = {client: sent[client] for client in sealed if client in digests}
+        self._enough(sent, threshold, "shared their secrets", failures)
+        works = {c: work(c, {p: sealed[p][c] for p in sent if p != c}) for c in sent}
+        answers, lost = self.ask(works, lambda _, answer: Answers.masked(answer, length))
+        failures |= lost
+        answers = dict(sorted(answers.items()))
+        self._enough(answers, threshold, "sent their numbers", failures)
+        survivors = tuple(answers)
+        confirmed: dict[str, str] = {}
+        if keys[survivors[0]]["certificate"]:
+            message = Message(kind="sum_confirm", about={"survivors": list(survivors)})
+            signed, lost = self.ask(dict.fromkeys(survivors, message))
+            found = _read(signed, lost, lambda _, about: str(about["signature"]))
+            self._enough(found, threshold, "confirmed who is in it", lost)
+            confirmed = {str(client): signature for client, signature in found.items()}
+            asked: Sequence[int] = tuple(found)
+        else:
+            asked = survivors
+        message = Message(kind="sum_reveal", about={"survivors": list(survivors), "confirmed": confirmed})
+        revealed, lost = self.ask(dict.fromkeys(asked, message))
+        opened = _read(revealed, lost, _shares_of)
+        self._enough(opened, threshold, "gave the shares that open it", lost)
+        places = {client: place for place, client in enumerate(sorted(keys))}
+        shares = {places[client]: given for client, (given, _) in opened.items()}
+        labels = [label for _, label in opened.values()]
+        label = max(set(labels), key=labels.count)
+        total_D = np.zeros(length, dtype=np.int64)
+        for client in survivors:
+            total_D += answers[client].tensors[f"s/{MASKED}"][0].numpy()
+            total_D -= masking.mask(self._seed(client, shares, digests[client], threshold), label, length)
+        for client in set(sent) - set(survivors):
+            total_D += self._left_over(client, survivors, keys, shares, threshold, label, length)
+        return Sum(total_D=masking.from_whole(total_D), survivors=survivors, answers=answers, failures=dict(failures))
+
+    # ---------------------------------------------------------------- the steps
+
+    def _keys(
+        self, purpose: str, place: Sequence[Any], states: Callable[[int], str], clients: Sequence[int]
+    ) -> tuple[dict[int, dict[str, str]], dict[int, str]]:
+        """The members' public keys. Who has been summed before from its state is summed with the same again."""
+        nonce = os.urandom(16).hex()  # the same place may be asked for again after a restart of the server
+        answers, failures = self.ask(
+            {
+                client: Message(
+                    kind="sum_keys",
+                    about={"purpose": purpose, "place": list(place), "state": states(client), "nonce": nonce},
+                )
+                for client in clients
+            }
+        )
+        public = _read(answers, failures, _public_of)
+        who = {client: name for client, (_, name, _) in public.items()}
+        bounds = {client: bound for client, (_, _, bound) in public.items() if bound is not None}
+        possible = [bound for bound in set(bounds.values()) if bound <= set(who.values())]
+        chosen = max(
+            possible, key=lambda bound: (sum(each == bound for each in bounds.values()), sorted(bound)), default=None
+        )
+        members = [
+            client
+            for client in sorted(public)
+            if (who[client] in chosen and bounds.get(client, chosen) == chosen if chosen else client not in bounds)
+        ]
+        for client in public.keys() - set(members):
+            failures[client] = (
+                "a sum was made from its state already, over other clients than those that are here (secure "
+                "aggregation): it takes part again once it has trained, or in a run with another seed"
+                if client in bounds
+                else "the others were summed without it from the states that they are in (secure aggregation)"
+            )
+        keys = {client: public[client][0] for client in members}
+        self._enough(keys, FEWEST_CLIENTS, "are there", failures)
+        return keys, failures
+
+    def _enough(self, those: Mapping[int, Any], needed: int, what: str, failures: Mapping[int, str]) -> None:
+        needed = max(needed, FEWEST_CLIENTS)
+        if len(those) < needed:
+            missing = "; ".join(f"{self.names[client]}: {why}" for client, why in sorted(failures.items()))
+            raise Void(
+                f"the sum is void: {len(those)} clients {what}, {needed} are needed" + (f" ({missing})" * bool(missing))
+            )
+
+    def _seed(
+        self, client: int, shares: Mapping[int, Mapping[str, Mapping[str, bytes]]], digest: str, threshold: int
+    ) -> bytes:
+        """The seed of a survivor's self-mask."""
+        seed = _joined(client, "seeds", shares, threshold)
+        if hashlib.sha256(seed).hexdigest() != digest:
+            raise Void(f"the sum is void: the shares of {self.names[client]} do not fit together")
+        return seed
+
+    def _left_over(
+        self,
+        client: int,
+        survivors: Sequence[int],
+        keys: Mapping[int, Mapping[str, str]],
+        shares: Mapping[int, Mapping[str, Mapping[str, bytes]]],
+        threshold: int,
+        label: str,
+        length: int,
+    ) -> NDArray[np.int64]:
+        """The masks that the survivors share with a client that is not among them, as it would have added them."""
+        private = X25519PrivateKey.from_private_bytes(_joined(client, "keys", shares, threshold))
+        if masking.public_of(private) != keys[client]["masking"]:
+            raise Void(f"the sum is void: the shares of {self.names[client]} do not fit together")
+        total_D = np.zeros(length, dtype=np.int64)
+        for peer in survivors:
+            total_D += masking.pairwise_mask(private, keys[peer]["masking"], label, length, adds=client < peer)
+        return total_D
+
+
+def _read(
+    answers: Mapping[int, Message], failures: dict[int, str], reader: Callable[[int, Mapping[str, Any]], Value]
+) -> dict[int, Value]:
+    """What sites say, read; a site whose answer is of another form has failed."""
+    found = {}
+    for client, answer in answers.items():
+        try:
+            found[client] = reader(client, answer.about)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            failures[client] = "its answer does not fit (secure aggregation)"
+    return found
+
+
+def _public_of(client: int, about: Mapping[str, Any]) -> tuple[dict[str, str], str, frozenset[str] | None]:
+    """A site's public keys, its name, and with whom alone it may be summed."""
+    bound = about["bound"]
+    keys = {name: str(about[name]) for name in ("sealing", "masking", "certificate", "signature")}
+    for name in ("sealing", "masking"):
+        X25519PublicKey.from_public_bytes(bytes.fromhex(keys[name]))
+    return keys, str(about["name"]), None if bound is None else frozenset(map(str, bound))
+
+
+def _shares_of(client: int, about: Mapping[str, Any]) -> tuple[dict[str, dict[str, bytes]], str]:
+    """The shares of others' secrets that a site gives, and the sum's label."""
+    shares = {kind: {str(c): bytes.fromhex(text) for c, text in about[kind].items()} for kind in ("seeds", "keys")}
+    return shares, str(about["label"])
+
+
+def _joined(client: int, kind: str, shares: Mapping[int, Mapping[str, Mapping[str, bytes]]], threshold: int) -> bytes:
+    """A secret of a client, from what the others gave of it."""
+    try:
+        return masking.join_secret({place: given[kind][str(client)] for place, given in shares.items()}, threshold)
+    except (LookupError, ValueError) as error:
+        raise Void("the sum is void: a site gave no share of a secret") from error
