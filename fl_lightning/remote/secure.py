@@ -24,6 +24,8 @@ LEAST_SHARE = 1 / 2
 _ROUNDS_LOOKED_AT = 20
 #: Name of what leaves a client: the masked numbers, the last of which is its weight.
 MASKED = "masked"
+#: What a site says of another, whose shares are none.
+CANNOT_OPEN = "the shares of client {} cannot be opened"
 #: Said before a run begins.
 WARNING = (
     "secure aggregation: the server learns the weighted sum of each round's answers. Two runs whose clients differ, or "

@@ -27,7 +27,7 @@ from fl_lightning.remote.identity import Identity, Unproven
 from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.sealed import SealedFiles
-from fl_lightning.remote.secure import FEWEST_CLIENTS, threshold_of
+from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, threshold_of
 
 #: What is kept of the sum.
 _FILE = "sum.json"
@@ -189,7 +189,7 @@ class SumMember:
                     self._private("sealing"), keys[str(client)]["sealing"], about, bytes.fromhex(text)
                 )
             except ValueError as error:
-                raise Refused(f"the shares of {self._name(client)} cannot be opened") from error
+                raise Refused(CANNOT_OPEN.format(client)) from error
             opened[str(client)] = share.hex()
         names = [self._name(client) for client in members]
         entered = self.ledger.enter(self.kept["purpose"], self.kept["state"], names, run=self.run, work=work)

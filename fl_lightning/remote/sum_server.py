@@ -1,14 +1,18 @@
 """The server's part in a secure sum: it hands on what sites have sealed for each other, and opens the sum alone.
 
 A client that is missing at a step is out of the sum. As long as more than ``share`` of those that began come to its
-end, the sum is that over the clients whose numbers came; else it is void. What sites send that does not fit is that
-site's failure, or voids the sum; a site that sends wrong numbers within bounds is not noticed.
+end, the sum is that over the clients whose numbers came; else it is void. What a site sends that does not fit is that
+site's failure. A site whose secret cannot be put together though enough others have told their shares, or whose shares
+two others cannot open, is in no later sum. Shares of others that are wrong do no harm where more come than are needed.
+A site that sends wrong numbers within bounds is not noticed.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,9 +23,13 @@ from torch import Tensor
 from fl_lightning.remote import masking
 from fl_lightning.remote.answers import Answers
 from fl_lightning.remote.message import Message
-from fl_lightning.remote.secure import FEWEST_CLIENTS, MASKED, threshold_of
+from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, MASKED, threshold_of
 
 Value = TypeVar("Value")
+#: Sites that may tell wrong shares of a secret, where so many more come than are needed.
+_MOST_LIARS = 2
+#: Ways of putting a secret together, each of which takes milliseconds.
+_MOST_TRIES = 200
 #: The message that has a client do the work of the sum, from the shares that the others have sealed for it.
 WorkMessage = Callable[[int, Mapping[int, str]], Message]
 
@@ -54,7 +62,16 @@ class Sum:
 
 
 class Void(ValueError):
-    """A sum that cannot be read."""
+    """A sum that cannot be read.
+
+    Args:
+        message: Why.
+        blamed: The client whose fault it is, where that is known.
+    """
+
+    def __init__(self, message: str, blamed: int | None = None) -> None:
+        super().__init__(message)
+        self.blamed = blamed
 
 
 class SumServer:
@@ -68,6 +85,7 @@ class SumServer:
 
     def __init__(self, ask: Ask, names: Sequence[str], share: float) -> None:
         self.ask, self.names, self.share = ask, names, share
+        self.barred: dict[int, str] = {}
 
     def run(
         self,
@@ -90,10 +108,14 @@ class SumServer:
         """
         failures: dict[int, str] = {}
         try:
-            keys, failures = self._keys(purpose, place, states, clients)
+            keys, failures = self._keys(purpose, place, states, [c for c in clients if c not in self.barred])
+            failures |= {client: self.barred[client] for client in clients if client in self.barred}
             return self._sum(keys, failures, work, length)
         except Void as error:
             why = f"{error} (secure aggregation)"
+            if error.blamed is not None:
+                self.barred[error.blamed] = why
+            failures |= {client: self.barred[client] for client in clients if client in self.barred}
             return Sum(total_D=None, failures={client: failures.get(client, why) for client in clients})
 
     def _sum(self, keys: dict[int, dict[str, str]], failures: dict[int, str], work: WorkMessage, length: int) -> Sum:
@@ -111,6 +133,10 @@ class SumServer:
         works = {c: work(c, {p: sealed[p][c] for p in sent if p != c}) for c in sent}
         answers, lost = self.ask(works, lambda _, answer: Answers.masked(answer, length))
         failures |= lost
+        told = Counter(client for client in sent for why in lost.values() if why == CANNOT_OPEN.format(client))
+        if told and max(told.values()) > 1:  # one alone may lie
+            cheat = max(told, key=lambda client: told[client])
+            raise Void(f"the sum is void: {told[cheat]} sites cannot open the shares of {self.names[cheat]}", cheat)
         answers = dict(sorted(answers.items()))
         self._enough(answers, threshold, "sent their numbers", failures)
         survivors = tuple(answers)
@@ -126,7 +152,8 @@ class SumServer:
             asked = survivors
         message = Message(kind="sum_reveal", about={"survivors": list(survivors), "confirmed": confirmed})
         revealed, lost = self.ask(dict.fromkeys(asked, message))
-        opened = _read(revealed, lost, _shares_of)
+        dropped = set(sent) - set(survivors)
+        opened = _read(revealed, lost, lambda _, about: _shares_of(about, survivors, dropped))
         self._enough(opened, threshold, "gave the shares that open it", lost)
         places = {client: place for place, client in enumerate(sorted(keys))}
         shares = {places[client]: given for client, (given, _) in opened.items()}
@@ -136,7 +163,7 @@ class SumServer:
         for client in survivors:
             total_D += answers[client].tensors[f"s/{MASKED}"][0].numpy()
             total_D -= masking.mask(self._seed(client, shares, digests[client], threshold), label, length)
-        for client in set(sent) - set(survivors):
+        for client in dropped:
             total_D += self._left_over(client, survivors, keys, shares, threshold, label, length)
         return Sum(total_D=masking.from_whole(total_D), survivors=survivors, answers=answers, failures=dict(failures))
 
@@ -159,15 +186,14 @@ class SumServer:
         public = _read(answers, failures, _public_of)
         who = {client: name for client, (_, name, _) in public.items()}
         bounds = {client: bound for client, (_, _, bound) in public.items() if bound is not None}
-        possible = [bound for bound in set(bounds.values()) if bound <= set(who.values())]
-        chosen = max(
-            possible, key=lambda bound: (sum(each == bound for each in bounds.values()), sorted(bound)), default=None
-        )
-        members = [
-            client
-            for client in sorted(public)
-            if (who[client] in chosen and bounds.get(client, chosen) == chosen if chosen else client not in bounds)
+        fitting = [
+            [client for client in sorted(public) if who[client] in bound and bounds.get(client, bound) == bound]
+            for bound in set(bounds.values())
+            if bound <= set(who.values())
         ]
+        free = [client for client in sorted(public) if client not in bounds]
+        members = max(fitting, key=lambda those: (len(those), those), default=[])
+        members = members if len(members) >= len(free) else free  # what one claims does not shut the others out
         for client in public.keys() - set(members):
             failures[client] = (
                 "a sum was made from its state already, over other clients than those that are here (secure "
@@ -191,10 +217,26 @@ class SumServer:
         self, client: int, shares: Mapping[int, Mapping[str, Mapping[str, bytes]]], digest: str, threshold: int
     ) -> bytes:
         """The seed of a survivor's self-mask."""
-        seed = _joined(client, "seeds", shares, threshold)
-        if hashlib.sha256(seed).hexdigest() != digest:
-            raise Void(f"the sum is void: the shares of {self.names[client]} do not fit together")
-        return seed
+        return self._joined(client, "seeds", shares, threshold, lambda seed: hashlib.sha256(seed).hexdigest() == digest)
+
+    def _joined(
+        self,
+        client: int,
+        kind: str,
+        shares: Mapping[int, Mapping[str, Mapping[str, bytes]]],
+        threshold: int,
+        fits: Callable[[bytes], bool],
+    ) -> bytes:
+        """A secret of a client, from what the others gave of it, one or two of whom may have lied."""
+        given = {place: each[kind][str(client)] for place, each in shares.items()}
+        spare = min(_MOST_LIARS, len(given) - threshold)
+        chosen = (left_out for count in range(spare + 1) for left_out in combinations(given, count))
+        for left_out in islice(chosen, _MOST_TRIES):
+            secret = masking.join_secret({p: s for p, s in given.items() if p not in left_out}, threshold)
+            if fits(secret):
+                return secret
+        blamed = client if len(given) > threshold else None
+        raise Void(f"the sum is void: the shares of {self.names[client]} do not fit together", blamed)
 
     def _left_over(
         self,
@@ -207,9 +249,11 @@ class SumServer:
         length: int,
     ) -> NDArray[np.int64]:
         """The masks that the survivors share with a client that is not among them, as it would have added them."""
-        private = X25519PrivateKey.from_private_bytes(_joined(client, "keys", shares, threshold))
-        if masking.public_of(private) != keys[client]["masking"]:
-            raise Void(f"the sum is void: the shares of {self.names[client]} do not fit together")
+
+        def fits(secret: bytes) -> bool:
+            return masking.public_of(X25519PrivateKey.from_private_bytes(secret)) == keys[client]["masking"]
+
+        private = X25519PrivateKey.from_private_bytes(self._joined(client, "keys", shares, threshold, fits))
         total_D = np.zeros(length, dtype=np.int64)
         for peer in survivors:
             total_D += masking.pairwise_mask(private, keys[peer]["masking"], label, length, adds=client < peer)
@@ -238,15 +282,16 @@ def _public_of(client: int, about: Mapping[str, Any]) -> tuple[dict[str, str], s
     return keys, str(about["name"]), None if bound is None else frozenset(map(str, bound))
 
 
-def _shares_of(client: int, about: Mapping[str, Any]) -> tuple[dict[str, dict[str, bytes]], str]:
-    """The shares of others' secrets that a site gives, and the sum's label."""
-    shares = {kind: {str(c): bytes.fromhex(text) for c, text in about[kind].items()} for kind in ("seeds", "keys")}
+def _shares_of(
+    about: Mapping[str, Any], survivors: Sequence[int], dropped: Collection[int]
+) -> tuple[dict[str, dict[str, bytes]], str]:
+    """The shares of others' secrets that a site gives, and the sum's label.
+
+    Raises:
+        LookupError: It gives others than those that it was asked for.
+    """
+    shares = {
+        kind: {str(client): bytes.fromhex(about[kind][str(client)]) for client in clients}
+        for kind, clients in (("seeds", survivors), ("keys", dropped))
+    }
     return shares, str(about["label"])
-
-
-def _joined(client: int, kind: str, shares: Mapping[int, Mapping[str, Mapping[str, bytes]]], threshold: int) -> bytes:
-    """A secret of a client, from what the others gave of it."""
-    try:
-        return masking.join_secret({place: given[kind][str(client)] for place, given in shares.items()}, threshold)
-    except (LookupError, ValueError) as error:
-        raise Void("the sum is void: a site gave no share of a secret") from error

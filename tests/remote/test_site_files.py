@@ -1,8 +1,10 @@
 """A site's files: of their owner alone, and damaged one by one they are made again, or refused with what to do."""
 
+import contextlib
 import json
 import os
 import random
+import sqlite3
 import stat
 
 import pytest
@@ -13,7 +15,7 @@ from fl_lightning.remote import LoopbackChannel, Message, Refused, federate
 from fl_lightning.run.folder import secret_file, whole_file
 from fl_lightning.strategies import FedAvg
 
-SECURE = ("keys.json", "asked.json")
+SECURE = ("sums.sqlite", "account_key")
 
 
 @pytest.fixture
@@ -68,23 +70,39 @@ def test_a_kept_message_that_is_damaged_is_set_aside(trained, name: str, version
 
 
 @pytest.mark.parametrize("name", SECURE)
-@pytest.mark.parametrize("version", range(4))
+@pytest.mark.parametrize("version", [1, 2])
 def test_what_a_site_must_remember_is_refused_where_it_is_damaged(trained, name: str, version: int) -> None:
     folder, again = trained(secure=True)
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(versions(whole)[version])
-    question = {"address": {"phase": "round", "round_idx": 7, "name": "train"}, "effort": 1.0, "clients": [0, 1, 2]}
+    with pytest.raises(Refused, match=r"bring it back from a copy"):
+        again()
+
+
+def test_every_row_of_the_book_is_sealed(trained) -> None:
+    folder, again = trained(secure=True)
+    whole = (folder / "sums.sqlite").read_bytes()
+    for table, column in (("sums", "state"), ("sums", "members"), ("work", "work"), ("evaluations", "models")):
+        with contextlib.closing(sqlite3.connect(folder / "sums.sqlite")) as book, book:
+            changed = book.execute(f"UPDATE {table} SET {column} = '7' WHERE rowid IN (SELECT max(rowid) FROM {table})")
+            assert changed.rowcount == 1
+        with pytest.raises(Refused, match=r"sums\.sqlite of this site's account .*\(a row is damaged\)"):
+            again()
+        (folder / "sums.sqlite").write_bytes(whole)
+    assert again().is_started
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_a_sum_that_is_damaged_is_begun_again(trained, version: int) -> None:
+    folder, again = trained(secure=True)
+    (folder / "sum.json").write_bytes(versions((folder / "sum.json").read_bytes())[version])
     site = again()
-    if name == "keys.json":
-        assert not site.is_started
-        return
-    about = {**question, "state": site.current}
     assert site.is_started
-    why = Message.read(site.answer(Message(kind="run", about=about).wire)).about["why"]
-    assert f"{name} of this site is damaged: bring it back from a copy" in why
+    assert site.sum.kept == {}
+    assert (folder / "sum.json.damaged").exists()
 
 
-@pytest.mark.parametrize("name", ["masking_key", "states/digest_key"])
+@pytest.mark.parametrize("name", ["account_key", "states/digest_key"])
 @pytest.mark.parametrize("content", [b"", b"short", b"x" * 33])
 def test_a_damaged_key_is_refused(trained, name: str, content: bytes) -> None:
     folder, again = trained()
@@ -182,7 +200,8 @@ QUESTIONS = {
         {"address": [1]},
         {"effort": 2.0},
         {"effort": float("nan")},
-        {"clients": [1] * 3_000_000},
+        {"shares": {"0": "ab"}},
+        {"shares": {"0": "xy"}},
         {"clients": "01"},
         {"state": "../../x"},
     ],
@@ -199,7 +218,10 @@ QUESTIONS = {
         {"forget": 7},
     ],
     "forget": [{"forget": ["../start"]}, {"forget": {}}],
-    "keys": [{"keys": [1]}, {"keys": {"-1": "ab" * 32}}, {"keys": {"0": "ab"}}],
+    "sum_keys": [{"purpose": "predict", "place": ["x"], "nonce": "ab" * 16}, {"place": [1.5]}, {"nonce": "ab"}],
+    "sum_shares": [{"keys": [1]}, {"keys": {"-1": {}}}, {"keys": {"0": "ab"}}],
+    "sum_confirm": [{"survivors": []}, {"survivors": [0, 0]}, {"survivors": [-1]}],
+    "sum_reveal": [{"survivors": [0, 1, 2], "confirmed": {"0": 7}}, {"survivors": [0], "confirmed": {}}],
     "load": [{"state": None}],
     "unknown\x1b": [{}],
 }
@@ -210,7 +232,7 @@ def test_a_hostile_server_is_refused(trained, kind: str, facts: dict) -> None:
     folder, again = trained()
     site = again()
     about = {
-        "run": {"address": {"phase": "round", "round_idx": 1, "name": "train"}, "effort": 1.0, "clients": [0, 1, 2]},
+        "run": {"address": {"phase": "round", "round_idx": 1, "name": "train"}, "effort": 1.0},
         "evaluate": {"evaluations": [["", {"tuning": None, "output": None}]], "round_idx": 0, "forget": []},
     }.get(kind, {}) | ({"state": site.current} if kind in ("run", "evaluate", "load") else {})
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
