@@ -53,7 +53,13 @@ def test_the_package_does_not_import_callbacks_or_the_command_line() -> None:
 
 
 #: What is imported under another name than it is installed by.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "sknetwork": "scikit-network", "yaml": "pyyaml", "google": "protobuf"}
+DISTRIBUTIONS = {
+    "Crypto": "pycryptodome",
+    "sklearn": "scikit-learn",
+    "sknetwork": "scikit-network",
+    "yaml": "pyyaml",
+    "google": "protobuf",
+}
 
 
 def test_every_import_is_declared() -> None:

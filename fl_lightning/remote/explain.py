@@ -15,7 +15,6 @@ from fl_lightning.remote.job import open_site
 from fl_lightning.remote.job_schema import Job, NotAJob
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
-from fl_lightning.remote.secure import DEFAULT_SHARE
 from fl_lightning.remote.site import Site
 from fl_lightning.round.disclosure import COUNTS, what_leaves
 from fl_lightning.round.stage import Stage
@@ -69,7 +68,7 @@ def _start(job: Job, site: Site) -> Message:
         "precision": job.trainer.get("precision", "32-true"),
         "dtype": "float32",
         "secure": job.secure,
-        "secure_share": DEFAULT_SHARE,
+        "secure_share": job.secure_share,
         "federation": "explained",
         "index": 0,
     }
@@ -113,12 +112,24 @@ def _leaving(job: Job, site: Site) -> list[str]:
     evaluations = site.strategy.evaluations([0])
     models = ", ".join(f"{name.rstrip('/') or 'the result'} ({scored_of(each)})" for name, each in evaluations.items())
     lines.append(
-        f"evaluations: {len(evaluations)} models in a round, {num_scored * len(evaluations)} in all: {models}; of each "
-        f"metric and split with at least {site.policy.min_examples} examples a sum and a count"
+        f"evaluations: {len(evaluations)} models in a round, {num_scored * len(evaluations)} in all: {models}; "
+        f"{_metrics(job, site)}"
     )
     filters = ", ".join(type(each).__name__ for each in site.policy.filters)
     lines.append(f"in all {total} numbers of parameters; every answer passes {filters or 'no filter'} before it leaves")
     return lines
+
+
+def _metrics(job: Job, site: Site) -> str:
+    """What evaluations tell."""
+    policy = site.policy
+    if not policy.tells_metrics(summed=job.secure):
+        return "their metrics stay here"
+    if policy.metric_noise is not None:
+        told = f"noisy values of {', '.join(policy.metric_noise.names)}"
+    else:
+        told = f"of each metric and split with at least {policy.min_examples} examples a sum and a count"
+    return f"{told}, of which the server learns the sum over at least {policy.min_sum_clients}" if job.secure else told
 
 
 def _support(site: Site, stage: Stage, name: str) -> str:

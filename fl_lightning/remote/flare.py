@@ -197,6 +197,7 @@ class FederationController(Controller):  # type: ignore[misc]
             relation_graph=parts.relation_graph,
             seed=job.data_seed,
             secure=job.secure,
+            secure_share=job.secure_share,
         )
         figures = parts.trainer.fit(
             parts.model,

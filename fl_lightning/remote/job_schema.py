@@ -23,6 +23,7 @@ from typing import Any, Literal
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.names import check_run_name, check_site_name
 from fl_lightning.remote.registry import FILE_SETTINGS, Registry, is_the_packages, settings_of, wanted
+from fl_lightning.remote.secure import DEFAULT_SHARE, check_share
 from fl_lightning.round.client import ClientModule
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
@@ -68,6 +69,7 @@ class Job:
         timeout_seconds: In which a site must answer a message.
         num_outputs: Classes of the whole federation; None for as many as the sites have seen.
         secure: Secure aggregation.
+        secure_share: More than this share of the clients that begin a secure sum must come to its end, in [0.5, 1].
         predict: Have each site write what its model predicts into its own folder, after the training.
     """
 
@@ -83,6 +85,7 @@ class Job:
     timeout_seconds: int = 600
     num_outputs: int | None = None
     secure: bool = False
+    secure_share: float = DEFAULT_SHARE
     predict: bool = False
 
     def write(self) -> str:
@@ -137,6 +140,12 @@ class Job:
             _check_whole(name, getattr(self, name), most)
         if self.num_outputs is not None:
             _check_whole("num_outputs", self.num_outputs, MAX_NUMBER, least=1)
+        if isinstance(self.secure_share, bool) or not isinstance(self.secure_share, int | float):
+            raise NotAJob(f"secure_share must be a number, got {_short(self.secure_share)}")
+        try:
+            check_share(self.secure_share)
+        except ValueError as error:
+            raise NotAJob(str(error)) from error
         for name in ("resume", "secure", "predict"):
             if not isinstance(getattr(self, name), bool):
                 raise NotAJob(f"{name} must be true or false, got {_short(getattr(self, name))}")

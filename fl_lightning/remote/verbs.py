@@ -44,6 +44,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout_seconds", type=int, default=600, help="in which a site must answer (600)")
     parser.add_argument("--num_outputs", type=int, help="classes of the federation; as many as the sites have seen")
     parser.add_argument("--secure", action="store_true", help="secure aggregation: the server learns sums alone")
+    parser.add_argument("--secure_share", type=float, help="more than this share must end a secure sum (0.667)")
     parser.add_argument("--predict", action="store_true", help="have each site write predictions.csv into its folder")
 
 
@@ -84,6 +85,7 @@ def submission_of(options: argparse.Namespace, rest: Sequence[str], sites: Seque
         timeout_seconds=options.timeout_seconds,
         num_outputs=options.num_outputs,
         secure=options.secure,
+        **({} if options.secure_share is None else {"secure_share": options.secure_share}),
         predict=options.predict,
     )
     return submission, trainer.root.parent

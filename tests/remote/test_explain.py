@@ -54,6 +54,19 @@ def test_parameters_with_sizes_evaluations_and_counts_in_a_round_and_in_all(told
     assert "refused" not in said
 
 
+@pytest.mark.parametrize(
+    ("policy", "line"),
+    [
+        ({}, "of each metric and split with at least 5 examples a sum and a count"),
+        ({"metrics": "off"}, "their metrics stay here"),
+        ({"metrics": "sums"}, "their metrics stay here"),
+        ({"metric_noise": {"noise_multiplier": 2.0, "names": ["val/acc"]}}, "noisy values of val/acc"),
+    ],
+)
+def test_what_evaluations_tell(told, policy, line) -> None:
+    assert line in told("FedPer", as_job=True, **policy)[1]
+
+
 def test_what_is_refused_and_why(told) -> None:
     widened = {"class_path": "FedPer", "init_args": {"personal": []}}
     code, said = told(widened, local=["head.*"])

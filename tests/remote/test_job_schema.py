@@ -121,6 +121,8 @@ def _kinds(annotation: Any) -> list[Any]:
         (a_job(seed=-1), "seed must be a whole number"),
         (a_job(num_outputs=0), "num_outputs must be a whole number"),
         (a_job(secure=1), "secure must be true or false"),
+        (a_job(secure_share=True), "secure_share must be a number"),
+        (a_job(secure_share=0.4), r"secure_share must be in \[0.5, 1\]"),
     ],
     ids=lambda each: each[:40] if isinstance(each, str) else "",
 )
