@@ -505,5 +505,5 @@ def test_without_validation_the_last_round_is_reported(make_model, make_trainer,
 
 def test_precision_is_a_number_too(make_trainer) -> None:
     assert make_trainer(precision=32).precision == "32"
-    with pytest.raises(ValueError, match="trainer.precision must be one of .*, got '16'"):
+    with pytest.raises(ValueError, match=r"trainer.precision must be one of .*, got '16'"):
         make_trainer(precision=16)
