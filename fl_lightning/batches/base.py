@@ -136,6 +136,11 @@ class Collator(ABC):
         """Local steps that make an epoch; 1 where a step sees all of the client's data."""
         return 1
 
+    def least_examples(self, client: int) -> int:
+        """Training examples in the smallest step of an epoch; all of the client's where a step sees all its data."""
+        found: int = self.held(client).num_examples
+        return found
+
 
 def pad(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Stack tensors (N_i, ...) to (C, N, ...) with N that of the longest, zeros after each one's own rows."""

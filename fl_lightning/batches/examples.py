@@ -185,6 +185,14 @@ class ExampleCollator(Collator):
             return self.steps
         return batches_of(self.clients[client].num_examples, self.batch_size, self.drop_last)
 
+    def least_examples(self, client: int) -> int:
+        """Those of the last batch of a pass; of every draw where ``steps_per_epoch`` is set."""
+        count = self.clients[client].num_examples
+        if self.batch_size is None or count <= self.batch_size:
+            return count
+        rest = 0 if self.steps is not None or self.drop_last else count % self.batch_size
+        return rest or self.batch_size
+
     def __call__(self, clients: Sequence[int]) -> ExampleBatch:
         """Batch the given clients' examples, padded to the largest of them."""
         members = [self.clients[client] for client in clients]

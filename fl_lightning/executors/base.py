@@ -18,7 +18,7 @@ from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.keys import derive_keys
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.executors.time_limit import check_time_limit
-from fl_lightning.executors.trial import check_buffers
+from fl_lightning.executors.trial import check_batches_of_one, check_buffers
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
 from fl_lightning.round.payload import Payload, concatenate, from_wire, pad_examples, to_wire
@@ -118,8 +118,8 @@ class Executor(Counted, ABC):
 
         Raises:
             ValueError: The net or its optimiser is of a kind that clients cannot be run with, the client overrides a
-                hook that is never called, training changes a buffer of the net, the clients do not fit into memory, or
-                nothing could keep the time limit.
+                hook that is never called, training changes a buffer of the net, BatchNorm would see a batch of one
+                example, the clients do not fit into memory, or nothing could keep the time limit.
         """
         if time_limit is not None:
             check_time_limit()
@@ -138,6 +138,7 @@ class Executor(Counted, ABC):
         self.seed = seed
         self.time_limit = time_limit
         self.num_flat = client.num_travelling
+        check_batches_of_one(client, collator, self.clients)
         self.slots = dict(memory or {})
         self.rewritten: dict[int, Any] = {}
         self.original_size = {member: collator.size(member) for member in clients}

@@ -7,7 +7,7 @@ tensor, nor random numbers of PyTorch's.
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from lightning.fabric import Fabric
@@ -16,6 +16,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.time_limit import within
+from fl_lightning.models.batch_norm import TOO_FEW, TORCH_NORMS, BatchNorm, refuse_one
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 
@@ -72,6 +73,41 @@ def check_buffers(client: ClientModule, collator: Collator, first: int, time_lim
             "checkpoints nor payloads hold: make it a parameter with requires_grad=False named running_mean or "
             "running_var, or use fl_lightning.models.BatchNorm"
         )
+
+
+def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequence[int]) -> None:
+    """Refuse clients whose training would give a BatchNorm one example, which has no variance.
+
+    Raises:
+        ValueError: A client of them has such a step.
+    """
+    norms = [layer for layer in client.net.modules() if isinstance(layer, (BatchNorm, *TORCH_NORMS))]
+    alone = [member for member in clients if norms and collator.least_examples(member) == 1]
+    if not alone:
+        return
+    first = alone[0]
+    copied = copy.deepcopy(client).to(collator.device).train()
+    for layer in copied.net.modules():
+        if isinstance(layer, BatchNorm):
+            layer.register_forward_pre_hook(lambda _, inputs: refuse_one(inputs[1]))
+    keys = torch.arange(collator.steps_per_epoch(first))
+    *_, batch = single(collator([first])).draws(keys)
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            copied.output(copied.parameter_dict(), batch)
+    except Exception as error:
+        if TOO_FEW not in str(error):
+            return  # it is tried once more, and told
+        held = collator.held(first)
+        more = f"; so have {len(alone) - 1} more clients" if len(alone) > 1 else ""
+        if held.num_examples == 1:
+            remedy = "give it more training examples (data.splitter, data.partitioner), or take a net without BatchNorm"
+        else:
+            remedy = "set data.drop_last to true, or a larger data.batch_size"
+        raise ValueError(
+            f"client {held.name!r} has a training step with one example, of which BatchNorm in model.net has no "
+            f"variance ({TOO_FEW}){more}: {remedy}"
+        ) from None
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

@@ -6,6 +6,7 @@ Ioffe, Szegedy: "Batch Normalization", ICML 2015. Running statistics are paramet
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 
 from fl_lightning.kernels.linear import check_widths
 
@@ -13,12 +14,16 @@ from fl_lightning.kernels.linear import check_widths
 STATISTICS = ("running_mean", "running_var")
 #: Layers of PyTorch's, and of PyG's after them, that have them, and that count padding.
 TORCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+#: How PyTorch begins what it says of a batch that has no variance.
+TOO_FEW = "Expected more than 1 value per channel when training"
 
 
 class BatchNorm(nn.Module):
     """Normalise each channel over the examples of a client that count; of one client, on a stack, or under ``vmap``.
 
     In training mode by the batch's mean and variance, whose running means are kept; in eval mode by these.
+    One example has no variance, and is refused in training as PyTorch refuses it; under ``vmap``, and on a GPU, which
+    a look at the mask would hold up, nothing is looked at, so executors check all clients before they train.
 
     Args:
         num_features: Channels.
@@ -47,6 +52,9 @@ class BatchNorm(nn.Module):
         Args:
             x: The examples.
             mask: Which of them count for the statistics.
+
+        Raises:
+            ValueError: In training one example counts, of a client.
         """
         mean: Tensor = self.running_mean
         variance: Tensor = self.running_var
@@ -54,6 +62,8 @@ class BatchNorm(nn.Module):
             wide = x.to(torch.promote_types(x.dtype, mean.dtype))
             weight = mask.unsqueeze(-1).to(wide)
             count = weight.sum(dim=-2)
+            if mask.device.type == "cpu" and not is_batchedtensor(mask):
+                refuse_one(mask)
             mean = (wide * weight).sum(dim=-2) / count.clamp(min=1)
             variance = ((wide - mean.unsqueeze(-2)).square() * weight).sum(dim=-2) / count.clamp(min=1)
             with torch.no_grad():
@@ -63,6 +73,16 @@ class BatchNorm(nn.Module):
                     running.add_((share * (new.detach() - running)).to(running.dtype))
         scale = self.weight * (variance + self.eps).rsqrt()
         return (x * scale.unsqueeze(-2) + (self.bias - mean * scale).unsqueeze(-2)).to(x.dtype)
+
+
+def refuse_one(mask: Tensor) -> None:
+    """Refuse a batch in which one example counts, of any client of a stack; mask (..., N).
+
+    Raises:
+        ValueError: There is one.
+    """
+    if (mask.sum(dim=-1) == 1).any():
+        raise ValueError(f"{TOO_FEW}, got one example")
 
 
 def adopt_statistics(net: nn.Module) -> None:
