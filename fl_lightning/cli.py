@@ -120,7 +120,8 @@ class FederatedCLI(LightningCLI):
             words = [f"{word}=true" if word in ("--profile", "--resume_with_changes") else word for word in words]
             _Parser.words = words
             _check_init_args(words)
-            with_net = any(option.startswith("--model.net.") for option, _ in options(words))
+            # beside a net that is named its settings would stay, such as its dropout
+            with_net = any(o.startswith("--model.net.") for o, _ in options(words)) and not named(words, "model.net")
             model = _default_model(_chosen_strategy(words), with_net=with_net)
             for subparser in self._subcommand_parsers.values():
                 subparser.set_defaults({"model": model})

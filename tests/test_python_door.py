@@ -1,6 +1,7 @@
 """What a notebook needs: exports, default callbacks, evaluation after a fit, tables."""
 
 import ast
+import dataclasses
 import functools
 import inspect
 import subprocess
@@ -18,7 +19,19 @@ from fl_lightning.callbacks import FederatedCheckpoint, RoundProgressBar
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.models import CNN, GCN, MLP, GRUForecaster, MaskedGCN
 from fl_lightning.models.batch_norm import BatchNorm
-from fl_lightning.strategies import DFedAvgM, FedAux, FedAvg, FedBN, FedGNN, FedPub, FedSage, Oracle, Strategy
+from fl_lightning.strategies import (
+    DFedAvgM,
+    FedAux,
+    FedAvg,
+    FedBN,
+    FedGNN,
+    FedPub,
+    FedRep,
+    FedSage,
+    Flow,
+    Oracle,
+    Strategy,
+)
 
 ROOT = Path(fl.__file__).parent
 STRATEGIES = sorted(
@@ -106,6 +119,18 @@ def test_a_strategy_brings_its_client_its_net_and_its_optimizer(kind: Any, feder
     assert type(client) is kind.client_class
     assert client.net_factories == [kind.default_net or GCN]
     assert client.optimizer_factory is kind.default_optimizer
+
+
+@pytest.mark.parametrize("kind", [FedRep, Flow, FedAvg], ids=lambda kind: kind.__name__)
+def test_clients_with_examples_may_have_another_optimizer(kind: Any, federation: Any) -> None:
+    client, roster = kind().default_client(), dataclasses.replace(federation.roster, kind="examples", num_features=2)
+    kind().complete(client, roster)
+    assert client.optimizer_factory is (kind.examples_optimizer or kind.default_optimizer)
+    assert (kind.examples_optimizer is None) == (kind is FedAvg)
+    given = functools.partial(torch.optim.SGD, lr=0.5)
+    client = fl.ClientModule(optimizer=given)
+    kind().complete(client, roster)
+    assert client.optimizer_factory is given
 
 
 @pytest.mark.parametrize("kind", [FedPub, FedAux, FedBN, FedGNN, FedSage, DFedAvgM], ids=lambda kind: kind.__name__)

@@ -106,7 +106,7 @@ class AdaptiveGCN(GCN):
         in_channels: int,
         out_channels: int,
         *,
-        hidden_channels: int = 64,
+        hidden_channels: int = 128,
         num_layers: int = 2,
         dropout: float = 0.5,
     ) -> None:

@@ -66,6 +66,8 @@ class Strategy(ABC):
     default_net: ClassVar[type[nn.Module] | None] = None
     #: The optimizer of clients that were given none, where the method needs another than the package's.
     default_optimizer: ClassVar[OptimizerFactory] = staticmethod(default_optimizer)
+    #: That of clients that hold examples, where the method needs another for them; None for the same.
+    examples_optimizer: ClassVar[OptimizerFactory | None] = None
     #: Whether the paper ties the strategy to a net of its own, so that it does not run with a user's PyG module.
     own_net: ClassVar[bool] = False
     #: Whether clients may have different nets; their parameters then travel flat.
@@ -166,9 +168,16 @@ class Strategy(ABC):
             return GRUForecaster
         return CNN if num_dims == 3 else MLP
 
+    def optimizer_for(self, roster: Roster) -> OptimizerFactory:
+        """The optimizer of clients that were given none, by what they hold."""
+        own = type(self)
+        if roster.kind == "graphs" or own.examples_optimizer is None:
+            return own.default_optimizer
+        return own.examples_optimizer
+
     def complete(self, client: ClientModule, roster: Roster) -> None:
         """Give a client the net and the optimizer that it was not given."""
-        client.take_defaults(net=self.net_for(roster, client), optimizer=type(self).default_optimizer)
+        client.take_defaults(net=self.net_for(roster, client), optimizer=self.optimizer_for(roster))
 
     def select(self, names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
         """Names of parameters that match any of the patterns; ``head.*`` is the last layer, whatever it is called.

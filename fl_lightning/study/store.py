@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -88,6 +88,41 @@ class Store:
                 temporary.write_text("".join(f"{digest}\n" for digest in [*known, *new]))
         return len(new)
 
+    def rewrite(self, change: Callable[[Record], Record | None]) -> int:
+        """Put other records in the place of some, in ``cells.jsonl`` and in ``history.jsonl``; returns how many.
+
+        Args:
+            change: The new record for an old one; None for the old.
+
+        Raises:
+            ValueError: A line is damaged; nothing is changed then.
+        """
+        known, count, replaced = self._known_checksums(), 0, set[str]()
+        written: dict[Path, bytes] = {}
+        for path in (self.cells, self.rounds):
+            lines = []
+            for line in _raw(path):
+                sealed = _SEALED.fullmatch(line)
+                content = line if sealed is None else sealed[1] + b"}"
+                if _checksum(content) != sealed[2].decode() if sealed else _checksum(line) not in known:
+                    raise ValueError(f"{path} has a damaged line: fl-train study status names it")
+                new = change(json.loads(content))
+                if new is not None:
+                    count += 1
+                    replaced |= set() if sealed else {_checksum(line)}
+                    line = _sealed(new)
+                lines.append(line + b"\n")
+            if path.exists():
+                written[path] = b"".join(lines)
+        with _locked(self.cells):
+            for path, text in written.items():
+                with whole_file(path) as temporary:
+                    temporary.write_bytes(text)
+            if replaced:
+                with whole_file(self.checksums) as temporary:
+                    temporary.write_text("".join(f"{digest}\n" for digest in known if digest not in replaced))
+        return count
+
     def _known_checksums(self) -> dict[str, None]:
         text = self.checksums.read_text(errors="replace") if self.checksums.exists() else ""
         return dict.fromkeys(text.splitlines())
@@ -139,13 +174,18 @@ def _is_record(line: bytes) -> bool:
 
 
 def _append(path: Path, record: Mapping[str, Any]) -> None:
-    content = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    line = content[:-1] + f',"sum":"{_checksum(content)}"}}\n'.encode()
+    line = _sealed(record) + b"\n"
     with _locked(path), writing(path, len(line)), path.open("a+b") as file:
         file.truncate(_end_of_lines(file))
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sealed(record: Mapping[str, Any]) -> bytes:
+    """A record as a line, with its checksum at the end."""
+    content = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return content[:-1] + f',"sum":"{_checksum(content)}"}}'.encode()
 
 
 def _end_of_lines(file: IO[bytes]) -> int:

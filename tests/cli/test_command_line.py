@@ -410,6 +410,24 @@ def test_the_strategy_chooses_the_default_model(
     assert written is not None or not any(argument.startswith("--model.net") for argument in arguments)
 
 
+@pytest.mark.parametrize("named", ["--config=net.yaml", "--model.net=fl_lightning.models.CNN"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_net_that_is_named_has_no_settings_of_the_default_one(
+    named: str, as_list: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = {"class_path": "fl_lightning.models.CNN"}
+    Path("net.yaml").write_text(yaml.safe_dump({"model": {"init_args": {"net": [net] if as_list else net}}}))
+    words = [named, "--strategy=FedAvg", "--data.source=FL60", "--model.net.init_args.filters=[8]", "--print_config"]
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *words])
+    assert stop.value.code == 0
+    found = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["net"]
+    found = found[0] if isinstance(found, list) else found
+    assert found["class_path"].endswith(".CNN")
+    assert found["init_args"]["filters"] == [8]
+    assert found["init_args"]["dropout"] == 0.0  # a CNN's, not a GCN's
+
+
 def test_a_model_that_the_strategy_is_not_written_for(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "fit", *SMALL[:3], "--strategy=FedAux", "--model=RegressionClient")
     assert "FedAux needs clients of the class FedAuxClient, but model is RegressionClient" in message

@@ -30,6 +30,7 @@ class DPSGD(Decentralised):
         mix_only_moved: Average each number over those that moved it in local training (``kernels/moved_mixing.py``).
     """
 
+    num_epochs: int = 3
     mix_only_moved: bool = False
 
     def combine(self, clients: Tensor, trained_CP: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class FedSheafHN(Hypernetwork):
     predict: Literal["trained", "generated"] = "trained"
     diffusion_lr: float = 0.001
     diffusion_weight_decay: float = 5e-4
-    hypernetwork_lr: float = 0.01
+    hypernetwork_lr: float = 0.001
     start_from_clients: bool = True
 
     needs_graphs = True

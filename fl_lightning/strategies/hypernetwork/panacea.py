@@ -69,6 +69,7 @@ class Panacea(PFedHN):
         num_pairs: Pairs of training clients drawn for each evaluation of L_d; None for all pairs.
     """
 
+    num_epochs: int = 1
     encoder: Literal["gnn", "mlp"] = "gnn"
     relation_weight: float = 0.1
     num_pairs: int | None = None

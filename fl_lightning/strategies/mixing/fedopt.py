@@ -44,7 +44,7 @@ class FedOpt(FedAvg):
     server_lr: float = 0.01
     momentum: float = 0.9
     second_momentum: float = 0.99
-    adaptivity: float = 1e-3
+    adaptivity: float = 1e-4
 
     shares_statistics = False
     #: As in the paper: Adam is the server's; with Adam at both ends nothing is learned.

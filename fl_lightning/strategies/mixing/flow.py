@@ -21,12 +21,14 @@ Leaves the client: its global model, its policy, and how many of its examples go
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
@@ -59,6 +61,8 @@ class Flow(FedAvg):
     policy_channels: int = 64
     personal: Sequence[str] = field(default=("*.local.*",), init=False)
 
+    #: As in the paper's experiments: with Adam a local copy soon knows its few examples by heart.
+    examples_optimizer = functools.partial(SGD, lr=0.01)
     takes_statistics = False
     own_net = True
 

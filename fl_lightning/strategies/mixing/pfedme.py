@@ -47,7 +47,7 @@ class PFedMe(FedAvg):
     """
 
     reset_optimizer: bool = True
-    proximal_weight: float = 0.1
+    proximal_weight: float = 0.01
     num_inner_steps: int = 5
     anchor_share: float = 0.5
     inner_start: Literal["previous", "anchor"] = "previous"

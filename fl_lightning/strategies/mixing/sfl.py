@@ -8,7 +8,7 @@ client i sent last, Â the client relation graph with self-loops and rows that s
 
 Departures: in the authors' code both terms are built from detached tensors, so they have no gradient and u_i never
 enters training; here they have the paper's. Three hops a round (their default) make all clients alike on small graphs;
-here it is one. The graph is the data's; the learnt one (SFL*) is left out: what is released of it links the clients
+here it is two. The graph is the data's; the learnt one (SFL*) is left out: what is released of it links the clients
 whose models are furthest apart, by a learner that is drawn anew in every round, and cannot be what the paper means.
 
 Leaves the client: its model.
@@ -42,8 +42,8 @@ class SFL(Mixing):
         start: Where clients begin a round: at the ``global`` model, or at their ``personal`` one.
     """
 
-    num_hops: int = 1
-    proximal_weight: float = 0.1
+    num_hops: int = 2
+    proximal_weight: float = 0.01
     smoothing: float = 1.0
     start: Literal["global", "personal"] = "global"
     aggregation: Aggregation | None = field(default=None, init=False)
