@@ -97,7 +97,7 @@ def test_without_smoothing_from_their_own_models_it_is_local(settings, executor,
 
 @both_executors
 def test_those_who_were_not_asked_are_smoothed_with_what_they_sent_last(executor, fit) -> None:
-    trainer = fit(SFL(smoothing=0.7), executor, participation=Participation(num_clients=2), num_rounds=2)
+    trainer = fit(SFL(num_hops=1, smoothing=0.7), executor, participation=Participation(num_clients=2), num_rounds=2)
     strategy = trainer.run.strategy
     step_CC = (trainer.run.roster.relation_CC + torch.eye(5)) / 3
     for name, table in strategy.last.items():
