@@ -18,7 +18,9 @@ from fl_lightning.strategies import Strategy
 def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
     """What server and sites must have alike, as JSON."""
     net = model.net_factories if model.has_own_net else None  # which the initial parameters tell of, too
-    optimizer = model.optimizer_factory if model.has_own_optimizer else type(strategy).default_optimizer
+    own = type(strategy)
+    defaults = [own.default_optimizer, own.examples_optimizer or own.default_optimizer]
+    optimizer = model.optimizer_factory if model.has_own_optimizer else defaults
     described = settings.of_objects(strategy=strategy, model=model, net=net, optimizer=optimizer)
     return dict(json.loads(json.dumps(described)))
 
