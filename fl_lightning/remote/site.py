@@ -361,10 +361,6 @@ class Site:
             self._become(self.last.about["state"])
             return self.last
         about = message.about
-        lost = self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]
-        if self.last is not None and lost and not self.secure:  # a sum may have it; see _sum_keys
-            self.states.drop(self.last.about["state"])  # the server never got to know it
-            self.current = self.current if self.current == about["state"] else ""
         if self.holds.num_examples < self.policy.min_examples:
             raise Refused("this site has too few training examples to answer")
         check_tensors(message.tensors, self.known, self.num_flat)
@@ -386,6 +382,10 @@ class Site:
             check_stage(stage)
             work_name = digest_of_facts(place, about["effort"], *packed(payload, self.index).items())
             summed_with = self._enter(message, place, work_name)
+        lost = self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]
+        if self.last is not None and lost and not self.secure:  # a sum may have it; see _sum_keys
+            self.states.drop(self.last.about["state"])  # the server never got to know it
+            self.current = self.current if self.current == about["state"] else ""
         self._become(about["state"])
         work = Work(stage=stage, address=address, effort={self.index: about["effort"]}, payload=payload)
         outcome = self.executor.run(work)

@@ -18,7 +18,7 @@ from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor, 
 from fl_lightning.data import ClientGraph, ClientSplit, InMemorySource
 from fl_lightning.models import DisentangledGCN, GraphSAGE, PyGNet
 from fl_lightning.remote import LoopbackChannel, federate
-from fl_lightning.remote.site import _content
+from fl_lightning.remote.digests import content_of
 from fl_lightning.strategies import (
     FGGP,
     FGSSL,
@@ -211,7 +211,7 @@ def test_a_site_with_other_weights_is_another_site(graphs, make_model, tmp_path)
         [graph] = carrying(graphs[:1], weights=True)
         graph = dataclasses.replace(graph, edge_weight_E=factor * graph.edge_weight_E)
         [site] = make_sites([graph], tmp_path, lambda: (make_model(), FedAvg()))
-        digests.add(_content(site.holds))
+        digests.add(content_of(site.holds))
         assert place + 1 == len(digests)
 
 
