@@ -143,6 +143,7 @@ class RoundLoop:
             run.selection.update(run.round_idx, metrics, run.scores[""])
             if run.new_clients and run.selection.best_round == run.round_idx:
                 run.chosen_server = copy.deepcopy(run.strategy.state_dict())
+        metrics |= self._epsilons()
         metrics["num_participants"] = len(effort)
         metrics["num_failures"] = len(run.failures)
         metrics["num_dropouts"] = len(run.dropouts)
@@ -253,6 +254,16 @@ class RoundLoop:
         for callback in self.callbacks:
             callback.on_evaluate(self, metrics, prefix)
         return metrics
+
+    def _epsilons(self) -> dict[str, float]:
+        """What private training has told so far: ε of each client, and the largest; nothing without it."""
+        if self.run.model.privacy is None:
+            return {}
+        found: dict[int, float] = {}
+        for part in gather_objects(self.fabric, self.run.executor.epsilons()):
+            found |= part
+        named = {f"epsilon/{self.run.roster.names[client]}": found[client] for client in sorted(found)}
+        return {"epsilon": max(found.values()), **named} if found else {}
 
     def _join_the_chosen_server(self) -> dict[str, float]:
         """Let the held-out clients join the server as it was after the round that is reported; it stays so."""

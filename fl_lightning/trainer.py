@@ -385,7 +385,8 @@ class FederatedTrainer(RoundLoop, Counted):
             "precision": self.precision,
             "monitor": monitor,
         }
-        return settings.of_objects(strategy=strategy, participation=self.participation, trainer=trainer)
+        private = {} if client.privacy is None else {"privacy": client.privacy}
+        return settings.of_objects(strategy=strategy, participation=self.participation, trainer=trainer, **private)
 
     @contextmanager
     def _lock(self, folder: Path) -> Iterator[None]:

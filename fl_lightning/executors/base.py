@@ -16,12 +16,14 @@ from fl_lightning.batches.base import AnyBatch, Batch, Collator
 from fl_lightning.counts import Counted
 from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.keys import derive_keys
+from fl_lightning.executors.private import SPENT, check_client, check_examples, private_slots, rate_of
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.executors.time_limit import check_time_limit
 from fl_lightning.executors.trial import check_batches_of_one, check_buffers
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
 from fl_lightning.round.payload import Payload, concatenate, from_wire, pad_examples, to_wire
+from fl_lightning.round.privacy import KeyedNumbers, epsilon_spent, spend
 from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 from fl_lightning.run.memory import require, state_copies
 
@@ -66,6 +68,7 @@ class Executor(Counted, ABC):
         num_flat: Length of the rows of parameters that travel flat.
         allocate: Makes tensors as large as the state of all clients, where that lies.
         rewritten: What clients hold whose graphs a stage has changed.
+        numbers: Where the draws and the noise of private training come from.
     """
 
     #: Whether it runs clients of different architectures itself, without an executor for each.
@@ -73,6 +76,7 @@ class Executor(Counted, ABC):
 
     def __init__(self) -> None:
         self.allocate: Allocate = in_memory
+        self.numbers = KeyedNumbers()
 
     def suited(self, client: ClientModule) -> "Executor":
         """This executor, or the one that a client with hooks of its own needs instead."""
@@ -124,6 +128,7 @@ class Executor(Counted, ABC):
         if time_limit is not None:
             check_time_limit()
         check_hooks(client)
+        check_client(client)
         names = dict(client.net.named_parameters()).keys()
         twins = dict(client.net.named_parameters(remove_duplicate=False)).keys() - names
         if twins:
@@ -139,7 +144,7 @@ class Executor(Counted, ABC):
         self.time_limit = time_limit
         self.num_flat = client.num_travelling
         check_batches_of_one(client, collator, self.clients)
-        self.slots = dict(memory or {})
+        self.slots = {**(memory or {}), **private_slots(client)}
         self.rewritten: dict[int, Any] = {}
         self.original_size = {member: collator.size(member) for member in clients}
         if clients:
@@ -153,6 +158,8 @@ class Executor(Counted, ABC):
             fabric.device,
         )
         self._allocate()
+        if clients:
+            check_examples(client.to(fabric.device), collator, clients[0])
 
     def needed_bytes(self) -> int:
         """Bytes of memory that this process's clients take at the least."""
@@ -225,6 +232,31 @@ class Executor(Counted, ABC):
     def num_steps(self, stage: Stage, client: int, effort: float) -> int:
         """Local steps of a client in a stage."""
         return math.prod(stage.schedule(effort, self.collator.steps_per_epoch(client)))
+
+    def private_steps(self, stage: Stage, client: int, effort: float) -> int:
+        """Steps of a stage that a client's privacy pays for; 0 without."""
+        trained = (p.requires_grad and stage.trains(name) for name, p in self.client.net.named_parameters())
+        return self.num_steps(stage, client, effort) if self.client.privacy is not None and any(trained) else 0
+
+    def spend(self, spent_3: Tensor, stage: Stage, client: int, effort: float) -> Tensor:
+        """What a client has spent of its privacy after a stage, (3,).
+
+        Raises:
+            PrivacySpent: It may not spend so much.
+        """
+        assert self.client.privacy is not None, "asked of private training alone"
+        steps = self.private_steps(stage, client, effort)
+        return spend(self.client.privacy, spent_3, rate_of(self.collator, client), steps)
+
+    def epsilons(self) -> dict[int, float]:
+        """ε of each of this process's clients for what its training has told; empty without ``model.privacy``."""
+        if self.client.privacy is None:
+            return {}
+        return {client: epsilon_spent(self.client.privacy, self.remembered(client, SPENT)) for client in self.clients}
+
+    def remembered(self, client: int, name: str) -> Tensor:
+        """What a client remembers under a name, without a row for each example, (*shape)."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no memory of clients")
 
     @abstractmethod
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:

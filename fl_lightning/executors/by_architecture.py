@@ -13,7 +13,7 @@ from fl_lightning.executors.base import Executor, Outcome, Work, join
 from fl_lightning.federation import in_turn
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Slot
+from fl_lightning.round.stage import Evaluation, Slot, Stage
 
 
 class ByArchitecture(Executor):
@@ -52,6 +52,7 @@ class ByArchitecture(Executor):
     ) -> None:
         """Take over the clients of this process; the nets are given to the clients in turn."""
         self.clients = tuple(clients)
+        self.client = client
         self.collator = collator
         self.parts: dict[str, Executor] = {}
         variants = client.variants()
@@ -61,6 +62,7 @@ class ByArchitecture(Executor):
             if not own:
                 continue
             part = copy.deepcopy(self.executor)
+            part.numbers = self.numbers
             part.setup(fabric, variant, collator, own, seed=seed, memory=memory, time_limit=time_limit)
             part.num_flat = max(other.num_travelling for other in variants)
             self.parts[f"net{kind}/"] = part
@@ -97,6 +99,17 @@ class ByArchitecture(Executor):
         for prefix, part in self.parts.items():
             whole = _widen(whole, prefix, part.state())
         return whole
+
+    def private_steps(self, stage: Stage, client: int, effort: float) -> int:
+        """Those of the client's architecture."""
+        return self._part_of(client).private_steps(stage, client, effort)
+
+    def remembered(self, client: int, name: str) -> Tensor:
+        """What a client remembers under a name, (*shape)."""
+        return self._part_of(client).remembered(client, name)
+
+    def _part_of(self, client: int) -> Executor:
+        return next(part for part in self.parts.values() if client in part.clients)
 
     def holdings(self) -> dict[int, dict[str, Tensor]]:
         """Those of every architecture's clients."""

@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
+from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.executors.base import draw_batches, spread_signals
 from fl_lightning.executors.failure import failure_of
+from fl_lightning.executors.private import gradient_of_client, noise_of_step, private_draws
 from fl_lightning.executors.stack import ClientStack, StackSlice, where_clients
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import pad_examples
+from fl_lightning.round.privacy import KeyedNumbers
 from fl_lightning.round.stage import Signal, Stage
 
 #: ``anchor``, ``inbox`` and ``memory`` of a stack of clients: the tensors of their :class:`Context`.
@@ -45,6 +48,7 @@ class GroupTraining:
         blame: Where the group cannot be computed, find out by which clients, and go on without these.
         time_limit: Seconds that each client may take; the group may take their sum. None for no bound.
         ragged: Names of what clients remember or are sent with a row for every example.
+        numbers: Where the draws and the noise of private training come from.
 
     Attributes:
         failures: Why clients failed, by their row.
@@ -61,6 +65,7 @@ class GroupTraining:
         blame: bool = True,
         time_limit: float | None = None,
         ragged: Collection[str] = (),
+        numbers: KeyedNumbers | None = None,
     ) -> None:
         self.client = client
         self.stage = stage
@@ -68,6 +73,7 @@ class GroupTraining:
         self.knowledge = knowledge
         self.blame = blame
         self.ragged = ragged
+        self.numbers = numbers or KeyedNumbers()
         self.failures: dict[int, str] = {}
         self.seconds_left = None if time_limit is None else [time_limit] * len(batch.key)
         self.on_stack = takes_stacks and (stage.objective is None or getattr(stage.objective, "takes_stacks", False))
@@ -86,7 +92,11 @@ class GroupTraining:
         leaves = {name: tensor.detach() for name, tensor in part.parameters.items()}  # the slice steps their memory
         for name in trained:
             leaves[name].requires_grad_()
-        batches = draw_batches(self.batch, keys if trained else keys[:0], stage.repeat)
+        keys = keys if trained else keys[:0]
+        if self.client.privacy is None:
+            batches: Iterator[Batch] = draw_batches(self.batch, keys, stage.repeat)
+        else:
+            batches = private_draws(self.batch, keys, self.numbers)
         for step, drawn in enumerate(batches):
             if stage.reset_every and step and step % stage.reset_every == 0:
                 part.restart(step)
@@ -134,6 +144,8 @@ class GroupTraining:
         running = statistics_of(self.client.net)
 
         def gradients(leaves: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor | None]:
+            if self.client.privacy is not None:
+                return self._private_gradients(leaves, trained, batch, knowledge, step, autocast)
             moved = {name: leaves[name].clone() for name in running}  # by the forward pass
             with autocast():
                 loss_C = self.loss({**leaves, **moved}, batch, knowledge, step)
@@ -159,6 +171,41 @@ class GroupTraining:
                     joined[name] = whole = torch.zeros_like(leaves[name]) if whole is None else whole
                     whole[rows] = gradient
         return joined
+
+    @torch.no_grad()
+    def _private_gradients(
+        self,
+        leaves: Mapping[str, Tensor],
+        trained: Sequence[str],
+        batch: Batch,
+        knowledge: Knowledge,
+        step: int,
+        autocast: Autocast,
+    ) -> dict[str, Tensor | None]:
+        """The noisy gradients of a step of private training, (C, *shape)."""
+        client, privacy = self.client, self.client.privacy
+        assert privacy is not None, "of private training"
+        assert isinstance(batch, PoissonBatch), "drawn so"
+        own = {name: leaves[name].detach() for name in trained}
+        others = {name: tensor.detach() for name, tensor in leaves.items() if name not in own}
+
+        def one(own: Any, others: Any, noise: Any, tensors: dict[str, Tensor], known: Knowledge) -> dict[str, Tensor]:
+            return gradient_of_client(
+                client,
+                self.stage,
+                privacy,
+                trained=own,
+                others=others,
+                batch=batch.replace(tensors),
+                context=context_of(known, step),
+                noise=noise,
+                num_together=len(batch.key),
+            )
+
+        with autocast():
+            noise = noise_of_step(self.numbers, batch, own, privacy)
+            found: dict[str, Tensor] = torch.vmap(one)(own, others, noise, batch.tensors(), knowledge)
+        return {**found}
 
     def _compute(
         self, together: Callable[[], dict[str, Any]], some: Callable[[Sequence[int]], dict[str, Any]]

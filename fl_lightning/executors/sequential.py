@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.batches.base import Batch, Collator, single
+from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.executors.base import (
     Executor,
     Outcome,
@@ -25,10 +26,18 @@ from fl_lightning.executors.base import (
 )
 from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.hooks import overridden
+from fl_lightning.executors.private import (
+    SPENT,
+    check_private_stage,
+    gradient_of_client,
+    noise_of_step,
+    private_draws,
+)
 from fl_lightning.executors.time_limit import within
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
+from fl_lightning.round.privacy import RecordPrivacy, check_tuning
 from fl_lightning.round.stage import Evaluation, Slot, Stage
 
 
@@ -58,6 +67,7 @@ class SequentialExecutor(Executor):
 
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage for each client in turn."""
+        check_private_stage(self.client, work.stage)
         answers: dict[int, Payload] = {}
         contexts: dict[int, tuple[Context, Context]] = {}  # at the start and at the end of the stage
         failures: dict[int, str] = {}
@@ -100,6 +110,9 @@ class SequentialExecutor(Executor):
         if stage.reset_optimizer:
             self.optimizers[client] = check_optimizer(module.configure_optimizers())
         optimizer = self._stage_optimizer(stage, module) or self.optimizers[client]
+        if module.privacy is not None:
+            spent = self.spend(module.context.memory[SPENT], stage, client, work.effort[client])
+            module.context = dataclasses.replace(module.context, memory={**module.context.memory, SPENT: spent})
         num_steps = self._train(module, optimizer, stage, client, work.effort[client], work.address.round_idx)
         parameters = _detached(module)
         context = dataclasses.replace(module.context, step=0)
@@ -142,7 +155,9 @@ class SequentialExecutor(Executor):
         keys = self.keys(round_idx, stage.name, [client], num_steps)[:, 0]
         module.train()
         module.on_train_start()
-        for step, drawn in enumerate(draw_batches(batch, keys, stage.repeat)):
+        private = module.privacy is not None
+        batches = private_draws(batch, keys, self.numbers) if private else draw_batches(batch, keys, stage.repeat)
+        for step, drawn in enumerate(batches):
             batch_idx = step % steps_per_epoch
             if batch_idx == 0:
                 module.on_train_epoch_start()
@@ -172,12 +187,16 @@ class SequentialExecutor(Executor):
                 _load(module, stage.before_step(_detached(module), module.context))
         module.on_before_zero_grad(optimizer)
         module.zero_grad()
-        with self.fabric.autocast():
-            loss = module.training_step(batch, batch_idx)
-        module.on_before_backward(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-        module.on_after_backward()
-        raw = {name: p.grad for name, p in trained.items() if p.grad is not None}
+        loss = torch.zeros((), device=self.fabric.device)  # which nobody is told of private training
+        if module.privacy is None:
+            with self.fabric.autocast():
+                loss = module.training_step(batch, batch_idx)
+            module.on_before_backward(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            module.on_after_backward()
+            raw = {name: p.grad for name, p in trained.items() if p.grad is not None}
+        else:
+            raw = self._private_gradient(module, module.privacy, stage, trained, batch)
         parameters = _detached(module)
         with torch.no_grad():
             ruled = raw if stage.gradient is None else stage.gradient(raw, parameters, module.context)
@@ -205,6 +224,23 @@ class SequentialExecutor(Executor):
                 memory = {**module.context.memory, **change.memory}
                 module.context = dataclasses.replace(module.context, anchor=moved, memory=memory)
         module.on_train_batch_end(loss.detach(), batch, batch_idx)
+
+    def _private_gradient(
+        self, module: ClientModule, privacy: RecordPrivacy, stage: Stage, trained: Mapping[str, Tensor], batch: Batch
+    ) -> dict[str, Tensor]:
+        assert isinstance(batch, PoissonBatch), "drawn so"
+        own = {name: parameter.detach() for name, parameter in trained.items()}
+        with torch.no_grad(), self.fabric.autocast():
+            return gradient_of_client(
+                module,
+                stage,
+                privacy,
+                trained=own,
+                others={name: p for name, p in _detached(module).items() if name not in own},
+                batch=batch,
+                context=module.context,
+                noise=noise_of_step(self.numbers, batch, own, privacy),
+            )
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
@@ -243,6 +279,8 @@ class SequentialExecutor(Executor):
         """The module to score: the client's own, or a copy with other parameters or some more training."""
         module = self.modules[client]
         tuning = evaluation.tuning
+        if module.privacy is not None:
+            check_tuning(tuning, "the strategy")
         if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
             own, module = _detached(module), copy.copy(module)
             net = copy.deepcopy(self.client.net)  # not the client's own, of whose last pass layers may keep something
@@ -258,6 +296,10 @@ class SequentialExecutor(Executor):
                 self._train(module, optimizer, tuning, client, 1.0, round_idx)
             module.context = dataclasses.replace(module.context, step=0)
         return module.eval()
+
+    def remembered(self, client: int, name: str) -> Tensor:
+        """What a client remembers under a name, (*shape)."""
+        return self.memories[client][name]
 
     def rewrite(self, held: Mapping[int, Any]) -> None:
         """Let clients hold other data; what they remember of new examples is as at first."""

@@ -22,6 +22,7 @@ from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, without_padding
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden
+from fl_lightning.executors.private import SPENT, check_private_stage
 from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.storage import in_memory, on_disk
@@ -31,6 +32,7 @@ from fl_lightning.models.batch_norm import has_torch_norms, statistics_of
 from fl_lightning.models.plain import plain_parts
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate, finite_rows, pad_examples
+from fl_lightning.round.privacy import PrivacySpent, check_tuning
 from fl_lightning.round.stage import Evaluation, Slot
 
 #: The client's functions that compute on a stack as they are, if the net does and none is overridden.
@@ -194,6 +196,7 @@ class StackedExecutor(Executor):
 
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage, one group of clients after another, all clients of a group at once."""
+        check_private_stage(self.client, work.stage)
         failures: dict[int, str] = {}
         held: dict[int, Any] = {}
 
@@ -238,7 +241,10 @@ class StackedExecutor(Executor):
             takes_stacks=self.takes_stacks,
             time_limit=self.time_limit,
             ragged=self._ragged(work.payload),
+            numbers=self.numbers,
         )
+        if self.client.privacy is not None:
+            knowledge["memory"][SPENT], training.failures = self._spend(knowledge["memory"][SPENT], clients, work)
         keys = self.keys(work.address.round_idx, stage.name, clients, max(steps.values(), default=0))
         num_steps = [steps[client] for client in clients]
         with self._client_in_training():
@@ -271,6 +277,20 @@ class StackedExecutor(Executor):
         self._remember(memory, kept, [positions[row] for row in kept])
         failures = {clients[row]: why for row, why in training.failures.items()}
         return upload, failures, {client: new for client, new in held.items() if client not in failures}
+
+    def _spend(self, spent_C3: Tensor, clients: Sequence[int], work: Work) -> tuple[Tensor, dict[int, str]]:
+        """What clients of a group have spent of their privacy after a stage, and who may not, by their row."""
+        after, failures = spent_C3.clone(), {}
+        for row, client in enumerate(clients):
+            try:
+                after[row] = self.spend(spent_C3[row], work.stage, client, work.effort[client])
+            except PrivacySpent as error:
+                failures[row] = str(failure_of(error))
+        return after, failures
+
+    def remembered(self, client: int, name: str) -> Tensor:
+        """What a client remembers under a name, (*shape)."""
+        return self.memory[name][self.position[client]]
 
     def _knowledge(
         self,
@@ -411,6 +431,8 @@ class StackedExecutor(Executor):
             received = self.received(evaluation.payload, clients)
             parameters |= {name: tensor.to(parameters[name]) for name, tensor in received.items()}
         tuning, knowledge = evaluation.tuning, Knowledge()
+        if self.client.privacy is not None:
+            check_tuning(tuning, "the strategy")
         if tuning is not None or evaluation.output is not None:
             knowledge = self._knowledge(clients, rows, evaluation.payload, parameters, self._batch(clients))
         if tuning is not None:

@@ -167,6 +167,10 @@ class RemoteExecutor(Executor):
         if self.secure:
             _log.warning(WARNING)
 
+    def epsilons(self) -> dict[int, float]:
+        """None: sites keep their accounts to themselves."""
+        return {}
+
     def probe(self) -> Outcome:
         """The names of the first client's metrics, which its site has told; no value of theirs leaves it."""
         client, names = self.clients[0], self.metric_names()

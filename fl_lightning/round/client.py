@@ -24,6 +24,7 @@ from fl_lightning.models.plain import fitted
 from fl_lightning.round.class_metrics import CLASS_METRICS, ClassMetric, class_scores
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.direction import KNOWN, Direction
+from fl_lightning.round.privacy import RecordPrivacy
 
 #: A pure function of (client module, its parameters, its batch, its context): a local loss, scalar.
 Objective = Callable[["ClientModule", Parameters, Batch, Context], Tensor]
@@ -73,6 +74,7 @@ class ClientModule(LightningModule, Counted):
             client, or ``shared``, and travel with the parameters.
         metrics: What else to measure of a classification beside accuracy and loss, each client's own over the classes:
             ``f1``, ``auroc`` (one class against the rest), ``balanced_accuracy``; None for nothing.
+        privacy: Differential privacy of each training example (DP-SGD), for clients that hold examples; None for none.
 
     Raises:
         ValueError: A value is out of its range.
@@ -94,6 +96,7 @@ class ClientModule(LightningModule, Counted):
         gradient_clip_val: float | None = None,
         running_statistics: Literal["personal", "shared"] = "personal",
         metrics: list[ClassMetric] | None = None,
+        privacy: RecordPrivacy | None = None,
     ) -> None:
         super().__init__()
         self.has_own_net, self.has_own_optimizer = net is not None, optimizer is not None
@@ -114,6 +117,7 @@ class ClientModule(LightningModule, Counted):
         self.optimizer_factory: OptimizerFactory = default_optimizer if optimizer is None else optimizer
         self.running_statistics = running_statistics
         self.gradient_clip_val = gradient_clip_val
+        self.privacy = privacy
         self.net: nn.Module
         self.stage_objective: Objective | None = None
         self.penalty: Penalty | None = None

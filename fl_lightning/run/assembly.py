@@ -25,6 +25,7 @@ from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
 from fl_lightning.run.interruption import Interruption
+from fl_lightning.run.privacy import check_privacy
 from fl_lightning.run.processes import shard
 from fl_lightning.run.profiling import RoundClock, RoundTrace
 from fl_lightning.strategies import Strategy
@@ -139,6 +140,7 @@ def assemble(
     if fabric.is_global_zero:
         say_unused_edge_data(strategy, model, roster)
     strategy.setup(describe_federation(fabric, model, roster, training_clients, architectures, seed))
+    check_privacy(strategy, model, roster, training_clients)
     return Run(
         fabric=fabric,
         datamodule=datamodule,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import fl_lightning
 from fl_lightning import ClientModule, Participation, RegressionClient, SequentialExecutor, StackedExecutor, strategies
 from fl_lightning.executors.failure import Failure, failure_of
+from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.round_loop import ClientFailure, TooFewAnswers
 from fl_lightning.strategies import FedAux, FedAvg, FedProto, FedSage, FedSagePlus
 
@@ -270,7 +271,8 @@ def test_a_client_passes_on_all_settings_of_its_base(kind: type[ClientModule]) -
     for name, parameter in base.items():
         assert own[name].annotation == parameter.annotation
         assert own[name].default == parameter.default
-    given: dict[str, Any] = {"gradient_clip_val": 0.5, "running_statistics": "shared"}
+    privacy = RecordPrivacy(max_grad_norm=1.0, noise_multiplier=1.0)
+    given: dict[str, Any] = {"gradient_clip_val": 0.5, "running_statistics": "shared", "privacy": privacy}
     if kind.more_metrics:
         given["metrics"] = ["f1"]
     assert given.keys() | {"net", "optimizer", "metrics"} == base.keys()  # or this test knows too little

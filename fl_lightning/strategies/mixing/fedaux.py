@@ -26,6 +26,7 @@ from fl_lightning.round.class_metrics import ClassMetric
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
+from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.round.stage import Signal
 from fl_lightning.strategies.mixing.base import example_weights
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
@@ -47,6 +48,7 @@ class FedAuxClient(ClientModule):
         gradient_clip_val: As in :class:`ClientModule`.
         running_statistics: Likewise.
         metrics: Likewise.
+        privacy: Likewise.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class FedAuxClient(ClientModule):
         gradient_clip_val: float | None = None,
         running_statistics: Literal["personal", "shared"] = "personal",
         metrics: list[ClassMetric] | None = None,
+        privacy: RecordPrivacy | None = None,
     ) -> None:
-        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics)
+        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics, privacy)
         if projection_lr_multiplier <= 0:
             raise ValueError(f"model.projection_lr_multiplier must be positive, got {projection_lr_multiplier}")
         self.projection_lr_multiplier = projection_lr_multiplier

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from fl_lightning.models.neighbour_generator import MendingNet, NeighbourGenerator, Rounding
 from fl_lightning.round.class_metrics import ClassMetric
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory
+from fl_lightning.round.privacy import RecordPrivacy
 
 
 class MendingClient(ClientModule):
@@ -30,6 +31,7 @@ class MendingClient(ClientModule):
         gradient_clip_val: As for :class:`~fl_lightning.ClientModule`.
         running_statistics: Likewise.
         metrics: Likewise.
+        privacy: Likewise.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class MendingClient(ClientModule):
         gradient_clip_val: float | None = None,
         running_statistics: Literal["personal", "shared"] = "personal",
         metrics: list[ClassMetric] | None = None,
+        privacy: RecordPrivacy | None = None,
     ) -> None:
-        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics)
+        super().__init__(net, optimizer, gradient_clip_val, running_statistics, metrics, privacy)
         if rounding not in ("nearest", "down"):
             raise ValueError(f"model.rounding must be 'nearest' or 'down', got {rounding!r}")
         if generator_lr <= 0:

@@ -1,0 +1,173 @@
+"""Private training (``model.privacy``) as executors do it: what they refuse, draw, and count for each client."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch, Collator, single
+from fl_lightning.batches.examples import ExampleBatch, ExampleCollator
+from fl_lightning.batches.poisson import PoissonBatch, poisson_draws, sampling_rate
+from fl_lightning.executors.hooks import SEQUENTIAL, overridden
+from fl_lightning.models.batch_norm import TORCH_NORMS, BatchNorm
+from fl_lightning.round.client import ClientModule, Objective
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.privacy import (
+    GRADIENT_NUMBERS,
+    KeyedNumbers,
+    RecordPrivacy,
+    check_stage,
+    draw_noise,
+    private_gradient,
+)
+from fl_lightning.round.stage import Slot, Stage
+
+#: Where a client remembers what it has spent: steps, sampling probability, noise multiplier.
+SPENT = "privacy/spent"
+#: Hooks that see no gradient and no example on their way to the optimiser.
+_HARMLESS = ("predict_step", "configure_optimizers")
+
+
+def private_slots(client: ClientModule) -> dict[str, Slot]:
+    """What clients remember for their accounts."""
+    return {} if client.privacy is None else {SPENT: Slot(initial=torch.zeros(3, dtype=torch.float64))}
+
+
+def check_client(client: ClientModule) -> None:
+    """Refuse a client whose training would tell more of examples than its gradients.
+
+    Raises:
+        ValueError: It has a hook of its own in training, or a net with statistics over examples.
+    """
+    if client.privacy is None:
+        return
+    if own := overridden(client, tuple(name for name in SEQUENTIAL if name not in _HARMLESS)):
+        raise ValueError(
+            f"model.privacy is for a loss of each example by itself, but {type(client).__name__} overrides "
+            f"{', '.join(own)}: override loss or objective instead, or leave model.privacy out"
+        )
+    for net in client.nets:
+        if normed := [type(layer).__name__ for layer in net.modules() if isinstance(layer, (BatchNorm, *TORCH_NORMS))]:
+            raise ValueError(
+                f"model.net has {normed[0]}, whose statistics are over examples and have no noise, so model.privacy "
+                "cannot cover it: give the net LayerNorm or GroupNorm"
+            )
+
+
+def check_examples(client: ClientModule, collator: Collator, first: int) -> None:
+    """Refuse data that are no independent examples, and a net or loss without a gradient of each example.
+
+    Args:
+        client: The built client, on the device.
+        collator: Makes batches of clients.
+        first: The client to try it on.
+
+    Raises:
+        ValueError: There are such.
+    """
+    if client.privacy is None:
+        return
+    batch = single(collator([first]))
+    if not isinstance(batch, ExampleBatch):
+        raise ValueError(
+            "model.privacy is for clients that hold independent examples: a node of a graph enters the losses of its "
+            "neighbors, so the noise of one gradient does not hide it. Leave model.privacy out, or choose examples"
+        )
+    trained = {name: p.detach() for name, p in client.net.named_parameters() if p.requires_grad}
+    few = batch.replace({name: tensor[:2] for name, tensor in batch.tensors().items() if name != "key"})
+    drawn = next(poisson_draws(few, batch.key[None], KeyedNumbers()))
+    noise = {name: torch.zeros_like(p) for name, p in trained.items()}
+    client.train()
+    try:
+        private_gradient(functools.partial(_loss, client, None, Context(), trained), trained, drawn, noise, 1.0, 2)
+    except Exception as error:  # it may be its user's code
+        why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        raise ValueError(
+            f"model.privacy needs the gradient of each example, which {type(client).__name__} with model.net does not "
+            f"have under torch.vmap ({why}): write loss and net for it, or leave model.privacy out"
+        ) from error
+    finally:
+        client.eval()
+
+
+def rate_of(collator: Collator, client: int) -> float:
+    """The probability with which an example of a client is drawn in a step."""
+    assert isinstance(collator, ExampleCollator), "checked before"
+    return sampling_rate(collator.held(client).num_examples, collator.batch_size)
+
+
+def private_draws(batch: Batch, keys: Tensor, numbers: KeyedNumbers) -> Iterator[PoissonBatch]:
+    """What each private step trains on."""
+    assert isinstance(batch, ExampleBatch), "checked before"
+    return poisson_draws(batch, keys, numbers)
+
+
+def gradient_of_client(
+    client: ClientModule,
+    stage: Stage,
+    privacy: RecordPrivacy,
+    *,
+    trained: Parameters,
+    others: Parameters,
+    batch: PoissonBatch,
+    context: Context,
+    noise: Parameters,
+    num_together: int = 1,
+) -> dict[str, Tensor]:
+    """The private gradient of one client, by name; a penalty, which sees no example, is added after the noise.
+
+    Args:
+        client: The client module, in training mode.
+        stage: The stage.
+        privacy: The settings.
+        trained: The parameters that the gradient is of.
+        others: Those that are not trained.
+        batch: What was drawn.
+        context: What the client knows.
+        noise: As :func:`~fl_lightning.round.privacy.draw_noise` makes it.
+        num_together: Clients under the same ``vmap``, which share the memory.
+    """
+    numbers = sum(parameter.numel() for parameter in trained.values()) * num_together
+    loss: Callable[[Parameters, PoissonBatch], Tensor] = functools.partial(
+        _loss, client, stage.objective, context, others
+    )
+    most = max(1, GRADIENT_NUMBERS // max(1, numbers))
+    found = private_gradient(loss, trained, batch, noise, privacy.max_grad_norm, most)
+    penalty = stage.penalty
+    if penalty is None:
+        return found
+    pulled = torch.func.grad(lambda own: penalty({**others, **own}, context))(dict(trained))
+    return {name: gradient + pulled[name] for name, gradient in found.items()}
+
+
+def noise_of_step(
+    numbers: KeyedNumbers, batch: Batch, trained: Parameters, privacy: RecordPrivacy
+) -> dict[str, Tensor]:
+    """The noise of a step, of one client or of a stack."""
+    return draw_noise(numbers, batch.key, trained, privacy.noise_multiplier)
+
+
+def check_private_stage(client: ClientModule, stage: Stage) -> None:
+    """Refuse a stage that the client's privacy does not cover, whatever was checked before the run.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if client.privacy is not None:
+        check_stage(stage, "the strategy")
+
+
+def _loss(
+    client: ClientModule,
+    objective: Objective | None,
+    context: Context,
+    others: Mapping[str, Tensor],
+    trained: Parameters,
+    batch: PoissonBatch,
+) -> Tensor:
+    """The loss of one example."""
+    whole = {**others, **trained}
+    if objective is None:
+        return client.objective(whole, batch, context)
+    return objective(client, whole, batch, context)

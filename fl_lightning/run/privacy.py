@@ -1,0 +1,36 @@
+"""What is refused before a run whose clients train privately (``model.privacy``)."""
+
+from collections.abc import Sequence
+
+from fl_lightning.federation import Roster
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.privacy import check_stage, check_tuning
+from fl_lightning.strategies import Strategy
+
+
+def check_privacy(strategy: Strategy, model: ClientModule, roster: Roster, clients: Sequence[int]) -> None:
+    """Refuse a strategy that is set up, or data, that the privacy of training does not cover.
+
+    Args:
+        strategy: Set up.
+        model: The client.
+        roster: What the clients hold.
+        clients: Those that train.
+
+    Raises:
+        ValueError: The clients hold graphs, or the strategy has them tell more of their examples than gradients.
+    """
+    if model.privacy is None:
+        return
+    name = type(strategy).__name__
+    if roster.kind == "graphs":
+        raise ValueError(
+            "model.privacy is for clients that hold independent examples, but these hold graphs: a node enters the "
+            "losses of its neighbors, and so more gradients than its own. Leave model.privacy out, or choose a source "
+            "of examples"
+        )
+    for stage in (*strategy.initial_stages(), *strategy.stages(0), *strategy.admission_stages()):
+        check_stage(stage, name)
+    for evaluation in strategy.evaluations(clients).values():
+        for way, _ in evaluation.ways(clients):
+            check_tuning(way.tuning, name)
