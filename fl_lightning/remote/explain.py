@@ -9,6 +9,7 @@ import torch
 
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.executors.private import rate_of
 from fl_lightning.remote.digests import settings_of
 from fl_lightning.remote.guard import kind_of, scored_of
 from fl_lightning.remote.job import open_site
@@ -17,6 +18,7 @@ from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.site import Site
 from fl_lightning.round.disclosure import COUNTS, what_leaves
+from fl_lightning.round.privacy import RecordPrivacy, epsilon_of
 from fl_lightning.round.stage import Stage
 from fl_lightning.trainer import FederatedTrainer
 
@@ -115,9 +117,23 @@ def _leaving(job: Job, site: Site) -> list[str]:
         f"evaluations: {len(evaluations)} models in a round, {num_scored * len(evaluations)} in all: {models}; "
         f"{_metrics(job, site)}"
     )
+    if (privacy := site.model.privacy) is not None:
+        lines.append(_record_privacy(job, site, privacy))
     filters = ", ".join(type(each).__name__ for each in site.policy.filters)
     lines.append(f"in all {total} numbers of parameters; every answer passes {filters or 'no filter'} before it leaves")
     return lines
+
+
+def _record_privacy(job: Job, site: Site, privacy: RecordPrivacy) -> str:
+    """What private training tells of each example."""
+    steps = sum(times * site.executor.private_steps(stage, site.index, 1.0) for _, times, stage in _stages(job, site))
+    rate, delta = rate_of(site.collator, site.index), site.policy.record_delta
+    own = epsilon_of({(rate, privacy.noise_multiplier): steps}, delta)
+    return (
+        f"private training: {steps} steps in all, an example in each with probability {rate:.3g}, noise multiplier "
+        f"{privacy.noise_multiplier:g}: ε {own:.3g} of each training example at δ {delta:g}, beside what this site's "
+        "account has counted before"
+    )
 
 
 def _metrics(job: Job, site: Site) -> str:

@@ -1,5 +1,6 @@
 """What the owner of a machine refuses, whatever a job or a server asks."""
 
+import dataclasses
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from fl_lightning.remote.job_schema import Job
 from fl_lightning.remote.metrics import NoisyMetrics
 from fl_lightning.remote.schema import MOST_OUTPUTS
 from fl_lightning.remote.secure import FEWEST_CLIENTS
+from fl_lightning.round.privacy import RecordPrivacy
 
 #: What a signal tells of: the client as a whole, each class, or each example.
 Kind = Literal["client", "class", "example"]
@@ -92,9 +94,12 @@ class SitePolicy(JobPolicy):
         max_evaluations_per_round: Most models that are scored in a round, trials of a strategy's settings among them.
         metrics: What evaluations tell: ``plain`` numerators and denominators (under secure aggregation only their
             sums over clients), ``sums`` alone, or nothing (``off``). None: ``plain``, but ``off`` where a filter adds
-            noise and ``metric_noise`` is not set.
+            noise or a job trains with ``model.privacy``, and ``metric_noise`` is not set.
         metric_noise: Noise on the metrics, which the site's account counts.
         filters: What every answer passes before it leaves, in this order.
+        max_record_epsilon: The ε of each training example that the site's account of private training must not exceed,
+            over all jobs; the site then trains for none without ``model.privacy``. None for no bound.
+        record_delta: δ of that, in (0, 1).
         secure_only: Answer only under secure aggregation.
         min_sum_clients: Fewest clients that the site is summed with under secure aggregation, at least 3.
         peers: Names of the sites that it may be summed with, by their certificates; None for any of the federation.
@@ -118,6 +123,8 @@ class SitePolicy(JobPolicy):
     metrics: Told | None = None
     metric_noise: NoisyMetrics | None = None
     filters: Sequence[SiteFilter] = ()
+    max_record_epsilon: float | None = None
+    record_delta: float = 1e-5
     secure_only: bool = False
     min_sum_clients: int = 3
     peers: Sequence[str] | None = None
@@ -145,6 +152,12 @@ class SitePolicy(JobPolicy):
             raise ValueError(f"policy.min_sum_clients must be at least {FEWEST_CLIENTS}, got {self.min_sum_clients}")
         if self.metrics not in (None, "plain", "sums", "off"):
             raise ValueError(f"policy.metrics must be plain, sums or off, got {self.metrics!r}")
+        if self.max_record_epsilon is not None and not self.max_record_epsilon > 0:
+            raise ValueError(
+                f"policy.max_record_epsilon must be positive, or null for no bound, got {self.max_record_epsilon}"
+            )
+        if not 0 < self.record_delta < 1:
+            raise ValueError(f"policy.record_delta must be in (0, 1), got {self.record_delta}")
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError(f"policy.max_seconds must be positive, or null for no bound, got {self.max_seconds}")
 
@@ -153,6 +166,19 @@ class SitePolicy(JobPolicy):
         super().check_job(job)
         if self.secure_only and not job.secure:
             raise Refused("this site answers under secure aggregation alone")
+
+    def for_training(self, privacy: RecordPrivacy | None) -> "SitePolicy":
+        """The rules for a job that trains with the given privacy: its metrics, which that does not cover, stay here.
+
+        Raises:
+            Refused: The site trains with privacy alone, and the job has none.
+        """
+        if privacy is None:
+            if self.max_record_epsilon is not None:
+                raise Refused("this site trains with model.privacy alone (policy.max_record_epsilon)")
+            return self
+        silent = self.metrics is None and self.metric_noise is None
+        return dataclasses.replace(self, metrics="off") if silent else self
 
     @property
     def told_metrics(self) -> Told:

@@ -1,4 +1,4 @@
-"""What an evaluation computes, as JSON: functions are named, and found by the site in its own strategy.
+"""What an evaluation computes, as JSON: functions are named, and a site compares them with its own.
 
 A stage of training is not sent: its address is, and a site makes it from its own settings. Evaluations have no address,
 since ``Strategy.evaluations`` is asked with the server's state. So the rule of prediction and the fine-tuning are
@@ -31,15 +31,6 @@ def describe(evaluation: Evaluation, strategy: Strategy) -> dict[str, Any]:
     return {name: _described(getattr(evaluation, name), strategy) for name in ("tuning", "output")}
 
 
-def find(described: dict[str, Any], strategy: Strategy) -> Evaluation:
-    """Undo :func:`describe` with a site's own strategy.
-
-    Raises:
-        ValueError: A name is unknown here, or not one of an evaluation's.
-    """
-    return Evaluation(**{name: _found(described[name], strategy) for name in ("tuning", "output")})
-
-
 def _described(value: Any, strategy: Strategy) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -67,29 +58,6 @@ def _described(value: Any, strategy: Strategy) -> Any:
         f"{type(strategy).__name__} evaluates with {value!r}, which a site cannot find by a name: make it a method of "
         "the strategy, or a function or frozen dataclass of the strategy's file"
     )
-
-
-def _found(described: Any, strategy: Strategy) -> Any:
-    if not isinstance(described, dict):
-        return described
-    if "list" in described:
-        return tuple(_found(each, strategy) for each in described["list"])
-    if "named" in described:
-        return {name: _found(each, strategy) for name, each in described["named"].items()}
-    if "method" in described:
-        found = getattr(type(strategy), str(described["method"]), None)
-        if not inspect.isfunction(found):
-            raise ValueError(f"{type(strategy).__name__} has no method {described['method']!r} here")
-        return getattr(strategy, found.__name__)
-    if "module" in described:
-        return _import(described, strategy)
-    settings = {name: _found(each, strategy) for name, each in described["settings"].items()}
-    if "partial" in described:
-        return functools.partial(_found(described["partial"], strategy), **settings)
-    made = _found(described["made"], strategy)
-    if not (inspect.isclass(made) and dataclasses.is_dataclass(made)):
-        raise ValueError(f"{made!r} is no record of settings")
-    return made(**settings)
 
 
 def _import(name: dict[str, Any], strategy: Strategy) -> Any:

@@ -23,6 +23,7 @@ from fl_lightning.relations.topology import Topology
 from fl_lightning.round import client as clients
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
+from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.strategies import Strategy, decentralised, hypernetwork, mixing
 from fl_lightning.strategies.decentralised import map_starts
 from fl_lightning.strategies.hypernetwork import sheaf_ridge
@@ -33,7 +34,7 @@ NOT_FOR_JOBS = frozenset({"PyGNet", "PlainNet", "Twin", "EdgeListFile", "Optimiz
 FILE_SETTINGS = frozenset({("RunReport", "against")})
 #: The kinds of objects that settings ask for.
 KINDS: tuple[type, ...] = (
-    *(Strategy, ClientModule, nn.Module, Callback, Topology, Participation, torch.optim.Optimizer),
+    *(Strategy, ClientModule, nn.Module, Callback, Topology, Participation, RecordPrivacy, torch.optim.Optimizer),
     *(mixing.Aggregation, decentralised.RestrictionMaps, map_starts.MapStart),
 )
 _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
@@ -64,6 +65,7 @@ def _homes() -> Iterable[Any]:
     for home in (optimizers, clients, map_starts):
         yield from vars(home).values()
     yield Participation
+    yield RecordPrivacy
     for name in callbacks.__all__:
         found = getattr(callbacks, name)
         if inspect.isclass(found) and issubclass(found, Callback) and not (found.needs_data or found.invents_stages):

@@ -31,7 +31,9 @@ from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.executors import SequentialExecutor, Work
+from fl_lightning.executors.private import rate_of
 from fl_lightning.federation import OwnNames, Roster, edge_facts
+from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.remote.digests import content_of, digest_of, digest_of_facts, settings_of
 from fl_lightning.remote.evaluations import allowed_evaluation
 from fl_lightning.remote.filters import CannotFilter
@@ -48,6 +50,7 @@ from fl_lightning.remote.states import StateStore
 from fl_lightning.remote.sum_member import SumMember
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, to_wire
+from fl_lightning.round.privacy import SecretNumbers
 from fl_lightning.round.stage import Stage, StageAddress
 from fl_lightning.run import settings
 from fl_lightning.run.assembly import (
@@ -60,6 +63,7 @@ from fl_lightning.run.assembly import (
 )
 from fl_lightning.run.folder import private_folder
 from fl_lightning.run.predictions import Predicted, write_predictions
+from fl_lightning.run.privacy import check_privacy
 from fl_lightning.strategies import Strategy
 
 _log = logging.getLogger(__name__)
@@ -108,7 +112,7 @@ class Site:
         self.model = model
         self.strategy = strategy
         self.folder = folder
-        self.policy = policy or SitePolicy()
+        self.policy = (policy or SitePolicy()).for_training(model.privacy)
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
         self.drop_last = drop_last
@@ -120,6 +124,7 @@ class Site:
             self.states = StateStore(folder / "states")
             self.files = SealedFiles(folder, self.states.digest)
             self.ledger = SumLedger(account)
+            self.accountant = PrivacyAccountant(account, delta=self.policy.record_delta)
             self.sum = SumMember(self.files, self.ledger, identity, self.policy.min_sum_clients)
             for each in (*self.policy.filters, self.policy.metric_noise):
                 if each is not None:
@@ -274,6 +279,10 @@ class Site:
             fabric, self.model, roster, training_clients, self.architectures, about["seed"]
         )
         self.strategy.setup(federation)
+        try:
+            check_privacy(self.strategy, self.model, roster, training_clients)
+        except ValueError as error:  # of the settings alone
+            raise Refused(str(error)) from error
         self.weighting = weighting_of(self.strategy) if self.secure else None
         if self.secure:
             try:
@@ -283,6 +292,7 @@ class Site:
             self.sum.join(self.label, self.index, about["names"], float(about["secure_share"]))
         self.collator = self._collator(roster, fabric.device, getattr(torch, about["dtype"]))
         self.executor = executor_for(self.model, SequentialExecutor())
+        self.executor.numbers = SecretNumbers()  # the server knows the run's seed
         mine = (self.index,)
         self.executor.setup(
             fabric,
@@ -388,6 +398,7 @@ class Site:
             self.current = self.current if self.current == about["state"] else ""
         self._become(about["state"])
         work = Work(stage=stage, address=address, effort={self.index: about["effort"]}, payload=payload)
+        self._pay(stage, about["effort"])
         outcome = self.executor.run(work)
         self.work = work_name
         self.current = self.states.put(self._state())
@@ -405,6 +416,17 @@ class Site:
         )
         self._keep("answer", self.last)
         return self.last
+
+    def _pay(self, stage: Stage, effort: float) -> None:
+        """Have the site's account count what private training is about to take, whatever comes of it."""
+        privacy = self.model.privacy
+        if privacy is None or not (steps := self.executor.private_steps(stage, self.index, effort)):
+            return
+        rate = rate_of(self.collator, self.index)
+        try:
+            self.accountant.spend_steps(rate, privacy.noise_multiplier, steps, self.policy.max_record_epsilon)
+        except BudgetSpent as error:
+            raise Refused(str(error)) from error
 
     def _check(self, stage: Stage) -> None:
         """Refuse what the site's filters cannot hide."""

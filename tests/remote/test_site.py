@@ -20,7 +20,7 @@ from fl_lightning.federation import OwnNames, Roster
 from fl_lightning.models import GCN, MLP
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, federate
-from fl_lightning.remote.references import describe, find
+from fl_lightning.remote.references import describe
 from fl_lightning.round.stage import Evaluation
 from fl_lightning.round_loop import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedPer, FedProto, Local, SheafFMTL
@@ -408,20 +408,3 @@ def test_a_function_that_no_site_could_find_is_refused_before_it_is_sent() -> No
         describe(Evaluation(output=lambda client, parameters, batch, context: None), strategy)
     with pytest.raises(ValueError, match="which a site cannot find by a name"):
         describe(Evaluation(output=describe), strategy)
-
-
-@pytest.mark.parametrize(
-    "described",
-    [
-        {"module": "os", "name": "system"},
-        {"module": "fl_lightning.run.folder", "name": "whole_file"},
-        {"module": "fl_lightning.strategies.base", "name": "torch"},
-        {"module": "torch.optim.sgd", "name": "SGD.step"},
-        {"method": "federation"},
-        {"made": {"module": "torch.optim.sgd", "name": "SGD"}, "settings": {}},
-    ],
-    ids=str,
-)
-def test_a_site_finds_nothing_but_what_evaluations_are_made_of(described) -> None:
-    with pytest.raises(ValueError, match=r"may not use|has no method|no record"):
-        find({"tuning": None, "output": described}, FedAvg())
