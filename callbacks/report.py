@@ -262,6 +262,9 @@ class RunReport(Callback):
 
     def _can_embed(self, trainer: Trainer) -> bool:
         run = trainer.run
+        if run.model.privacy is not None:
+            self.unkept["embeddings are of single examples, which model.privacy hides"] = None
+            return False
         total = sum(run.roster.sizes[client] for client in run.training_clients)
         if total > _MOST_EXAMPLES:
             self.unkept[f"embeddings are kept for at most {_MOST_EXAMPLES:,} nodes or examples"] = None

@@ -155,7 +155,7 @@ def check_private_stage(client: ClientModule, stage: Stage) -> None:
         ValueError: It does not.
     """
     if client.privacy is not None:
-        check_stage(stage, "the strategy")
+        check_stage(stage, "this run")
 
 
 def _loss(

@@ -280,7 +280,7 @@ class SequentialExecutor(Executor):
         module = self.modules[client]
         tuning = evaluation.tuning
         if module.privacy is not None:
-            check_tuning(tuning, "the strategy")
+            check_tuning(tuning, "this run")
         if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
             own, module = _detached(module), copy.copy(module)
             net = copy.deepcopy(self.client.net)  # not the client's own, of whose last pass layers may keep something

@@ -432,7 +432,7 @@ class StackedExecutor(Executor):
             parameters |= {name: tensor.to(parameters[name]) for name, tensor in received.items()}
         tuning, knowledge = evaluation.tuning, Knowledge()
         if self.client.privacy is not None:
-            check_tuning(tuning, "the strategy")
+            check_tuning(tuning, "this run")
         if tuning is not None or evaluation.output is not None:
             knowledge = self._knowledge(clients, rows, evaluation.payload, parameters, self._batch(clients))
         if tuning is not None:

@@ -1,6 +1,7 @@
 """Private training in both executors: the same gradients, the same account, and what is refused."""
 
 import functools
+import json
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from torch.optim import SGD, Adam
 
 from fl_lightning import ClientModule, FederatedTrainer, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.base import single
-from fl_lightning.callbacks import FederatedCheckpoint
-from fl_lightning.executors import private
+from fl_lightning.callbacks import FederatedCheckpoint, RunReport
+from fl_lightning.executors import Work, private
 from fl_lightning.models import MLP, LinearModel
 from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.round.privacy import KeyedNumbers, RecordPrivacy, epsilon_of
+from fl_lightning.round.stage import Stage, StageAddress
 from fl_lightning.round_loop import TooFewAnswers
 from fl_lightning.strategies import (
     MOON,
@@ -312,6 +314,22 @@ def test_other_noise_is_no_resume(make_trainer) -> None:
         trainer = fit(2.0, path, resume_with_changes=True)
     assert trainer.run.history[-1]["num_failures"] == 3
     assert trainer.run.history[-1]["void"]
+
+
+def test_a_report_has_no_embeddings_of_single_examples(make_trainer) -> None:
+    trainer = trained(
+        make_trainer, StackedExecutor(), FedAvg(num_epochs=1), make_client(privately()), callbacks=[RunReport()]
+    )
+    told = json.loads((trainer.run.folder / "report.json").read_text())
+    assert "embeddings are of single examples, which model.privacy hides" in json.dumps(told)
+
+
+def test_a_stage_of_a_callbacks_is_refused(make_trainer) -> None:
+    trainer = trained(make_trainer, StackedExecutor(), FedAvg(num_epochs=1), make_client(privately()))
+    stage = Stage(name="look", signals={"x": lambda client, parameters, batch, context: batch.x.sum()})
+    work = Work(stage=stage, address=StageAddress(phase="callback", round_idx=0, name="look"), effort={0: 1.0})
+    with pytest.raises(ValueError, match="does not cover this run, whose stage 'look' sends x"):
+        trainer.run.executor.run(work)
 
 
 # ---------------------------------------------------------------- learning
