@@ -392,13 +392,13 @@ class Site:
             check_stage(stage)
             work_name = digest_of_facts(place, about["effort"], *packed(payload, self.index).items())
             summed_with = self._enter(message, place, work_name)
+        self._pay(stage, about["effort"])
         lost = self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]
         if self.last is not None and lost and not self.secure:  # a sum may have it; see _sum_keys
             self.states.drop(self.last.about["state"])  # the server never got to know it
             self.current = self.current if self.current == about["state"] else ""
         self._become(about["state"])
         work = Work(stage=stage, address=address, effort={self.index: about["effort"]}, payload=payload)
-        self._pay(stage, about["effort"])
         outcome = self.executor.run(work)
         self.work = work_name
         self.current = self.states.put(self._state())
