@@ -51,7 +51,8 @@ def test_numbers(executor, quadratics, path) -> None:
 
 @both_executors
 def test_one_step_without_momentum_is_dpsgd(executor, fit, assert_same) -> None:
-    runs = [fit(s, executor, momentum=0.0) for s in (DFedAvgM(num_epochs=1, topology=Ring()), DPSGD(topology=Ring()))]
+    strategies = [DFedAvgM(num_epochs=1, topology=Ring()), DPSGD(num_epochs=1, topology=Ring())]
+    runs = [fit(strategy, executor, momentum=0.0) for strategy in strategies]
     assert_same(runs[0].run.strategy.state_dict(), runs[1].run.strategy.state_dict())
     assert_same(runs[0].run.history, runs[1].run.history)
 
