@@ -12,19 +12,15 @@ import torch
 from torch import Tensor
 
 from fl_lightning.remote.message import Message
+from fl_lightning.remote.metrics import ROUNDING, SHARES
 from fl_lightning.remote.schema import ANSWERS, FAILURE, MOST, OF_SUMS, WrongMessage, check_facts, shown
 from fl_lightning.remote.secure import MASKED
-from fl_lightning.round.class_metrics import CLASS_METRICS
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import Stage
 
-#: Metrics that are shares of the examples.
-SHARES = frozenset({"acc", *CLASS_METRICS})
 SPLITS = ("train", "val", "test")
 #: Rows of examples beyond which an answer must not have many times as many as the others'.
 _MANY_ROWS, _TIMES = 10_000, 100
-#: A sum of float16 or bfloat16 is rounded.
-_ROUNDING = 1.02
 
 
 def check_answer(question: Message, answer: Message) -> None:
@@ -164,7 +160,7 @@ def _check_score(name: str, pair: Tensor) -> None:
     total, count = pair[0].tolist()
     if not 0 <= count <= MOST or not abs(total) <= torch.finfo(torch.float32).max:
         raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which cannot be")
-    if (metric in SHARES and not 0 <= total <= _ROUNDING * count) or (not count and total):
+    if (metric in SHARES and not 0 <= total <= ROUNDING * count) or (not count and total):
         raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which cannot be")
     if metric == "mse" and total < 0:
         raise WrongMessage(f"{name} is {total:g}, an error below zero")

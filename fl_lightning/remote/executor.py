@@ -19,7 +19,7 @@ from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.data import RemoteData
 from fl_lightning.remote.digests import digest_of, settings_of
 from fl_lightning.remote.message import Message, packed
-from fl_lightning.remote.metrics import NUM_SUMMED, from_summands
+from fl_lightning.remote.metrics import NUM_SUMMED, from_summands, wrong_summands
 from fl_lightning.remote.references import describe
 from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.remote.secure import (
@@ -30,6 +30,7 @@ from fl_lightning.remote.secure import (
     check_stages,
     mean_of,
     weighting_of,
+    wrong_weight,
 )
 from fl_lightning.remote.sum_server import SumServer
 from fl_lightning.round.client import ClientModule
@@ -272,7 +273,7 @@ class RemoteExecutor(Executor):
         def message(client: int, shares: Mapping[int, str]) -> Message:
             return self._work(work, client, shares={str(peer): text for peer, text in shares.items()})
 
-        found = self.sums.run("run", place, self.digests.__getitem__, clients, message, length)
+        found = self.sums.run("run", place, self.digests.__getitem__, clients, message, length, wrong_weight)
         upload = Payload(clients=())
         if found.total_D is not None:
             upload = mean_of(found.total_D.to(self.fabric.device), found.survivors, work.stage, self.architectures[0])
@@ -335,7 +336,11 @@ class RemoteExecutor(Executor):
 
         names = sorted(f"{place}/{name}" for place in range(len(evaluations)) for name in self.metric_names())
         length, place_of_sum = NUM_SUMMED * len(names) + 1, ["evaluate", round_idx]
-        found = self.sums.run("evaluate", place_of_sum, self.digests.__getitem__, clients, message, length)
+
+        def inspect(total_D: Tensor, num_clients: int) -> str:
+            return wrong_summands(total_D[:-1], names, num_clients)
+
+        found = self.sums.run("evaluate", place_of_sum, self.digests.__getitem__, clients, message, length, inspect)
         sums: dict[str, Tensor] = {}
         if found.total_D is not None:
             sums = from_summands(found.total_D[:-1], names)

@@ -13,9 +13,15 @@ from torch import Tensor
 
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.remote.filters import CannotFilter, normal_numbers
+from fl_lightning.remote.schema import MOST
+from fl_lightning.round.class_metrics import CLASS_METRICS
 
 #: What is summed of each metric under secure aggregation: value, whether there is one, numerator, denominator.
 NUM_SUMMED = 4
+#: Metrics that are shares of examples.
+SHARES = frozenset({"acc", *CLASS_METRICS})
+#: How far a share may exceed 1: sums of float16 and bfloat16 are rounded.
+ROUNDING = 1.02
 
 
 class NoisyMetrics:
@@ -110,3 +116,21 @@ def from_summands(total_D: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     if total_D.numel() != NUM_SUMMED * len(names):
         raise ValueError(f"{total_D.numel()} numbers arrived for {len(names)} metrics")
     return dict(zip(sorted(names), total_D.view(-1, NUM_SUMMED), strict=True))
+
+
+def wrong_summands(total_D: Tensor, names: Sequence[str], num_clients: int) -> str:
+    """What is wrong with a sum of :func:`summands`, in words; empty for nothing.
+
+    Args:
+        total_D: The sum, float64 (4 K,).
+        names: Of the metrics.
+        num_clients: How many clients' metrics were summed.
+    """
+    for name, (value, count, total, weight) in from_summands(total_D, names).items():
+        metric = name.rpartition("/")[2]
+        fits = float(count) == round(float(count)) and 0 <= count <= num_clients and 0 <= weight <= num_clients * MOST
+        if fits and metric in SHARES:
+            fits = bool(0 <= value <= ROUNDING * count and 0 <= total <= ROUNDING * weight)
+        if not fits:
+            return f"{name} is {value:g} of {count:g} clients and {total:g} of {weight:g} examples, which cannot be"
+    return ""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fl_lightning.remote.schema import MOST
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import Strategy, SumWeighting
@@ -108,6 +109,13 @@ def summand(answer: Payload, weighting: SumWeighting) -> tuple[Tensor, float]:
     weight = float(answer.num_examples[0]) if weighting == "examples" else 1.0
     rows = {name: tensor.double() for name, tensor in answer.parameters.items()}
     return flatten(rows)[0] if rows else torch.zeros(0, dtype=torch.float64), weight  # a stage that sends nothing
+
+
+def wrong_weight(total_D: Tensor, num_clients: int) -> str:
+    """What is wrong with the weight of a sum, its last number: it is the clients' examples, or the clients."""
+    weight = float(total_D[-1])
+    whole = weight == round(weight) and 0 <= weight <= num_clients * MOST
+    return "" if whole else f"its weight is {weight:g}, which is no number of examples"
 
 
 def mean_of(total_D: Tensor, clients: tuple[int, ...], stage: Stage, like: Mapping[str, Tensor]) -> Payload:

@@ -4,7 +4,8 @@ A client that is missing at a step is out of the sum. As long as more than ``sha
 end, the sum is that over the clients whose numbers came; else it is void. What a site sends that does not fit is that
 site's failure. A site whose secret cannot be put together though enough others have told their shares, or whose shares
 two others cannot open, is in no later sum. Shares of others that are wrong do no harm where more come than are needed.
-A site that sends wrong numbers within bounds is not noticed.
+A site that sends wrong numbers within bounds is not noticed; one that sends random ones
+makes a sum that cannot be, which is void.
 """
 
 import hashlib
@@ -32,6 +33,8 @@ _MOST_LIARS = 2
 _MOST_TRIES = 200
 #: The message that has a client do the work of the sum, from the shares that the others have sealed for it.
 WorkMessage = Callable[[int, Mapping[int, str]], Message]
+#: What is wrong with a sum (D,) over so many clients; empty for nothing.
+Inspection = Callable[[Tensor, int], str]
 
 
 class Ask(Protocol):
@@ -95,6 +98,7 @@ class SumServer:
         clients: Sequence[int],
         work: WorkMessage,
         length: int,
+        inspect: Inspection,
     ) -> Sum:
         """One sum.
 
@@ -105,12 +109,14 @@ class SumServer:
             clients: Who is asked.
             work: The message that has a client do the work.
             length: How many numbers each sends, its weight among them.
+            inspect: Tells whether the sum can be one of honest clients: random numbers that one of them sends in place
+                of its own cannot be, whose sum is random.
         """
         failures: dict[int, str] = {}
         try:
             keys, failures = self._keys(purpose, place, states, [c for c in clients if c not in self.barred])
             failures |= {client: self.barred[client] for client in clients if client in self.barred}
-            return self._sum(keys, failures, work, length)
+            return self._sum(keys, failures, work, length, inspect)
         except Void as error:
             why = f"{error} (secure aggregation)"
             if error.blamed is not None:
@@ -118,7 +124,14 @@ class SumServer:
             failures |= {client: self.barred[client] for client in clients if client in self.barred}
             return Sum(total_D=None, failures={client: failures.get(client, why) for client in clients})
 
-    def _sum(self, keys: dict[int, dict[str, str]], failures: dict[int, str], work: WorkMessage, length: int) -> Sum:
+    def _sum(
+        self,
+        keys: dict[int, dict[str, str]],
+        failures: dict[int, str],
+        work: WorkMessage,
+        length: int,
+        inspect: Inspection,
+    ) -> Sum:
         threshold = threshold_of(len(keys), self.share)
         sent, lost = self.ask(
             {c: Message(kind="sum_shares", about={"keys": {str(k): key for k, key in keys.items()}}) for c in keys}
@@ -165,7 +178,10 @@ class SumServer:
             total_D -= masking.mask(self._seed(client, shares, digests[client], threshold), label, length)
         for client in dropped:
             total_D += self._left_over(client, survivors, keys, shares, threshold, label, length)
-        return Sum(total_D=masking.from_whole(total_D), survivors=survivors, answers=answers, failures=dict(failures))
+        found_D = masking.from_whole(total_D)
+        if why := inspect(found_D, len(survivors)):
+            raise Void(f"the sum is void: {why}, so a site sent numbers that are not its own; which one cannot be told")
+        return Sum(total_D=found_D, survivors=survivors, answers=answers, failures=dict(failures))
 
     # ---------------------------------------------------------------- the steps
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from unittest import mock
 
 import yaml
@@ -75,8 +75,14 @@ def empty_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def call(arguments: Sequence[str], *, seconds: float = 10) -> Ending:
-    """Run a command; one that trains ends after its first round, and no processes are started."""
+def call(arguments: Sequence[str], *, seconds: float = 10, terminal: TextIO | None = None) -> Ending:
+    """Run a command; one that trains ends after its first round, and no processes are started.
+
+    Args:
+        arguments: After ``fl-train``.
+        seconds: After which it is stopped.
+        terminal: Where it prints; None to print for nobody.
+    """
     run_round = FederatedTrainer._run_round
 
     def only_one(trainer: FederatedTrainer) -> None:
@@ -89,7 +95,7 @@ def call(arguments: Sequence[str], *, seconds: float = 10) -> Ending:
     said, code, crash, is_long = io.StringIO(), None, "", False
     with (
         contextlib.redirect_stderr(said),
-        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stdout(terminal or io.StringIO()),
         warnings.catch_warnings(),
         mock.patch.object(FederatedTrainer, "_run_round", only_one),
         mock.patch.object(FederatedCLI, "subcommands", staticmethod(only_fit)),

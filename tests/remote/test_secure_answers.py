@@ -1,6 +1,7 @@
 """In secure sums too a hostile or broken site is a failed client, and in no sum that is read."""
 
 import itertools
+import math
 import random
 import warnings
 
@@ -10,6 +11,7 @@ from sites import OPEN, make_sites
 from wrong_messages import ANY, Liar, fails, with_facts
 
 from fl_lightning.remote import LoopbackChannel, Message, federate
+from fl_lightning.round_loop import TooFewAnswers
 from fl_lightning.strategies import FedAvg
 
 HOSTILE = 1
@@ -134,3 +136,22 @@ def test_who_spoils_a_sum_is_in_no_later_one(train, wrong) -> None:
     assert "shares of site-1" in trainer.run.failures[NAME]
     others = {name: count for name, count in trainer.run.num_failures.items() if name != NAME}
     assert max(others.values(), default=0) <= 2
+
+
+def random_numbers(message: Message, draw: random.Random) -> bytes:
+    numbers = {
+        name: torch.randint(-(2**63), 2**63 - 1, tensor.shape, generator=torch.Generator().manual_seed(1))
+        for name, tensor in message.tensors.items()
+    }
+    return Message(kind="answer", about=message.about, tensors=numbers).wire
+
+
+def test_random_numbers_void_the_sum_of_metrics(train) -> None:
+    trainer = train("evaluate", random_numbers)
+    assert all(math.isnan(row["val/acc"]) for row in trainer.run.history)
+    assert "which cannot be, so a site sent numbers that are not its own" in trainer.run.failures[NAME]
+
+
+def test_random_numbers_void_the_sum_of_updates(train) -> None:
+    with pytest.raises(TooFewAnswers, match="no number of examples, so a site sent numbers that are not its own"):
+        train("run", random_numbers)
