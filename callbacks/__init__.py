@@ -1,6 +1,6 @@
 """Callbacks: what watches a federation, writes its files and ends it early."""
 
-from fl_lightning.callback import Callback
+from fl_lightning.run.callback import Callback
 
 from .attacks import (
     Attack,

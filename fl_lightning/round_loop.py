@@ -12,7 +12,6 @@ import torch
 from lightning.fabric import Fabric
 
 from fl_lightning.batches.union import UnionCollator
-from fl_lightning.callback import Callback, WrongSetting
 from fl_lightning.executors import Outcome, Work
 from fl_lightning.round.inspection import check_models, inspect_upload
 from fl_lightning.round.metrics import summarise, summarise_sums
@@ -21,6 +20,7 @@ from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Phase, Stage, StageAddress
 from fl_lightning.run import checkpoint, state
 from fl_lightning.run.assembly import Run
+from fl_lightning.run.callback import Callback, WrongSetting
 from fl_lightning.run.processes import gather, gather_objects
 from fl_lightning.run.profiling import RoundClock
 

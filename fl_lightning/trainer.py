@@ -19,7 +19,6 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.counts import Counted
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, StackedExecutor
@@ -29,6 +28,7 @@ from fl_lightning.round.selection import Selection
 from fl_lightning.round_loop import RoundLoop
 from fl_lightning.run import checkpoint, result, settings, state
 from fl_lightning.run.assembly import Run, assemble, start_clients
+from fl_lightning.run.callback import Callback, check_hooks
 from fl_lightning.run.choice import choose_checkpoint
 from fl_lightning.run.description import write_configuration
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fl_lightning.callback import Callback
+from fl_lightning.run.callback import Callback
 from fl_lightning.yaml_input import parse_yaml
 
 #: Settings that say where and how fast, not what: a resume may change them. Data, partition and split are compared by

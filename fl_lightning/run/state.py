@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from lightning.fabric.loggers.logger import Logger
 
-from fl_lightning.callback import Callback
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint, settings
 from fl_lightning.run.assembly import Run
+from fl_lightning.run.callback import Callback
 from fl_lightning.run.processes import gather, gather_objects
 
 

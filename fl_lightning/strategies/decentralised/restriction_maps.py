@@ -24,8 +24,8 @@ from torch import Tensor
 
 from fl_lightning.kernels.lanczos import largest_eigenvalue
 from fl_lightning.kernels.randomness import generator
+from fl_lightning.memory import require
 from fl_lightning.relations.edges import edge_colours, opposite_pairs
-from fl_lightning.run.memory import require
 from fl_lightning.strategies.decentralised.map_starts import (
     GaussianStart,
     IdentityStart,
