@@ -13,7 +13,7 @@ from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
-from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
+from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.models import GCN
 from fl_lightning.refusals import known_classes, named, plain, read, told, why_not_imported

@@ -4,7 +4,6 @@ Every process holds a share of the clients and all processes compute the same se
 there is no server process to lose. Its rounds are in :mod:`fl_lightning.round_loop`.
 """
 
-import importlib
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -537,7 +536,9 @@ def _last_round(run: Run) -> int:
 
 def _defaults_beside(callbacks: Sequence[Callback]) -> list[Callback]:
     """The default callbacks whose class is not among the given ones."""
-    defaults: list[Callback] = importlib.import_module("fl_lightning.callbacks").default_callbacks()
+    from fl_lightning.callbacks import default_callbacks
+
+    defaults: list[Callback] = default_callbacks()
     return [each for each in defaults if not any(isinstance(given, type(each)) for given in callbacks)]
 
 
