@@ -5,8 +5,12 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
+
+from lightning.fabric import Fabric
 
 
 class RunLock:
@@ -81,3 +85,27 @@ def _read(file: TextIO) -> dict[str, Any] | None:
     except json.JSONDecodeError:
         return None
     return owner if isinstance(owner, dict) and {"host", "pid", "since"} <= owner.keys() else None
+
+
+@contextmanager
+def locked(fabric: Fabric, folder: Path) -> Iterator[None]:
+    """Keep other processes from writing a run; a folder that nothing was written to goes again. Collective.
+
+    Raises:
+        ValueError: Another process is writing it.
+    """
+    lock, refusal = RunLock(folder), ""
+    if fabric.is_global_zero:
+        try:
+            lock.acquire()
+        except ValueError as error:
+            refusal = str(error)
+    if refusal := fabric.broadcast(refusal):
+        raise ValueError(refusal)
+    try:
+        yield
+    finally:
+        if fabric.is_global_zero:
+            lock.release()
+            with suppress(OSError):  # it is not empty, as a rule
+                folder.rmdir()
