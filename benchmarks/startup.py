@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from fl_lightning import Callback
-from fl_lightning.callback import Trainer
+from fl_lightning.run.callback import Trainer
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"

@@ -1,6 +1,8 @@
 """Callbacks: what watches a federation, writes its files and ends it early."""
 
-from fl_lightning.callback import Callback
+from collections.abc import Sequence
+
+from fl_lightning.run.callback import Callback
 
 from .attacks import (
     Attack,
@@ -51,3 +53,8 @@ __all__ = [
 def default_callbacks() -> list[Callback]:
     """The callbacks of every run on the command line, unless the user gives one of the same class."""
     return [CommunicationLedger(), FederatedCheckpoint(), RunReport(), RoundProgressBar()]
+
+
+def defaults_beside(given: Sequence[Callback]) -> list[Callback]:
+    """The default callbacks whose class is not among the given ones."""
+    return [each for each in default_callbacks() if not any(isinstance(own, type(each)) for own in given)]

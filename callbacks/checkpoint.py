@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.executors.storage import Allocate
 from fl_lightning.run import checkpoint
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.folder import free_bytes
 
 

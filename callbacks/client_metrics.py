@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fl_lightning.callback import Callback, Trainer
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.loggers import RoundTable
 
 

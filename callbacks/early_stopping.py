@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fl_lightning.callback import Callback, Trainer, WrongSetting
 from fl_lightning.round.direction import Direction, direction_of
+from fl_lightning.run.callback import Callback, Trainer, WrongSetting
 
 
 class EarlyStopping(Callback):

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.data.partition.heterogeneity import label_histograms
 from fl_lightning.relations.similarity import cosine_similarity
+from fl_lightning.run.callback import Callback, Trainer
 
 from .similarity import Matrix, correlation
 

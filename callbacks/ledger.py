@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.round.disclosure import what_leaves
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.loggers import RoundTable
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.data.sources.base import GraphSource
+from fl_lightning.run.callback import Callback, Trainer
 
 
 class NeighbourIds(Callback):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fl_lightning.callback import Trainer
+from fl_lightning.run.callback import Trainer
 from fl_lightning.run.folder import whole_file
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
+from fl_lightning.run.callback import Callback, Trainer
 
 from .result_table import client_table, evaluation_table, number, result_table, test_metric
 

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.executors import Work
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.stage import Stage, StageAddress
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.base import server_dtype
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import fl_lightning.report
 from fl_lightning.batches.base import Batch
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.report.record import (
@@ -33,6 +32,7 @@ from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten
 from fl_lightning.round.stage import Stage, StageAddress
 from fl_lightning.run import result
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather_objects
 
 from .similarity import cosines_among

@@ -8,7 +8,7 @@ from rich import box
 from rich.filesize import decimal
 from rich.table import Table
 
-from fl_lightning.callback import Trainer
+from fl_lightning.run.callback import Trainer
 
 #: What the prefix of a metric says about the model it is of; others are named by the prefix itself.
 _MODELS = {"gen/": "generated model", "new/": "new clients", "new/gen/": "new clients, generated"}

@@ -13,11 +13,11 @@ import fl_lightning.callbacks
 import fl_lightning.data
 import fl_lightning.models
 import fl_lightning.run.loggers
-from fl_lightning.callback import Callback
 from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
+from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import Strategy
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.trainer import FederatedTrainer

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fl_lightning import callbacks, data, models, relations, strategies
-    from fl_lightning.callback import Callback
     from fl_lightning.data import FederatedDataModule
     from fl_lightning.executors import SequentialExecutor, StackedExecutor
     from fl_lightning.report import compare
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from fl_lightning.round.participation import Participation
     from fl_lightning.round.payload import Payload
     from fl_lightning.round.stage import Evaluation, Stage
+    from fl_lightning.run.callback import Callback
     from fl_lightning.strategies import Strategy
     from fl_lightning.trainer import FederatedTrainer
 
@@ -43,7 +43,7 @@ __all__ = [
 
 #: Where each class and function is; what is not here is a module of the package.
 _HOMES = {
-    "Callback": "callback",
+    "Callback": "run.callback",
     "ClientModule": "round.client",
     "Evaluation": "round.stage",
     "FederatedDataModule": "data",

@@ -13,18 +13,19 @@ from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
-from fl_lightning.callback import WrongSetting
-from fl_lightning.command_line import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
+from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.models import GCN
 from fl_lightning.refusals import known_classes, named, plain, read, told, why_not_imported
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
-from fl_lightning.round_loop import ClientFailure, TooFewAnswers
 from fl_lightning.run.allocator import keep_freed_memory
+from fl_lightning.run.callback import WrongSetting
+from fl_lightning.run.failures import ClientFailure, TooFewAnswers
 from fl_lightning.run.predictions import Predicted, write_predictions
+from fl_lightning.run.settings import LARGEST_SEED
 from fl_lightning.strategies import Strategy
-from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
+from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_input import use_in_parsers
 
 

@@ -14,55 +14,14 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import fl_lightning
 import fl_lightning.deferred
-from fl_lightning.yaml_input import MOST_DIGITS, WrongYaml, read_yaml
-
-#: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
-#: The first line of a module's docstring is what ``--help`` says of its verb.
-VERBS: dict[str, str] = {
-    "compare": "fl_lightning.report.compare_command",
-    "completion": "fl_lightning.completion_command",
-    "provision": "fl_lightning.remote.provision_command",
-    "report": "fl_lightning.report.report_command",
-    "site": "fl_lightning.remote.site_command",
-    "sites": "fl_lightning.remote.sites_command",
-    "study": "fl_lightning.study.command",
-    "submit": "fl_lightning.remote.submit_command",
-}
-
-#: The verbs of :mod:`fl_lightning.cli`, which are methods of the trainer.
-TRAINER_VERBS = {
-    "fit": "Train the federation.",
-    "validate": "Evaluate a checkpoint on validation.",
-    "test": "Evaluate a checkpoint on test; new clients join it first.",
-    "predict": "Predict every node or example of every training client with a checkpoint.",
-    "data": "Describe the clients: sizes, classes, heterogeneity; of graphs also edges, clustering, non-IIDness.",
-}
-
-DESCRIPTION = """Personalised federated learning on graphs.
-
-  fl-train fit     --config configs/quickstart.yaml               train
-  fl-train fit     --config configs/quickstart.yaml --ckpt_path last    continue a run that was stopped
-  fl-train test    --config configs/quickstart.yaml               evaluate the newest run's best checkpoint
-  fl-train data    --config configs/quickstart.yaml               look at the clients before training
-  fl-train fit     --config ... --profile                         see where the time of a round goes
-  fl-train fit     --config ... --print_config                    every setting with its value
-  fl-train fit     --strategy.help FedSheafHN                     the settings of one strategy
-
-Any setting can be overridden: --trainer.num_rounds 20 --data.partitioner.num_clients 20
-"""
-
-
-def fail(message: str, code: int = 2) -> NoReturn:
-    """End the program with one line; exit code 2 is for a mistake of the user's."""
-    sys.stderr.write(f"fl-train: error: {' '.join(message.split())}\n")
-    raise SystemExit(code)
+from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, VERBS, fail, options, settings_in
+from fl_lightning.yaml_input import MOST_DIGITS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,26 +98,6 @@ def _check_endless(place: str, value: Any) -> None:
             mode = os.stat(value).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 fail(f"{place}: {value} cannot be read (it is no file): give a YAML file of settings")
-
-
-def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each word with its value, which stands behind = or is the next word."""
-    for word, following in pairwise([*words, ""]):
-        option, equals, value = word.partition("=")
-        yield option, value if equals else following
-
-
-def settings_in(config: str) -> dict[str, Any]:
-    """The settings of a configuration file; what cannot be one is the user's mistake."""
-    try:
-        settings = read_yaml(Path(config))
-    except WrongYaml as error:
-        fail(f"--config {error}")
-    if not isinstance(settings, dict):
-        fail(
-            f"--config {config} holds no settings (name: value), but {'nothing' if settings is None else 'other text'}"
-        )
-    return settings
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 
-from fl_lightning.command_line import TRAINER_VERBS, VERBS
+from fl_lightning.arguments import TRAINER_VERBS, VERBS
 
 _DESCRIPTION = """Print a script with which a shell completes verbs, settings, classes and files.
 

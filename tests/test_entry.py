@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fl_lightning import FederatedTrainer, __version__, command_line
-from fl_lightning.command_line import TRAINER_VERBS, main
+from fl_lightning.arguments import TRAINER_VERBS, VERBS
+from fl_lightning.command_line import main
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 
@@ -23,7 +24,7 @@ def answered(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(command_line.VERBS, "colour", "fl_lightning.run.result")
+    monkeypatch.setitem(VERBS, "colour", "fl_lightning.run.result")
     assert main(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "fl-train fit --config configs/quickstart.yaml" in text
@@ -31,7 +32,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: 
         assert f"{verb} {purpose}" in text
         assert (inspect.getdoc(getattr(FederatedTrainer, verb)) or "").partition("\n")[0] == purpose
     assert "colour " in text
-    for verb in command_line.VERBS:
+    for verb in VERBS:
         assert f" {verb} " in text
 
 
@@ -83,7 +84,7 @@ def test_mistakes(
 def test_the_other_verbs_are_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "painting.py").write_text("def main(words):\n    return len(words)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(command_line.VERBS, "paint", "painting")
+    monkeypatch.setitem(VERBS, "paint", "painting")
     assert main(["paint", "it", "black"]) == 2
 
 

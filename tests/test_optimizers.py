@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
 from fl_lightning import SequentialExecutor, StackedExecutor
+from fl_lightning.memory import state_copies
 from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
-from fl_lightning.run.memory import state_copies
 from fl_lightning.strategies import FedAvg, Local
 
 PAIRS = [

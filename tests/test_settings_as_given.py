@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fl_lightning as fl
-from fl_lightning.callback import Callback
 from fl_lightning.cli import known_classes
 from fl_lightning.counts import Counted
 from fl_lightning.round.client import ClientModule
+from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import Oracle, Strategy
 
 KNOWN = {name: kind for name, kind in known_classes().items() if kind.__module__.startswith("fl_lightning.")}

@@ -19,7 +19,7 @@ from fl_lightning import (
 from fl_lightning.data import GivenPartitioner, GlobalSplit, PlantedCommunities
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round.payload import concatenate
-from fl_lightning.round_loop import ClientFailure
+from fl_lightning.run.failures import ClientFailure
 from fl_lightning.strategies import DPSGD, FedAvg, FedSheafHN, Local, PFedHN
 from fl_lightning.strategies.signals import graph_embedding
 

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.batches.base import Collator
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.data import ClientExamples
 from fl_lightning.kernels.randomness import derive_key, generator
 from fl_lightning.round.metrics import summarise
 from fl_lightning.round.payload import Payload, from_wire
 from fl_lightning.round.stage import Evaluation, tune
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.base import select_names
 

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.round.metrics import summarise
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.folder import whole_file
 
 

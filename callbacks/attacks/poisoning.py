@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.callback import Trainer
 from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import Stage, StageAddress
+from fl_lightning.run.callback import Trainer
 from fl_lightning.run.processes import gather
 
 from .forgery import Attack, all_stages, replace_rows

@@ -20,12 +20,12 @@ from fl_lightning.executors.private import SPENT, check_client, check_examples, 
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.executors.time_limit import check_time_limit
 from fl_lightning.executors.trial import check_batches_of_one, check_buffers
+from fl_lightning.memory import require, state_copies
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
 from fl_lightning.round.payload import Payload, concatenate, from_wire, pad_examples, to_wire
 from fl_lightning.round.privacy import KeyedNumbers, epsilon_spent, spend
 from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
-from fl_lightning.run.memory import require, state_copies
 
 
 @dataclass(frozen=True, kw_only=True)

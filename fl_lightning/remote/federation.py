@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.channel import Channel
 from fl_lightning.remote.data import RemoteData
@@ -11,6 +10,7 @@ from fl_lightning.remote.executor import RemoteExecutor, digests_of
 from fl_lightning.remote.secure import DEFAULT_SHARE
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.strategies import Strategy
 from fl_lightning.trainer import FederatedTrainer
 

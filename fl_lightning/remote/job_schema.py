@@ -25,8 +25,9 @@ from fl_lightning.remote.names import check_run_name, check_site_name
 from fl_lightning.remote.registry import FILE_SETTINGS, Registry, is_the_packages, settings_of, wanted
 from fl_lightning.remote.secure import DEFAULT_SHARE, check_share
 from fl_lightning.round.client import ClientModule
+from fl_lightning.run.settings import LARGEST_SEED
 from fl_lightning.strategies import Strategy
-from fl_lightning.trainer import LARGEST_SEED, FederatedTrainer
+from fl_lightning.trainer import FederatedTrainer
 
 FORMAT = 1
 #: Bounds of a job, whatever a site allows.

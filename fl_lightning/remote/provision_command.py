@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.command_line import fail
+from fl_lightning.arguments import fail
 from fl_lightning.data.settings import check_count, check_text
 from fl_lightning.remote.verbs import Parser, run_verb
 from fl_lightning.yaml_input import WrongYaml, read_yaml

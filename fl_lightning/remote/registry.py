@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from fl_lightning import callbacks, models, optimizers, relations, strategies
-from fl_lightning.callback import Callback
 from fl_lightning.relations.topology import Topology
 from fl_lightning.round import client as clients
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.privacy import RecordPrivacy
+from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import Strategy, decentralised, hypernetwork, mixing
 from fl_lightning.strategies.decentralised import map_starts
 from fl_lightning.strategies.hypernetwork import sheaf_ridge

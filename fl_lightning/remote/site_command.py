@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.command_line import fail, settings_in
+from fl_lightning.arguments import fail, settings_in
 from fl_lightning.remote.verbs import Parser, run_verb
 
 _DESCRIPTION = """Tell what a job would have leave this site, and what the site refuses and why.

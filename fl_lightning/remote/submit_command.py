@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.command_line import fail
+from fl_lightning.arguments import fail
 from fl_lightning.remote.verbs import Parser, add_run_options, follow_to_the_end, run_verb, submission_of
 
 _DESCRIPTION = """Have the sites of a federation train, follow them, and fetch the run's folder.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fl_lightning.command_line import fail
+from fl_lightning.arguments import fail
 
 if TYPE_CHECKING:  # importing NVFlare takes seconds, --help should not
     from fl_lightning.remote.submit import Submission

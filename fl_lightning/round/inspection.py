@@ -4,7 +4,7 @@ Shape legend: C clients.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -50,51 +50,63 @@ def inspect_upload(
     """
     if not upload.clients:
         return upload, {}, {}
-    length = max(sum(parameter.numel() for parameter in net.values()) for net in architectures)
-    expected = {name: architectures[0][name].shape for name in stage.upload}
-    if stage.flat:
-        expected = {FLAT: torch.Size([length])}
-    found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
-    whole = {name: name.rpartition("/")[0] for name in upload.signals}  # of a signal of several tensors
-    signals = {whole[name] if whole[name] in stage.signals else name for name in upload.signals}
-    if expected != found or signals != set(stage.signals):
-        wrong = {name for name in expected | found if expected.get(name) != found.get(name)}
-        wrong |= signals ^ set(stage.signals)
-        raise ValueError(
-            f"stage {stage.name!r}: the upload's {sorted(wrong)} are missing, unexpected or of a wrong shape"
-        )
+    _check_form(upload, stage, architectures)
     tensors = upload.tensors()
     if not tensors:
         return upload, {}, {}
-    lengths = dict(zip(upload.clients, row_norms(tensors.values()).tolist(), strict=True))
+    lengths = _norms(upload, tensors)
     refused = {
         client: _why_too_long(norm, tensors, row)
         for row, (client, norm) in enumerate(lengths.items())
         if not norm <= LARGEST_NORM
     }
-    upload = upload.rows([client for client in upload.clients if client not in refused])
+    upload = _without(upload, refused)
     if max_update_norm is not None and upload.parameters and upload.clients:
-        norms = row_norms(updates(upload, stage, sent).values()).tolist()
         long = {
             client: f"its update is {norm:.3g} long, participation.max_update_norm is {max_update_norm:g}"
-            for client, norm in zip(upload.clients, norms, strict=True)
+            for client, norm in _norms(upload, updates(upload, stage, sent)).items()
             if norm > max_update_norm
         }
-        upload = upload.rows([client for client in upload.clients if client not in long])
-        refused |= long
-    kept = [lengths[client] for client in upload.clients]
-    unusual = _unusual(upload, stage, sent) if kept and max(kept) > FAR * statistics.median(kept) else {}
-    return upload, refused, unusual
+        upload, refused = _without(upload, long), refused | long
+    return upload, refused, _unusual(upload, stage, sent, [lengths[client] for client in upload.clients])
 
 
-def _unusual(upload: Payload, stage: Stage, sent: Payload | None) -> dict[int, str]:
+def _check_form(upload: Payload, stage: Stage, architectures: Sequence[Mapping[str, Tensor]]) -> None:
+    """Refuse tensors that the stage did not ask for, or of another shape, and miss those that it did."""
+    if stage.flat:
+        longest = max(sum(parameter.numel() for parameter in net.values()) for net in architectures)
+        expected = {FLAT: torch.Size([longest])}
+    else:
+        expected = {name: architectures[0][name].shape for name in stage.upload}
+    found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
+    whole = {name: name.rpartition("/")[0] for name in upload.signals}  # of a signal of several tensors
+    signals = {whole[name] if whole[name] in stage.signals else name for name in upload.signals}
+    wrong = {name for name in expected | found if expected.get(name) != found.get(name)}
+    wrong |= signals ^ set(stage.signals)
+    if wrong:
+        raise ValueError(
+            f"stage {stage.name!r}: the upload's {sorted(wrong)} are missing, unexpected or of a wrong shape"
+        )
+
+
+def _without(upload: Payload, clients: Container[int]) -> Payload:
+    return upload.rows([client for client in upload.clients if client not in clients])
+
+
+def _norms(upload: Payload, tensors: Mapping[str, Tensor]) -> dict[int, float]:
+    """Lengths of each client's rows, by client."""
+    return dict(zip(upload.clients, row_norms(tensors.values()).tolist(), strict=True))
+
+
+def _unusual(upload: Payload, stage: Stage, sent: Payload | None, lengths: Sequence[float]) -> dict[int, str]:
     """Which updates (where no parameters travel, signals) are far longer than the median of them all."""
-    found = updates(upload, stage, sent) if upload.parameters else upload.signals
-    norms = row_norms(found.values()).tolist()
-    median = statistics.median(norms)
+    if not lengths or max(lengths) <= FAR * statistics.median(lengths):
+        return {}
+    norms = _norms(upload, updates(upload, stage, sent) if upload.parameters else upload.signals)
+    median = statistics.median(norms.values())
     return {
         client: f"its update is {norm:.3g} long, the median of this exchange is {median:.3g}"
-        for client, norm in zip(upload.clients, norms, strict=True)
+        for client, norm in norms.items()
         if norm > UNUSUAL * median > 0
     }
 

@@ -107,6 +107,11 @@ class Run:
     clock: RoundClock = field(default_factory=RoundClock)
     trace: RoundTrace | None = None
 
+    @property
+    def last_round(self) -> int:
+        """The round after which a checkpoint was written, or the last one of a fit."""
+        return max(self.round_idx - 1, 0)
+
 
 def assemble(
     *,
@@ -116,6 +121,7 @@ def assemble(
     strategy: Strategy,
     executor: Executor,
     participation: Participation,
+    evaluate_union: bool,
     selection: Selection,
     seed: int,
     settings: Mapping[str, Any],
@@ -128,6 +134,7 @@ def assemble(
     Raises:
         ValueError: The settings do not fit the data or each other.
     """
+    check_union(strategy, evaluate_union)
     roster = prepare_data(fabric, datamodule)
     check_kind(strategy, roster)
     check_directions(strategy, roster)
@@ -192,6 +199,15 @@ def prepare_data(fabric: Fabric, datamodule: FederatedDataModule) -> Roster:
         datamodule.prepare_data()
     datamodule.setup()
     return datamodule.roster
+
+
+def check_union(strategy: Strategy, evaluate_union: bool) -> None:
+    """Refuse to score models on all clients' examples that are nothing without their own client's."""
+    if evaluate_union and strategy.needs_own_examples:
+        raise ValueError(
+            f"trainer.evaluate_union is true, but {type(strategy).__name__}'s models take what is kept of each "
+            "client's own nodes, so they cannot be scored on others': leave it false, or choose another strategy"
+        )
 
 
 def check_kind(strategy: Strategy, roster: Roster) -> None:

@@ -1,4 +1,4 @@
-"""Which run ``last`` and ``best`` mean: the newest of these settings among those of one name."""
+"""Which run a fit, test or prediction goes on with; ``last`` and ``best`` are of the newest of its settings."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -8,9 +8,32 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fl_lightning.run import checkpoint, settings, state
 from fl_lightning.run.assembly import Run
-from fl_lightning.run.folder import checkpoints_of
+from fl_lightning.run.folder import checkpoints_of, new_run_folder, run_folder_of
 
 _MOST_RUNS, _MOST_DIFFERENCES = 5, 3
+
+
+def open_folder(run: Run, root: Path, meant: Path | str | None) -> Path | None:
+    """Give a run the folder of the checkpoint that is meant, or a new one; collective.
+
+    Args:
+        run: The run, set up.
+        root: Folder of the versions.
+        meant: A path, ``last`` or ``best``, or None for a run from the start (:func:`~.folder.find_checkpoint`).
+
+    Returns:
+        The checkpoint.
+    """
+    path = choose_checkpoint(run, root, meant) if isinstance(meant, str) else meant
+    if run.fabric.is_global_zero:
+        run.folder = (run_folder_of(path) if path else None) or new_run_folder(root)
+    run.folder = run.fabric.broadcast(run.folder)
+    return path
+
+
+def read_checkpoint(path: Path, ckpt_path: str | None) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint's path and content; a damaged ``last`` gives way to an older one."""
+    return checkpoint.read_last(path) if ckpt_path == "last" else (path, checkpoint.read(path))
 
 
 def choose_checkpoint(run: Run, root: Path, name: str) -> Path:

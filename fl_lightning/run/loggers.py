@@ -222,3 +222,50 @@ class WandbLogger(RunLogger, lightning_loggers.WandbLogger):
 
 #: What the trainer takes: of loggers of the same name the command line means the first that is here.
 AnyLogger = RunLogger | lightning_loggers.Logger | Logger
+
+
+def checked(given: list[Any]) -> list[Any]:
+    """Loggers that a trainer was given.
+
+    Raises:
+        ValueError: One is none.
+    """
+    if not all(hasattr(each, "log_metrics") for each in given):
+        raise ValueError(f"trainer.logger is {given!r}: give loggers of Lightning's, true for files, false for none")
+    return given
+
+
+def begin(given: Sequence[Logger] | bool, folder: Path, history: Sequence[Mapping[str, float]]) -> list[Logger]:
+    """The loggers of a run, begun.
+
+    Args:
+        given: Loggers, to which a CSV file is added; true for CSV and TensorBoard, false for none.
+        folder: The run's.
+        history: The rounds that are over.
+    """
+    loggers: list[Logger] = [] if isinstance(given, bool) else list(given)
+    if given is True:
+        loggers = [CSVLogger(), TensorBoardLogger()]
+    elif loggers and not any(isinstance(logger, CSVLogger) for logger in loggers):
+        loggers = [CSVLogger(), *loggers]
+    for logger in loggers:
+        if isinstance(logger, RunLogger):
+            logger.begin(folder, history)
+        getattr(logger, "experiment", None)  # made when it is first asked for, which takes longer than a round
+    return loggers
+
+
+def log_settings(loggers: Iterable[Logger], settings: dict[str, Any]) -> None:
+    """Give the configuration to the loggers that show settings."""
+    for logger in loggers:
+        # TensorBoard's is given them with the result, and what only logs metrics takes none
+        if hasattr(logger, "log_hyperparams") and not isinstance(logger, TensorBoardLogger):
+            logger.log_hyperparams(settings)
+
+
+def end(loggers: Iterable[Logger], result: Mapping[str, float], settings: Mapping[str, Any], *, is_whole: bool) -> None:
+    """Close the loggers, with what the run came to and whether it came to its end."""
+    for logger in loggers:
+        if hasattr(logger, "log_result"):
+            logger.log_result(result, settings)
+        logger.finalize("success" if is_whole else "failed")

@@ -1,25 +1,21 @@
 """Clients spread over the processes of a Fabric, and their payloads brought together again."""
 
 import atexit
-import hashlib
 import os
-import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import TypeVar
 
 import torch
 import torch.distributed
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators.accelerator import Accelerator
 from lightning.fabric.accelerators.cpu import CPUAccelerator
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from fl_lightning.round.payload import Payload, concatenate, unflatten
 
-#: What the processes of a Fabric have sent each other, by the digests; the same on all of them.
-_SEEN: WeakKeyDictionary[Fabric, dict[tuple[int, ...], list[bytes]]] = WeakKeyDictionary()
-_NUM_SEEN, _LARGEST_SEEN = 64, 2**20
+T = TypeVar("T")
 
 
 def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
@@ -52,6 +48,55 @@ def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
     return [tuple(sorted(clients)) for clients in shards]
 
 
+#: What clients compute in, by Fabric's word for it.
+_DTYPES = {
+    "32-true": torch.float32,
+    "32": torch.float32,
+    "bf16-mixed": torch.float32,
+    "bf16-true": torch.bfloat16,
+    "64-true": torch.float64,
+    "64": torch.float64,
+}
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Floating point type of batches.
+
+    Raises:
+        ValueError: There is no such precision.
+    """
+    if precision not in _DTYPES:
+        raise ValueError(f"trainer.precision must be one of {', '.join(sorted(_DTYPES))}, got {precision!r}")
+    return _DTYPES[precision]
+
+
+def make_fabric(
+    accelerator: str, devices: list[int] | int | str, num_nodes: int, precision: str, strategy: str
+) -> Fabric:
+    """The Fabric of a trainer, whose settings these are.
+
+    Raises:
+        ValueError: There is no such device, or too few, or no such strategy.
+    """
+    if str(accelerator) in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise ValueError(f"trainer.accelerator is {accelerator!r}, but there is no GPU here: use cpu or auto")
+    try:
+        fabric = Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy=strategy,
+            precision=precision,  # type: ignore[arg-type]
+        )
+    except (TypeError, ValueError, RuntimeError, ImportError, MisconfigurationException) as error:
+        raise ValueError(
+            f"trainer.devices is {devices!r}, trainer.accelerator {accelerator!r}, trainer.num_nodes {num_nodes}, "
+            f"trainer.strategy {strategy!r}: {error}"
+        ) from error
+    check_cores(fabric.accelerator, fabric.world_size // num_nodes)
+    return fabric
+
+
 def check_cores(accelerator: Accelerator, num_processes: int) -> None:
     """Refuse more processes on this machine than it has CPU cores, unless ``FL_OVERSUBSCRIBE=1`` asks for them.
 
@@ -67,8 +112,8 @@ def check_cores(accelerator: Accelerator, num_processes: int) -> None:
         )
 
 
-def leave_at_exit() -> None:
-    """Leave the process group, if there is one, before the interpreter goes down.
+def launch(fabric: Fabric) -> None:
+    """Start the other processes, and leave their group, if there is one, before the interpreter goes down.
 
     Fabric does it for NCCL only; Gloo's threads, still running then, can abort a process whose work is done.
     """
@@ -77,6 +122,7 @@ def leave_at_exit() -> None:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
+    fabric.launch()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         atexit.register(leave)
 
@@ -112,30 +158,18 @@ def gather(fabric: Fabric, payload: Payload) -> Payload:
     return concatenate(parts)
 
 
-def gather_objects(fabric: Fabric, item: Any) -> list[Any]:
-    """Every process's small object, by rank.
+def gather_by_client(fabric: Fabric, own: Mapping[int, T]) -> dict[int, T]:
+    """Small objects of every process's clients, by client."""
+    return {client: item for part in gather_objects(fabric, dict(own)) for client, item in part.items()}
 
-    They are alike from round to round, so their digests go ahead, which takes a third of the time, and what all
-    processes have seen together before is not sent again.
-    """
+
+def gather_objects(fabric: Fabric, item: T) -> list[T]:
+    """Every process's small object, by rank."""
     if fabric.world_size == 1:
         return [item]
-    own = pickle.dumps(item)
-    digest = int.from_bytes(hashlib.blake2b(own, digest_size=8).digest(), "little", signed=True)
-    message = torch.tensor([digest], device=fabric.device)
-    digests = [torch.empty_like(message) for _ in range(fabric.world_size)]
-    torch.distributed.all_gather(digests, message)
-    key = tuple(torch.cat(digests).tolist())
-    seen = _SEEN.setdefault(fabric, {})
-    everyone = seen.get(key)
-    if everyone is None:
-        everyone = [b""] * fabric.world_size
-        torch.distributed.all_gather_object(everyone, own)
-        if len(seen) == _NUM_SEEN:
-            seen.clear()
-        if sum(map(len, everyone)) <= _LARGEST_SEEN:  # predictions, for example, are large and come but once
-            seen[key] = everyone
-    return [pickle.loads(each) for each in everyone]
+    everyone: list[T] = [item] * fabric.world_size
+    torch.distributed.all_gather_object(everyone, item)
+    return everyone
 
 
 def _describe(payload: Payload) -> tuple[tuple[int, ...], dict[str, tuple[torch.Size, torch.dtype]]]:

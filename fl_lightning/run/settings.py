@@ -3,9 +3,11 @@
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from fl_lightning.callback import Callback
+from fl_lightning.round.client import ClientModule
+from fl_lightning.run.callback import Callback
 from fl_lightning.yaml_input import parse_yaml
 
 #: Settings that say where and how fast, not what: a resume may change them. Data, partition and split are compared by
@@ -31,6 +33,42 @@ _NEUTRAL = (
     "trainer.run_name",
     "trainer.strategy",
 )
+
+
+#: What NumPy takes too.
+LARGEST_SEED = 2**32 - 1
+
+
+def check_trainer(*, num_rounds: int, evaluate_every: int, seed: int, run_name: str) -> None:
+    """Refuse settings of a trainer.
+
+    Raises:
+        ValueError: One is out of its range.
+    """
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"seed_everything (the trainer's seed) must be in [0, {LARGEST_SEED}], got {seed}")
+    for name, value in {"num_rounds": num_rounds, "evaluate_every": evaluate_every}.items():
+        if value < 1:
+            raise ValueError(f"trainer.{name} must be at least 1, got {value}")
+    if Path(run_name).is_absolute() or ".." in Path(run_name).parts:
+        raise ValueError(f"trainer.run_name is {run_name!r}: give the name of a folder in trainer.default_root_dir")
+
+
+def listed(items: list[Any] | Any) -> list[Any]:
+    """A list of its own, of one or several; empty for None and False."""
+    return [*items] if isinstance(items, list) else [items] if items else []
+
+
+def of_run(trainer: Any, client: ClientModule, strategy: Any) -> dict[str, Any]:
+    """What can be told of the settings that the results of a trainer, a client and a strategy depend on."""
+    own = {
+        "num_rounds": trainer.num_rounds,
+        "evaluate_every": trainer.evaluate_every,
+        "precision": trainer.precision,
+        "monitor": {"name": trainer.monitor or client.monitor, "mode": trainer.monitor_mode},
+    }
+    private = {} if client.privacy is None else {"privacy": client.privacy}
+    return of_objects(strategy=strategy, participation=trainer.participation, trainer=own, **private)
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:

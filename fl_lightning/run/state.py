@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from lightning.fabric.loggers.logger import Logger
 
-from fl_lightning.callback import Callback
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint, settings
 from fl_lightning.run.assembly import Run
-from fl_lightning.run.processes import gather, gather_objects
+from fl_lightning.run.callback import Callback
+from fl_lightning.run.processes import gather, gather_by_client
 
 
 def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
@@ -27,7 +27,9 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
             "clients": list(clients.clients),
             "parameters": dict(clients.parameters),
             "signals": dict(clients.signals),
-            "holdings": _holdings(run),
+            "holdings": gather_by_client(
+                run.fabric, run.executor.holdings()
+            ),  # of clients whose graphs a stage has changed
         },
         "callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks).items()},
         "random": checkpoint.random_state(),
@@ -43,6 +45,15 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         "identity": identity(run),
         "versions": versions(),
     }
+
+
+def save(run: Run, callbacks: Sequence[Callback], path: Path) -> None:
+    """Write the complete state; collective: every process must call it."""
+    complete = capture(run, callbacks)
+    if run.fabric.is_global_zero:
+        checkpoint.write(path, complete)
+    run.checkpoints.add(path)
+    run.fabric.barrier()
 
 
 def restore(
@@ -88,12 +99,6 @@ def restore(
     for logger in run.loggers:
         if state["wandb_id"] and hasattr(logger, "continue_run"):
             logger.continue_run(state["wandb_id"])
-
-
-def _holdings(run: Run) -> dict[int, dict[str, Any]]:
-    """What clients hold whose graphs a stage has changed."""
-    parts = gather_objects(run.fabric, run.executor.holdings())
-    return {client: fields for part in parts for client, fields in part.items()}
 
 
 def _check_settings(run: Run, path: Path, state: Mapping[str, Any], *, take: bool) -> None:

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.callbacks.attacks.forgery import malicious_clients
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.round.metrics import client_values
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.result import summary
 from fl_lightning.trainer import FederatedTrainer
 

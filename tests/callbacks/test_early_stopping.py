@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from fl_lightning import Callback
-from fl_lightning.callback import WrongSetting
 from fl_lightning.callbacks import EarlyStopping, FederatedCheckpoint
+from fl_lightning.run.callback import WrongSetting
 from fl_lightning.strategies import FedAvg
 
 

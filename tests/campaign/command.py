@@ -17,7 +17,7 @@ import yaml
 from campaign.limits import OutOfTime, limited
 
 from fl_lightning.cli import FederatedCLI, main
-from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.run.rounds import Rounds
 
 ERROR = "fl-train: error: "
 #: Lines that may stand beside the one of the error.
@@ -83,11 +83,11 @@ def call(arguments: Sequence[str], *, seconds: float = 10, terminal: TextIO | No
         seconds: After which it is stopped.
         terminal: Where it prints; None to print for nobody.
     """
-    run_round = FederatedTrainer._run_round
+    run_round = Rounds.run_round
 
-    def only_one(trainer: FederatedTrainer) -> None:
-        run_round(trainer)
-        trainer.run.should_stop = True
+    def only_one(rounds: Rounds) -> None:
+        run_round(rounds)
+        rounds.run.should_stop = True
 
     def only_fit() -> dict[str, set[str]]:  # parsers of the other verbs take most of the time
         return {"fit": {"client", "data", "strategy"}}
@@ -97,7 +97,7 @@ def call(arguments: Sequence[str], *, seconds: float = 10, terminal: TextIO | No
         contextlib.redirect_stderr(said),
         contextlib.redirect_stdout(terminal or io.StringIO()),
         warnings.catch_warnings(),
-        mock.patch.object(FederatedTrainer, "_run_round", only_one),
+        mock.patch.object(Rounds, "run_round", only_one),
         mock.patch.object(FederatedCLI, "subcommands", staticmethod(only_fit)),
         mock.patch("subprocess.Popen", side_effect=AssertionError("it starts a process")),
     ):

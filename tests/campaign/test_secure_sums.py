@@ -23,7 +23,7 @@ from fl_lightning.data import GivenPartitioner, PlantedCommunities
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, federate
 from fl_lightning.remote.secure import weighting_of
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedOpt, FedPer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning.command_line import TRAINER_VERBS, main
+from fl_lightning.arguments import TRAINER_VERBS
+from fl_lightning.command_line import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]

@@ -9,7 +9,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from fl_lightning.command_line import VERBS, main
+from fl_lightning.arguments import VERBS
+from fl_lightning.command_line import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").glob("*/*.md"), ROOT / "README.md"])

@@ -18,7 +18,7 @@ import fl_lightning
 from fl_lightning import ClientModule, Participation, RegressionClient, SequentialExecutor, StackedExecutor, strategies
 from fl_lightning.executors.failure import Failure, failure_of
 from fl_lightning.round.privacy import RecordPrivacy
-from fl_lightning.round_loop import ClientFailure, TooFewAnswers
+from fl_lightning.run.failures import ClientFailure, TooFewAnswers
 from fl_lightning.strategies import FedAux, FedAvg, FedProto, FedSage, FedSagePlus
 
 

@@ -18,7 +18,7 @@ from fl_lightning.models import MLP, LinearModel
 from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.round.privacy import KeyedNumbers, RecordPrivacy, epsilon_of
 from fl_lightning.round.stage import Stage, StageAddress
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import (
     MOON,
     SCAFFOLD,

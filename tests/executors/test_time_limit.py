@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.output import NetOutput
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, Local
 
 

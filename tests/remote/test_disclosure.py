@@ -12,7 +12,7 @@ from sites import OPEN, BadChannel, make_sites
 
 from fl_lightning.remote import GaussianNoise, LoopbackChannel, Message, NoisyMetrics, Site, SitePolicy, federate
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedBABU
 
 pytest.importorskip("dp_accounting.gaussian_mechanism", reason="needs the extra privacy")

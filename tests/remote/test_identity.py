@@ -15,7 +15,7 @@ from sites import OPEN
 
 from fl_lightning.remote import LoopbackChannel, Message, Site, federate
 from fl_lightning.remote.identity import Identity, Unproven
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg
 
 pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra remote")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fl_lightning import strategies
-from fl_lightning.command_line import settings_in
+from fl_lightning.arguments import settings_in
 from fl_lightning.remote.job_schema import MAX_BYTES, TRAINER_SETTINGS, Job, NotAJob, job_of
 from fl_lightning.remote.registry import Registry, settings_of, wanted
 from fl_lightning.trainer import FederatedTrainer

@@ -22,7 +22,7 @@ from fl_lightning.remote.job_schema import Job, NotAJob, job_of
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.registry import Registry
 from fl_lightning.round.privacy import RecordPrivacy, epsilon_of
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedProto
 
 SIZES = (40, 24, 64)  # of which half train: 20, 12 and 32 in batches of 4

@@ -14,7 +14,7 @@ from strategies.test_contract import STRATEGIES, tiny
 from fl_lightning import Payload, SequentialExecutor, Stage
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, TopK, federate, masking
 from fl_lightning.remote.secure import check_share, check_stage, mean_of, summand, threshold_of, weighting_of
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedPer, FedProto
 from fl_lightning.strategies.mixing import CoordinateMedian
 

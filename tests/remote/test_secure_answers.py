@@ -11,7 +11,7 @@ from sites import OPEN, make_sites
 from wrong_messages import ANY, Liar, fails, with_facts
 
 from fl_lightning.remote import LoopbackChannel, Message, federate
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg
 
 HOSTILE = 1

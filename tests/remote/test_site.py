@@ -22,7 +22,7 @@ from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, federate
 from fl_lightning.remote.references import describe
 from fl_lightning.round.stage import Evaluation
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedPer, FedProto, Local, SheafFMTL
 
 

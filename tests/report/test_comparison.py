@@ -14,7 +14,8 @@ from rich.console import Console
 from run_folders import record, write_run
 
 import fl_lightning as fl
-from fl_lightning.command_line import VERBS, main
+from fl_lightning.arguments import VERBS
+from fl_lightning.command_line import main
 from fl_lightning.report import compare
 from fl_lightning.report.comparison import Comparison
 from fl_lightning.report.sources import find

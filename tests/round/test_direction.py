@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fl_lightning import ClientModule, Participation, SequentialExecutor
-from fl_lightning.callback import WrongSetting
 from fl_lightning.callbacks import EarlyStopping
 from fl_lightning.models import GCN
 from fl_lightning.report.folder import read
 from fl_lightning.round.client import RegressionClient, split_scores
 from fl_lightning.round.metrics import client_values, summarise
 from fl_lightning.round.payload import Payload
+from fl_lightning.run.callback import WrongSetting
 from fl_lightning.strategies import FedAvg, Kin, SheafRidge
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -279,45 +278,12 @@ def test_unlike_shapes_in_two_processes_name_the_tensor(gather_with) -> None:
         gather_with(mine, Payload(clients=(1,), signals={"embedding": torch.ones(1, 4)}))
 
 
-class TwoProcesses:
-    """This process and one that always has the same object to send."""
+def test_objects_of_all_processes(monkeypatch) -> None:
+    def all_gather_object(everyone, mine) -> None:
+        everyone[:] = [mine, {3: "other"}]
 
-    world_size = 2
-    device = torch.device("cpu")
-
-    def __init__(self, monkeypatch) -> None:
-        self.sent: list[bytes] = []
-        monkeypatch.setattr(torch, "distributed", self)
-
-    def all_gather(self, everyone, mine) -> None:
-        everyone[0].copy_(mine)
-        everyone[1].fill_(-1)
-
-    def all_gather_object(self, everyone, mine) -> None:
-        self.sent.append(mine)
-        everyone[:] = [mine, pickle.dumps("other")]
-
-
-def test_objects_that_were_exchanged_before_are_not_sent_again(monkeypatch) -> None:
-    fabric = TwoProcesses(monkeypatch)
-    items = [{"clients": (0, 1)}, {"clients": (0, 2)}, {"clients": (0, 1)}, {"clients": (0, 1)}]
-    for item in items:
-        received = processes.gather_objects(fabric, item)
-        assert received == [item, "other"]
-        received[0]["clients"] = None  # nobody else's
-    assert [pickle.loads(sent) for sent in fabric.sent] == items[:2]
-
-    again = TwoProcesses(monkeypatch)  # other processes have not seen it
-    assert processes.gather_objects(again, items[0]) == [items[0], "other"]
-    assert len(again.sent) == 1
-
-
-def test_large_and_old_objects_are_not_kept(monkeypatch) -> None:
-    fabric = TwoProcesses(monkeypatch)
-    large = b"x" * (processes._LARGEST_SEEN + 1)
-    for _ in range(2):
-        assert processes.gather_objects(fabric, large)[0] == large
-    assert len(fabric.sent) == 2
-    for number in range(3 * processes._NUM_SEEN):
-        processes.gather_objects(fabric, number)
-    assert 0 < len(processes._SEEN[fabric]) <= processes._NUM_SEEN
+    monkeypatch.setattr(torch, "distributed", types.SimpleNamespace(all_gather_object=all_gather_object))
+    fabric = types.SimpleNamespace(world_size=2)
+    assert processes.gather_objects(fabric, {0: "own"}) == [{0: "own"}, {3: "other"}]
+    assert processes.gather_by_client(fabric, {0: "own"}) == {0: "own", 3: "other"}
+    assert processes.gather_objects(types.SimpleNamespace(world_size=1), "alone") == ["alone"]

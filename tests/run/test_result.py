@@ -12,8 +12,8 @@ import pytest
 
 from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
-from fl_lightning.round_loop import TooFewAnswers
 from fl_lightning.run import result
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedSheafHN, Local
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.run.memory import require
+from fl_lightning.memory import require
 from fl_lightning.strategies.decentralised.map_starts import GaussianStart, MapStart
 from fl_lightning.strategies.decentralised.restriction_maps import RestrictionMaps, check_keys
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.kernels.wide_linear import WideLinear
-from fl_lightning.run.memory import require
+from fl_lightning.memory import require
 
 
 class QueryKeyAttention(nn.Module):

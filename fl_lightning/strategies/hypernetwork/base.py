@@ -21,11 +21,11 @@ from torch.optim import Optimizer
 
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import derive_key
+from fl_lightning.memory import require, state_copies
 from fl_lightning.relations.kinship import transfer
 from fl_lightning.relations.similarity import softmax_mixing
 from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Evaluation, Signal, Stage
-from fl_lightning.run.memory import require, state_copies
 from fl_lightning.strategies.base import Strategy, server_dtype
 
 #: The generator counts as collapsed where the clients' models are generated this near to their mean, as a share of how

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_lightning.kernels.wide_linear import wide_linear
-from fl_lightning.run.memory import require
+from fl_lightning.memory import require
 
 
 class GeneratorHead(nn.Module):

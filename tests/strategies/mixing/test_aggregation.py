@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning import Callback, Participation, Payload, SequentialExecutor, strategies
 from fl_lightning.federation import Federation
-from fl_lightning.round_loop import TooFewAnswers
+from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import SCAFFOLD, FedAux, FedAvg, FedDyn, FedPer, FedPub, FedRep, Kin
 from fl_lightning.strategies.mixing import aggregation
 from fl_lightning.strategies.mixing.aggregation import Aggregation, CoordinateMedian, Krum, NormClipping, TrimmedMean

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW, SparseAdam
 
-from fl_lightning import SequentialExecutor, StackedExecutor
+from fl_lightning import SequentialExecutor, StackedExecutor, memory
 from fl_lightning.relations.topology import Ring
-from fl_lightning.run import memory
 from fl_lightning.strategies import FedAvg, FedSheafHN, PFedHN, SheafFMTL
 from fl_lightning.strategies.decentralised import DenseMaps, ImplicitMaps
 from fl_lightning.strategies.hypernetwork.heads import FactoredHead, FullHead

@@ -121,6 +121,29 @@ class Callback(Counted):
         """Restore :meth:`state_dict`."""
 
 
+class Hooks:
+    """Calls the hooks of a trainer's callbacks, in their order.
+
+    Args:
+        trainer: Whose callbacks; each is given it.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Call a hook that returns nothing."""
+        for callback in self.trainer.callbacks:
+            getattr(callback, hook)(self.trainer, *args)
+
+    def passed(self, hook: str, *args: Any) -> Any:
+        """Call a hook that returns its last argument or another in its place, which the next callback is given."""
+        *others, value = args
+        for callback in self.trainer.callbacks:
+            value = getattr(callback, hook)(self.trainer, *others, value)
+        return value
+
+
 def check_hooks(callback: object) -> None:
     """Refuse a callback that defines a hook which nothing calls (a misspelt one would be ignored in silence).
 

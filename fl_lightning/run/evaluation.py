@@ -1,0 +1,82 @@
+"""The evaluations of a run: models are scored as its strategy says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fl_lightning.batches.union import UnionCollator
+from fl_lightning.round.inspection import check_models
+from fl_lightning.round.metrics import summarise, summarise_sums
+from fl_lightning.run.assembly import Run
+from fl_lightning.run.callback import Hooks, WrongSetting
+from fl_lightning.run.failures import Failures
+from fl_lightning.run.processes import gather, gather_by_client
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Scores models; the run keeps each client's scores (``scores``) and the round they are of (``scored_round``).
+
+    Args:
+        run: The run.
+        hooks: The callbacks.
+        failures: Where clients that fail are told of.
+        union: Whether models are also scored on the examples of all training clients together.
+    """
+
+    run: Run
+    hooks: Hooks
+    failures: Failures
+    union: bool = False
+
+    def __call__(self, clients: Sequence[int], prefix: str = "", round_idx: int | None = None) -> dict[str, float]:
+        """Score the given clients' models, and return the figures over them.
+
+        Args:
+            clients: Whose models.
+            prefix: Goes before the metrics' names.
+            round_idx: The round whose draws fine-tuning takes; None for the present one.
+        """
+        run = self.run
+        run.scored_round = round_idx = run.round_idx if round_idx is None else round_idx
+        evaluations = run.strategy.evaluations(clients)
+        for evaluation in evaluations.values():
+            check_models(evaluation.payload, run.roster.names)
+        outcomes = dict(run.executor.evaluate(evaluations, clients, round_idx))
+        if self.union:
+            collator = UnionCollator(run.executor.collator, run.training_clients)
+            found = run.executor.evaluate(evaluations, clients, round_idx, collator=collator)
+            outcomes |= {f"union/{kind}": outcome for kind, outcome in found.items()}
+        metrics: dict[str, float] = {}
+        for kind, outcome in outcomes.items():
+            scores = run.scores[prefix + kind] = gather(run.fabric, outcome.upload)
+            figures = summarise(scores, prefix + kind, run.selection.directions)
+            metrics |= figures | summarise_sums(outcome.sums, prefix + kind)
+            failures = gather_by_client(run.fabric, outcome.failures)
+            self.failures.report(failures, f"in the evaluation {prefix + kind!r}", len(clients))
+        self.hooks.call("on_evaluate", metrics, prefix)
+        return metrics
+
+    def check_monitor(self) -> None:
+        """Refuse a metric of another model (``gen/val/acc``) that no evaluation has, before it chooses anything.
+
+        Of the model that is the result the first client's scores have told (``assembly.check_monitor``).
+
+        Raises:
+            WrongSetting: No evaluation has it.
+        """
+        monitor = self.run.selection.monitor
+        if monitor.startswith("val/") or any(monitor in row for row in self.run.history):
+            return
+        metrics = self(self.run.training_clients)
+        if monitor not in metrics:
+            known = [name for name in metrics if "val/" in name and f"{name}_std" in metrics]
+            raise WrongSetting(f"trainer.monitor is {monitor!r}, but there are {', '.join(sorted(known))}")
+
+
+def epsilons(run: Run) -> dict[str, float]:
+    """What private training has told so far: ε of each client, and the largest; nothing without it."""
+    if run.model.privacy is None:
+        return {}
+    found = gather_by_client(run.fabric, run.executor.epsilons())
+    named = {f"epsilon/{run.roster.names[client]}": found[client] for client in sorted(found)}
+    return {"epsilon": max(found.values()), **named} if found else {}

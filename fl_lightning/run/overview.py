@@ -1,0 +1,37 @@
+"""What is shown of a trainer in a notebook."""
+
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from fl_lightning.run.assembly import Run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def table(trainer: Any, run: Run | None) -> Table:
+    """A trainer's settings, or what its run came to."""
+    rows: dict[str, Any] = {
+        "num_rounds": trainer.num_rounds,
+        "seed": trainer.seed,
+        "device": str(trainer.fabric.device),
+    }
+    if run is not None:
+        result = run.selection.result
+        chosen = {name: f"{value:.4g}" for name, value in result.items() if f"{name}_weighted" in result}
+        rows = {"rounds": run.round_idx, **chosen, "folder": run.folder}
+    made = Table(title="FederatedTrainer" if run is None else type(run.strategy).__name__, box=box.SIMPLE)
+    made.add_column("")
+    made.add_column("", justify="right")
+    for row in rows.items():
+        made.add_row(*map(str, row))
+    return made
+
+
+def history(run: Run) -> "DataFrame":
+    """The figures of each round that is over: a row a round, its number the index."""
+    from pandas import DataFrame
+
+    return DataFrame(run.history, columns=None if run.history else ["round"]).set_index("round")

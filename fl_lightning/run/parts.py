@@ -1,0 +1,57 @@
+"""The three that make a run, client, data and strategy: as given, of the strategy, or those of the last run."""
+
+import warnings
+
+from lightning import LightningDataModule
+
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.round.client import ClientModule, check_is_client
+from fl_lightning.run.assembly import Run
+from fl_lightning.strategies import Strategy
+
+#: As a verb is given them.
+Parts = tuple[ClientModule | None, FederatedDataModule | None, Strategy | None]
+
+
+def complete(
+    client: ClientModule | None,
+    data: FederatedDataModule | None,
+    strategy: Strategy | None,
+    last: Run | None = None,
+) -> tuple[ClientModule, FederatedDataModule, Strategy]:
+    """What is None is that of the last run, if there is one; the client else the strategy's.
+
+    Raises:
+        ValueError: There are no data or no strategy, or something else is given in their place.
+    """
+    if last is not None:
+        client, data, strategy = client or last.model, data or last.datamodule, strategy or last.strategy
+    if client is not None:
+        check_is_client(client)
+    kinds = {
+        "data": (data, LightningDataModule, "fl_lightning.FederatedDataModule(source, partitioner)"),
+        "strategy": (strategy, Strategy, "fl_lightning.strategies.FedAvg()"),
+    }
+    for name, (given, kind, example) in kinds.items():
+        if given is None:
+            raise ValueError(f"{name} is missing: give {name}, for example {name}={example}")
+        if not isinstance(given, kind):
+            called = given.__name__ if isinstance(given, type) else type(given).__name__
+            raise ValueError(f"{name} is {called}, which is no {kind.__name__}: give {name}={example}")
+    assert data is not None
+    assert strategy is not None
+    return client or strategy.default_client(), data, strategy
+
+
+def kept_models_of(run: Run, ckpt_path: str | None) -> str | None:
+    """The checkpoint of a run that is over; None for the models as its last round left them.
+
+    Args:
+        run: The run.
+        ckpt_path: What is asked for: a path, ``last``, ``best``, or None for the best where one was written.
+    """
+    best = run.folder / "checkpoints" / "best.ckpt"
+    if ckpt_path is None and not best.is_file():
+        warnings.warn("no checkpoint was written: these are the models of the last round", stacklevel=4)
+        return None
+    return str(best) if ckpt_path in (None, "best") else ckpt_path

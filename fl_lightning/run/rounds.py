@@ -1,0 +1,190 @@
+"""The rounds of a run: send, work, receive, aggregate, evaluate, log, checkpoint.
+
+:meth:`Rounds.train` is the life of a run, :meth:`Rounds.run_round` that of a round, :meth:`Rounds.exchange` that of its
+messages.
+"""
+
+import functools
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+
+from fl_lightning.executors import Outcome, Work
+from fl_lightning.round.inspection import check_models, inspect_upload
+from fl_lightning.round.participation import Participation
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Phase, Stage, StageAddress
+from fl_lightning.run import unseen
+from fl_lightning.run.assembly import Run
+from fl_lightning.run.callback import Hooks
+from fl_lightning.run.evaluation import Evaluator, epsilons
+from fl_lightning.run.failures import Failures, TooFewAnswers
+from fl_lightning.run.processes import gather, gather_by_client, gather_objects
+from fl_lightning.run.profiling import RoundClock
+
+
+class Rounds:
+    """The protocol of a run that is set up.
+
+    Args:
+        run: The run, which all that changes belongs to.
+        hooks: The callbacks.
+        participation: Who takes part in a round.
+        num_rounds: Rounds of training (R).
+        evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        evaluate_union: Whether models are also scored on the examples of all training clients together.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        hooks: Hooks,
+        participation: Participation,
+        *,
+        num_rounds: int,
+        evaluate_every: int,
+        evaluate_union: bool,
+    ) -> None:
+        self.run, self.hooks, self.participation = run, hooks, participation
+        self.num_rounds, self.evaluate_every = num_rounds, evaluate_every
+        self.failures = Failures(run, participation)
+        self.evaluate = Evaluator(run, hooks, self.failures, union=evaluate_union)
+
+    def train(self, *, resumed: bool) -> None:
+        """Run the rounds that are left, and let unseen clients join in the end.
+
+        Args:
+            resumed: Whether a checkpoint was read, so that what comes before the first round is over.
+
+        Raises:
+            ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
+            TooFewAnswers: Too few clients answered, before the first round, in too many rounds or in all of them.
+        """
+        run = self.run
+        with run.interruption:
+            first = () if resumed else run.strategy.initial_stages()
+            if not self.exchange(first, run.training_clients, "initial"):
+                raise TooFewAnswers(f"no round can begin, {self.failures.shortage()}")
+            self.evaluate.check_monitor()
+            run.clock = RoundClock()  # of the rounds alone
+            while run.round_idx < self.num_rounds and not run.should_stop:
+                self.run_round()
+                self.failures.check_void_rounds()
+            self.failures.check_any_round()
+            if run.interruption.received is None and run.new_clients:
+                run.selection.result.update(unseen.join_chosen_server(run, self.exchange, self.evaluate))
+
+    def run_round(self) -> None:
+        """One round: its clients are drawn, messages exchanged, models scored; then it is logged and kept."""
+        run, start = self.run, time.perf_counter()
+        if run.trace is not None:
+            run.trace.start_round()
+        self.hooks.call("on_round_start")
+        effort, dropped = self.participation.draw(run.training_clients, run.round_idx, run.seed)
+        run.failures, run.dropouts = {}, tuple(run.roster.names[client] for client in dropped)
+        is_void = not self.exchange(run.strategy.stages(run.round_idx), effort, "round")
+        metrics: dict[str, float] = dict(run.strategy.metrics())
+        if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
+            with run.clock.part("evaluation"):
+                metrics |= self.evaluate(run.training_clients)
+            run.selection.update(run.round_idx, metrics, run.scores[""])
+            unseen.keep_chosen_server(run)
+        metrics |= epsilons(run)
+        metrics["num_participants"] = len(effort)
+        metrics["num_failures"] = len(run.failures)
+        metrics["num_dropouts"] = len(run.dropouts)
+        metrics["void"] = int(is_void)
+        with run.clock.part("logging"):
+            self.hooks.call("on_round_end", metrics)
+            metrics["seconds"] = time.perf_counter() - start
+            run.history.append({"round": run.round_idx, **metrics})
+            for logger in run.loggers:
+                logger.log_metrics(metrics, run.round_idx)
+        run.round_idx += 1
+        if any(gather_objects(run.fabric, run.interruption.received is not None)):
+            run.should_stop = True
+        with run.clock.part("checkpoint"):
+            self.hooks.call("on_checkpoint_point")
+        run.clock.end_round(time.perf_counter() - start)
+        if run.trace is not None:
+            run.trace.end_round()
+
+    def exchange(self, stages: Sequence[Stage], clients: Sequence[int] | Mapping[int, float], phase: Phase) -> bool:
+        """Send, work, receive, aggregate: one exchange a stage. A client that fails is out of the stages that follow.
+
+        Args:
+            stages: In their order.
+            clients: Who is asked; with the share of the local epochs that each manages, where that is not all.
+            phase: What the stages are for.
+
+        Returns:
+            False where too few clients are left; the server then takes nothing more in, and a round is void.
+        """
+        effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
+        quorum = 1 if phase == "admission" else self.failures.quorum
+        began: Payload | None = None  # the models that clients were sent last, maybe in an earlier stage
+        for stage in stages:
+            if len(effort) < quorum:
+                return False
+            payload = self._send(stage, effort)
+            began = payload if payload is not None and payload.parameters else began
+            upload, failures = self._receive(stage, self._work(stage, phase, effort, payload), began)
+            self.failures.report(failures, f"in stage {stage.name!r} {self._when(phase)}", len(effort))
+            effort = {client: share for client, share in effort.items() if client not in failures}
+            if phase != "admission" and len(effort) < quorum:
+                return False
+            self._aggregate(stage, phase, upload)
+        return True
+
+    def _send(self, stage: Stage, effort: Mapping[int, float]) -> Payload | None:
+        with self.run.clock.part("server"):
+            payload = self.run.strategy.configure(stage, tuple(effort))
+            check_models(payload, self.run.roster.names)
+        self.hooks.call("on_send", stage, payload)
+        return payload
+
+    def _work(self, stage: Stage, phase: Phase, effort: Mapping[int, float], payload: Payload | None) -> Outcome:
+        address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
+        stops = self.participation.on_failure == "stop"
+        work = Work(stage=stage, address=address, effort=effort, payload=payload, until_failure=stops)
+        done = functools.partial(self.hooks.call, "on_clients_done", stage)
+        with self.run.clock.part("clients"):
+            return self.run.executor.run(work, done)
+
+    def _receive(self, stage: Stage, outcome: Outcome, began: Payload | None) -> tuple[Payload, dict[int, str]]:
+        """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
+        run = self.run
+        with run.clock.part("payloads"):
+            upload = gather(run.fabric, outcome.upload)
+            failures = gather_by_client(run.fabric, outcome.failures)
+            sent = upload.clients
+            upload = self.hooks.passed("on_upload", stage, upload)
+            failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
+            limit = self.participation.max_update_norm
+            upload, rejected, unusual = inspect_upload(
+                upload, stage, run.architectures, sent=began, max_update_norm=limit
+            )
+            self._warn_once(unusual)
+        return upload, failures | rejected
+
+    def _aggregate(self, stage: Stage, phase: Phase, upload: Payload) -> None:
+        with self.run.clock.part("server"):
+            (self.run.strategy.admit if phase == "admission" else self.run.strategy.aggregate)(stage, upload)
+        self.hooks.call("on_stage_end", stage, upload)
+
+    def _warn_once(self, unusual: Mapping[int, str]) -> None:
+        """Name clients whose updates are taken in though they outweigh all others; each once in a run."""
+        for client in sorted(unusual.keys() - self.run.unusual):
+            self.run.unusual.add(client)
+            if self.run.fabric.is_global_zero:
+                warnings.warn(
+                    f"{self.run.roster.names[client]} in round {self.run.round_idx}: {unusual[client]}; it is taken in "
+                    "(participation.max_update_norm would leave it out, robust aggregation bounds what it does)",
+                    stacklevel=2,
+                )
+
+    def _when(self, phase: Phase) -> str:
+        """A phase in words."""
+        if phase == "round":
+            return f"round {self.run.round_idx}"
+        return "before round 0" if phase == "initial" else "while new clients joined"

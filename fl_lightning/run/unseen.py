@@ -1,0 +1,42 @@
+"""Clients that were held out of the training join a trained server."""
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+
+from fl_lightning.round.stage import Phase, Stage
+from fl_lightning.run.assembly import Run
+
+#: :meth:`fl_lightning.run.rounds.Rounds.exchange`.
+Exchange = Callable[[Sequence[Stage], Sequence[int], Phase], bool]
+#: :class:`fl_lightning.run.evaluation.Evaluator`.
+Evaluate = Callable[[Sequence[int], str], dict[str, float]]
+
+
+def keep_chosen_server(run: Run) -> None:
+    """Keep the server of the present round, if that is the one to be reported so far and somebody is to join it."""
+    if run.new_clients and run.selection.best_round == run.round_idx:
+        run.chosen_server = copy.deepcopy(run.strategy.state_dict())
+
+
+def join(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
+    """Let the held-out clients join the server as it is, and score them."""
+    exchange(run.strategy.admission_stages(), run.new_clients, "admission")
+    return evaluate(run.new_clients, "new/")
+
+
+def join_chosen_server(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
+    """Let the held-out clients join the server as it was after the round that is reported; it stays so."""
+    num_rounds = run.round_idx
+    if run.chosen_server is None:
+        warnings.warn(
+            "the checkpoint that this run went on from keeps no server of the chosen round (an older version wrote "
+            "it), so new clients join that of the last one",
+            stacklevel=2,
+        )
+    else:
+        run.strategy.load_state_dict(copy.deepcopy(run.chosen_server))
+        run.round_idx = run.selection.best_round + 1
+    metrics = join(run, exchange, evaluate)
+    run.round_idx = num_rounds
+    return metrics
