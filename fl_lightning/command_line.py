@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import fl_lightning
 import fl_lightning.deferred
+from fl_lightning.extras import MissingExtra, require
 from fl_lightning.yaml_input import MOST_DIGITS, WrongYaml, read_yaml
 
 #: The verbs that are not of :mod:`fl_lightning.cli`, and the modules whose ``main(arguments) -> exit code`` runs them.
@@ -35,6 +36,9 @@ VERBS: dict[str, str] = {
     "study": "fl_lightning.study.command",
     "submit": "fl_lightning.remote.submit_command",
 }
+
+#: Those that need NVIDIA FLARE.
+OVER_THE_NETWORK = ("provision", "site", "sites", "submit")
 
 #: The verbs of :mod:`fl_lightning.cli`, which are methods of the trainer.
 TRAINER_VERBS = {
@@ -87,10 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.append("")  # strategies, nets and callbacks of the current folder; nothing is hidden by them
     fl_lightning.deferred.install()
     try:
+        if first in OVER_THE_NETWORK:
+            require("flare", f"fl-train {first}")
         if first in VERBS:
             return int(importlib.import_module(VERBS[first]).main(words[1:]))
         check_files(words)
         return int(importlib.import_module("fl_lightning.cli").main(words))
+    except MissingExtra as error:
+        fail(str(error))
     except KeyboardInterrupt:
         fail("interrupted", code=128 + signal.SIGINT)
     except BrokenPipeError:  # who reads, as `head` does, has seen enough
