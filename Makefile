@@ -1,6 +1,7 @@
-# make quickstart   install, then train FedSheafHN on a generated graph
-# make test         install, then run every check and test
-# make docs         install, then write the documentation to docs/_build/html
+# make quickstart   install what training needs, then train FedSheafHN on a generated graph
+# make test         install all, then run linters, the type checker and the first tier of tests (CONTRIBUTING.md)
+# make test-full    install all, then run linters, the type checker, the documentation and every test but the campaign's
+# make docs         install all, then write the documentation to docs/_build/html
 # make campaign     install, then run the slow tests of reliability in SHARES processes at once, and write their figures
 #                   (FL_CAMPAIGN_SEED draws others)
 # make lock         write requirements.lock, the versions of constraints.txt with hashes, but for torch
@@ -9,22 +10,29 @@ PYTHON ?= python3
 BIN := .venv/bin
 SHARES ?= 2
 RECORD := $(CURDIR)/campaign.jsonl
-ACTIVATE := echo 'fl-train is in .venv/bin: "source .venv/bin/activate" puts it on the path of this shell'
+ACTIVATE := echo '"source .venv/bin/activate" puts fl-train on the path of this shell'
 
-.PHONY: quickstart test docs campaign lint lock audit clean
+.PHONY: quickstart test test-full docs campaign lint lock audit clean
 
 quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
 	@$(ACTIVATE)
+	@echo "the page of this run: $$(ls -t runs/quickstart/version_*/report.html | head -n 1)"
 
-test: lint docs
+test: lint
 	$(BIN)/pytest --numprocesses auto
 	@$(ACTIVATE)
+	@echo 'the page to read next: docs/tutorials/first-federation.md'
 
-docs: .venv/installed
+test-full: lint docs
+	$(BIN)/pytest --numprocesses auto -m 'not slow'
+	@$(ACTIVATE)
+	@echo 'the documentation: docs/_build/html/index.html'
+
+docs: .venv/installed-all
 	$(BIN)/sphinx-build --quiet --fail-on-warning --builder html docs docs/_build/html
 
-campaign: .venv/installed
+campaign: .venv/installed-all
 	rm -f $(RECORD)
 	status=0; $(MAKE) --keep-going --jobs=$(SHARES) $(addprefix campaign-,$(shell seq $(SHARES))) || status=$$?; \
 	$(BIN)/python tests/campaign/report.py $(RECORD) docs/reliability.md; exit $$status
@@ -33,7 +41,7 @@ campaign-%:
 	FL_CAMPAIGN_SHARE=$*/$(SHARES) FL_CAMPAIGN_RECORD=$(RECORD) OMP_NUM_THREADS=1 \
 	$(BIN)/pytest -p no:cacheprovider -m "slow or not slow" tests/campaign
 
-lint: .venv/installed
+lint: .venv/installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -41,7 +49,7 @@ lint: .venv/installed
 lock: .tools/installed
 	CUSTOM_COMPILE_COMMAND='make lock' .tools/bin/pip-compile --quiet --generate-hashes --strip-extras \
 	--no-emit-index-url --no-emit-find-links --no-emit-options --unsafe-package torch --unsafe-package fl-lightning \
-	--constraint constraints.txt --extra dev --extra flare \
+	--constraint constraints.txt --extra all \
 	--output-file requirements.lock pyproject.toml
 
 audit: .tools/installed
@@ -53,10 +61,12 @@ audit: .tools/installed
 	.tools/bin/pip install --quiet --disable-pip-version-check pip-audit pip-tools
 	touch $@
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed .venv/installed-all: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,flare]'
-	touch $@
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.$(EXTRAS)'
+	touch .venv/installed $@
+.venv/installed: EXTRAS :=
+.venv/installed-all: EXTRAS := [all]
 
 clean:
 	rm -rf .venv .tools build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -24,6 +24,9 @@ VERBS: dict[str, str] = {
     "submit": "fl_lightning.remote.submit_command",
 }
 
+#: Those that need NVIDIA FLARE.
+OVER_THE_NETWORK = ("provision", "site", "sites", "submit")
+
 #: The verbs of :mod:`fl_lightning.cli`, which are methods of the trainer.
 TRAINER_VERBS = {
     "fit": "Train the federation.",

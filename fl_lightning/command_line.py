@@ -20,7 +20,8 @@ from typing import Any
 
 import fl_lightning
 import fl_lightning.deferred
-from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, VERBS, fail, options, settings_in
+from fl_lightning.arguments import DESCRIPTION, OVER_THE_NETWORK, TRAINER_VERBS, VERBS, fail, options, settings_in
+from fl_lightning.extras import MissingExtra, require
 from fl_lightning.yaml_input import MOST_DIGITS
 
 
@@ -46,10 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.append("")  # strategies, nets and callbacks of the current folder; nothing is hidden by them
     fl_lightning.deferred.install()
     try:
+        if first in OVER_THE_NETWORK:
+            require("flare", f"fl-train {first}")
         if first in VERBS:
             return int(importlib.import_module(VERBS[first]).main(words[1:]))
         check_files(words)
         return int(importlib.import_module("fl_lightning.cli").main(words))
+    except MissingExtra as error:
+        fail(str(error))
     except KeyboardInterrupt:
         fail("interrupted", code=128 + signal.SIGINT)
     except BrokenPipeError:  # who reads, as `head` does, has seen enough

@@ -1,5 +1,10 @@
 """Federations whose clients' data stay at their sites: the server's executor, the sites, and what leaves them."""
 
+from fl_lightning.extras import is_installed, require
+
+if not is_installed("remote"):
+    require("remote", "fl_lightning.remote")
+
 from fl_lightning.remote.channel import Channel, LoopbackChannel
 from fl_lightning.remote.executor import RemoteExecutor
 from fl_lightning.remote.federation import federate

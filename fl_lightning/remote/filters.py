@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.counts import Counted
+from fl_lightning.extras import require
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.round.payload import Payload
 
@@ -131,10 +132,7 @@ class GaussianNoise(SiteFilter):
                 raise ValueError(f"GaussianNoise.{name} must be positive, got {value}")
         if not 0 < delta < 1:
             raise ValueError(f"GaussianNoise.delta must be in (0, 1), got {delta}")
-        try:
-            import dp_accounting.gaussian_mechanism  # noqa: F401
-        except ImportError as error:
-            raise ValueError("GaussianNoise needs dp-accounting: pip install 'fl-lightning[privacy]'") from error
+        require("privacy", "GaussianNoise")
         self.clip_norm = clip_norm
         self.noise_multiplier = noise_multiplier
         self.delta = delta

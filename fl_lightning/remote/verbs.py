@@ -1,7 +1,6 @@
 """What the verbs of a remote federation have in common."""
 
 import argparse
-import importlib.util
 import sys
 import time
 import warnings
@@ -52,8 +51,6 @@ def run_verb(verb: Callable[[argparse.Namespace, list[str]], int], parser: Parse
     """Run a verb with its options and the words that are not its own; what is wrong ends in one line."""
     warnings.filterwarnings("ignore", message=".*torch.jit.script. is deprecated.*", category=DeprecationWarning)
     options, rest = parser.parse_known_args(list(arguments))
-    if importlib.util.find_spec("nvflare") is None:
-        fail(f"{parser.prog} needs NVIDIA FLARE: pip install 'fl-lightning[flare]'")
     try:
         return verb(options, rest)
     except (ValueError, OSError) as error:

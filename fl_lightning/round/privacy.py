@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.counts import Counted
+from fl_lightning.extras import require
 from fl_lightning.kernels.randomness import random_normal, random_uniform, subkey
 from fl_lightning.round.context import Parameters
 
@@ -60,10 +61,7 @@ class RecordPrivacy(Counted):
             raise ValueError(f"model.privacy.noise_multiplier must be at least 0 and finite, got {noise_multiplier}")
         if not 0 < delta < 1:
             raise ValueError(f"model.privacy.delta must be in (0, 1), got {delta}")
-        try:
-            import dp_accounting  # noqa: F401
-        except ImportError as error:
-            raise ValueError("model.privacy needs dp-accounting: pip install 'fl-lightning[privacy]'") from error
+        require("privacy", "model.privacy")
         self.max_grad_norm = max_grad_norm
         self.noise_multiplier = noise_multiplier
         self.delta = delta

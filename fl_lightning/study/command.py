@@ -1,7 +1,6 @@
 """Studies of methods × cases × seeds: ``fl-train study run | status | table | report | check | sweep | cell FILE``."""
 
 import argparse
-import importlib.util
 import re
 import signal
 import sys
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_lightning.arguments import fail
+from fl_lightning.extras import require
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
@@ -267,9 +267,7 @@ def _tell_damaged(study: Study, store: Store) -> None:
 
 
 def _report(study: Study, options: argparse.Namespace) -> int:
-    missing = [name for name in ("scikit_posthocs", "statsmodels") if importlib.util.find_spec(name) is None]
-    if missing:
-        fail(f"study report needs {' and '.join(missing)}: pip install 'fl-lightning[study]'")
+    require("study", "fl-train study report")
     from fl_lightning.study.report import write_report
 
     table = _write(study)

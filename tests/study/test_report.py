@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 from study_pool import HerePool, invented
 
+from fl_lightning import command_line, extras
 from fl_lightning.study.command import main
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
@@ -125,6 +127,16 @@ def test_table_and_report_by_command(progress: Progress, capsys: pytest.CaptureF
     assert main(["report", path]) == 0
     assert capsys.readouterr().out == f"{progress.study.results / 'report.md'}\n"
     assert (progress.study.results / "results.csv").read_text().count("\n") == 46
+
+
+def test_a_report_without_its_extra(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "statsmodels" else find_spec(name))
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["study", "report", str(progress.study.path)])
+    assert ended.value.code == 2
+    assert "fl-train study report needs statsmodels: pip install --editable '" in capsys.readouterr().err
 
 
 def test_a_terminal_that_is_narrow_has_the_columns_below_each_other(
