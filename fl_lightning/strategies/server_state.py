@@ -55,7 +55,7 @@ class ServerState:
         """
         self.check_server_state()
         own = type(self).__name__
-        return {name: _saved(getattr(self, name), f"{own}.{name}") for name in self.state_names()}
+        return {name: pack(getattr(self, name), f"{own}.{name}") for name in self.state_names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`: tensors are copied to where the present ones lie, and have the types they had.
@@ -102,16 +102,24 @@ class ServerState:
         return copy.copy(saved)
 
 
-def _saved(value: Any, name: str) -> Any:
-    """A value as a checkpoint holds it."""
+def pack(value: Any, name: str) -> Any:
+    """A value as a checkpoint holds it, tensors not copied.
+
+    Args:
+        value: Of an attribute.
+        name: The attribute's, for the message.
+
+    Raises:
+        ValueError: It is of a kind that cannot be saved.
+    """
     if isinstance(value, Tensor):
         return value.detach()
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return value.state_dict()
     if isinstance(value, Mapping):
-        return {key: _saved(item, f"{name}[{key!r}]") for key, item in value.items()}
+        return {key: pack(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_saved(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        items = [pack(item, f"{name}[{i}]") for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, set | frozenset) and all(isinstance(item, int | float | str) for item in value):
         return set(value)
