@@ -27,7 +27,7 @@ def what_leaves(stage: Stage, names: Sequence[str]) -> list[str]:
         leaving.append(f"{what} {'all parameters' if stage.flat else _named(stage.upload, names)}".strip())
     for name, signal in stage.signals.items():
         rows = ", for each of its examples" if name in stage.per_example else ""
-        leaving.append(f"{name}{_described(signal)}{rows}")
+        leaving.append(f"{name}{describes(signal)}{rows}")
     return leaving
 
 
@@ -50,8 +50,8 @@ def _split(name: str) -> tuple[str, str]:
     return name.partition(".")[0], name.rpartition(".")[2]
 
 
-def _described(signal: Signal) -> str:
-    """The first line of its documentation, if it has any."""
+def describes(signal: Signal) -> str:
+    """The first line of a signal's documentation behind a colon; empty where it has none."""
     text = inspect.getdoc(signal if inspect.isroutine(signal) else type(signal))
     if not text:
         return ""

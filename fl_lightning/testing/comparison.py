@@ -1,0 +1,96 @@
+"""Comparing nested states leaf by leaf."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fl_lightning.strategies.server_state import ServerState, pack
+
+#: Ends and beginnings of paths of what two equal runs need not share: wall-clock time, and how a run was resumed.
+_OF_THE_RUN = ("/seconds",), ("/changes/", "/config_file")
+
+
+def flattened(state: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings, lists and tuples by their path, for example ``/models/head.weight``."""
+    if isinstance(state, Mapping):
+        items: Any = state.items()
+    elif isinstance(state, list | tuple):
+        items = enumerate(state)
+    else:
+        return {path: state}
+    return {place: leaf for key, item in items for place, leaf in flattened(item, f"{path}/{key}").items()}
+
+
+def differences(actual: Any, expected: Any, *, tolerance: float = 0.0) -> list[str]:
+    """Where two nested states differ, a line each; ``nan`` equals itself.
+
+    Args:
+        actual: Nested mappings, lists and tuples of tensors, numbers and whatever can be compared.
+        expected: Likewise.
+        tolerance: Relative and absolute, of tensors and floats; 0 for equality.
+    """
+    ends, starts = _OF_THE_RUN
+    found, wanted = (
+        {
+            path: leaf
+            for path, leaf in flattened(state).items()
+            if not path.endswith(ends) and not path.startswith(starts)
+        }
+        for state in (actual, expected)
+    )
+    lines = [f"{path} is in one alone" for path in sorted(found.keys() ^ wanted.keys())]
+    for path in sorted(found.keys() & wanted.keys()):
+        if not isinstance(found[path], Tensor | float):
+            lines += [] if found[path] == wanted[path] else [f"{path}: {found[path]!r}, expected {wanted[path]!r}"]
+            continue
+        try:
+            torch.testing.assert_close(
+                *(torch.as_tensor(leaf) for leaf in (found[path], wanted[path])),
+                rtol=tolerance,
+                atol=tolerance,
+                equal_nan=True,
+            )
+        except AssertionError as error:
+            lines.append(f"{path}: {' '.join(str(error).split())}")
+    return lines
+
+
+def assert_same(actual: Any, expected: Any, *, tolerance: float = 0.0, advice: str = "") -> None:
+    """Refuse nested states that differ (:func:`differences`).
+
+    Args:
+        actual: What was found.
+        expected: What should have been.
+        tolerance: Relative and absolute; 0 for equality.
+        advice: Goes before the differences.
+
+    Raises:
+        AssertionError: They differ; the first of the leaves that do are named.
+    """
+    lines = differences(actual, expected, tolerance=tolerance)
+    shown = [*lines[:5], *([f"and {len(lines) - 5} more"] if len(lines) > 5 else [])]
+    assert not lines, "; ".join([*([advice] if advice else []), *shown])
+
+
+def attributes(strategy: ServerState) -> dict[str, Any]:
+    """Copies of the public attributes that could be state: of tensors, numbers, modules, ... and not of functions.
+
+    An attribute whose name begins with an underscore holds what can be made anew from the others.
+    """
+    found = {}
+    for name, value in vars(strategy).items():
+        if not name.startswith("_"):
+            try:
+                found[name] = copy.deepcopy(pack(value, name))
+            except ValueError:  # nothing that could be saved
+                continue
+    return found
+
+
+def learns(value: Any) -> bool:
+    """Whether a value is trained by the server: a module or an optimizer."""
+    return isinstance(value, nn.Module | Optimizer)
