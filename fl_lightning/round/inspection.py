@@ -51,9 +51,8 @@ def inspect_upload(
     if not upload.clients:
         return upload, {}, {}
     length = max(sum(parameter.numel() for parameter in net.values()) for net in architectures)
-    expected = {name: architectures[0][name].shape for name in stage.upload}
-    if stage.flat:
-        expected = {FLAT: torch.Size([length])}
+    net = architectures[0]
+    expected = {FLAT: torch.Size([length])} if stage.flat else {name: net[name].shape for name in stage.upload}
     found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
     whole = {name: name.rpartition("/")[0] for name in upload.signals}  # of a signal of several tensors
     signals = {whole[name] if whole[name] in stage.signals else name for name in upload.signals}
