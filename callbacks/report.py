@@ -30,7 +30,7 @@ from fl_lightning.report.record import (
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten
-from fl_lightning.round.stage import Stage, StageAddress
+from fl_lightning.round.stage import Rows, Stage, StageAddress
 from fl_lightning.run import result
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather_objects
@@ -274,7 +274,7 @@ class RunReport(Callback):
         """Clients, embeddings (P, D) and labels of this process's sample, by the clients' own models."""
         run, clients = trainer.run, _held(trainer)
         assert clients is not None
-        stage = Stage(name="report", signals={"embedding": _embedding}, per_example=("embedding",))
+        stage = Stage(name="report", signals={"embedding": _embedding}, rows={"embedding": Rows(of="example")})
         address = StageAddress(phase="callback", round_idx=run.round_idx, name=stage.name)
         upload = run.executor.run(
             Work(stage=stage, address=address, effort=dict.fromkeys(run.training_clients, 1.0))

@@ -82,7 +82,7 @@ class ModelPoisoning(Attack):
 
 def _ask(trainer: Trainer, stage: Stage, payload: Payload | None, clients: Sequence[int]) -> Payload:
     """What some clients, of all processes, would answer in a stage if they did not train."""
-    question = Stage(name=stage.name, upload=stage.upload, flat=stage.flat)
+    question = Stage(name=stage.name, upload=stage.upload)
     address = StageAddress(phase="callback", round_idx=trainer.run.round_idx, name=stage.name)
     work = Work(stage=question, address=address, effort=dict.fromkeys(clients, 1.0), payload=payload)
     return gather(trainer.fabric, trainer.run.executor.run(work).upload)

@@ -225,7 +225,7 @@ class Executor(Counted, ABC):
     def sent(self, stage: Stage, trained: Parameters, start: Parameters, anchor: Parameters) -> dict[str, Tensor]:
         """What some clients answer: copies of parameters, of how far they moved, or of the anchor, (C, *shape)."""
         names = tuple(self.client.travelling(self.client.net)) if stage.flat else stage.upload
-        source = anchor if stage.send_anchor else trained
+        source = anchor if stage.program.send_anchor else trained
         answer = {name: source[name] - start[name] if stage.as_update else source[name].clone() for name in names}
         return to_wire(answer, self.num_flat) if stage.flat else answer
 

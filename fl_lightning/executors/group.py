@@ -4,6 +4,7 @@ Shape legend: C clients of the group. Everything that a client knows has a leadi
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +25,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import pad_examples
 from fl_lightning.round.privacy import KeyedNumbers
+from fl_lightning.round.program import AroundBatch, Change
 from fl_lightning.round.stage import Signal, Stage
 
 #: ``anchor``, ``inbox`` and ``memory`` of a stack of clients: the tensors of their :class:`Context`.
@@ -94,21 +96,25 @@ class GroupTraining:
             leaves[name].requires_grad_()
         keys = keys if trained else keys[:0]
         if self.client.privacy is None:
-            batches: Iterator[Batch] = draw_batches(self.batch, keys, stage.repeat)
+            batches: Iterator[Batch] = draw_batches(self.batch, keys, stage.program.repeat)
         else:
             batches = private_draws(self.batch, keys, self.numbers)
         for step, drawn in enumerate(batches):
-            if stage.reset_every and step and step % stage.reset_every == 0:
+            number = step % stage.program.repeat
+            if stage.program.restart and step and number == 0:
                 part.restart(step)
-            self._before(step)
+            if number == 0:
+                self._around(stage.program.init, step)
             found = self._gradients(leaves, trained, drawn, step, autocast)
             raw = {name: found[name] for name in trained}
             if moved := {name: tensor for name, tensor in found.items() if name not in raw and tensor is not None}:
                 part.put(moved, part.steps(step))
-            learnt = self._ask(stage.step_memory, part.parameters, drawn, autocast, step=step)
-            part.step(self.client.clip(self._ruled(raw, step)), step)
-            self._know_anew("memory", learnt, part.steps(step))
-            self._after(raw, step)
+            ruled, change = self._program_step(raw, drawn, step, autocast)
+            part.step(self.client.clip(ruled), step)
+            self._constrain(step)
+            self._change(change, step)
+            if number + 1 == stage.program.repeat:
+                self._around(stage.program.final, step)
         return part.parameters
 
     def store(self, stack: ClientStack) -> None:
@@ -208,8 +214,8 @@ class GroupTraining:
         return {**found}
 
     def _compute(
-        self, together: Callable[[], dict[str, Any]], some: Callable[[Sequence[int]], dict[str, Any]]
-    ) -> Iterator[tuple[Sequence[int], dict[str, Any]]]:
+        self, together: Callable[[], dict[Any, Any]], some: Callable[[Sequence[int]], dict[Any, Any]]
+    ) -> Iterator[tuple[Sequence[int], dict[Any, Any]]]:
         """What is computed for all clients that have not failed, at once or else one by one, noting who fails.
 
         Args:
@@ -259,52 +265,63 @@ class GroupTraining:
         return chosen, known
 
     @torch.no_grad()
-    def _before(self, step: int) -> None:
-        """What the stage changes before a step, for the clients that take it."""
-        before_step = self.stage.before_step
-        if before_step is not None:
-            mapped = torch.vmap(lambda p, k: dict(before_step(p, context_of(k, step))))
-            self.part.put(mapped(dict(self.part.parameters), self.knowledge), self.part.steps(step))
+    def _around(self, function: AroundBatch | None, step: int) -> None:
+        """What the program changes before or after the steps on a batch, for the clients that take them."""
+        if function is not None:
+            mapped = torch.vmap(lambda p, k: _named(function(p, context_of(k, step))))
+            self._change(mapped(dict(self.part.parameters), self.knowledge), step)
 
     @torch.no_grad()
-    def _ruled(self, raw: dict[str, Tensor | None], step: int) -> dict[str, Tensor | None]:
-        """The gradients by the stage's rule."""
-        rule = self.stage.gradient
+    def _program_step(
+        self, raw: dict[str, Tensor | None], batch: Batch, step: int, autocast: Autocast
+    ) -> tuple[Mapping[str, Tensor | None], dict[str, dict[str, Tensor]]]:
+        """The gradients for the optimizer by the program's step, and what else it changes."""
+        rule, client = self.stage.program.step, self.client
         if rule is None:
-            return raw
-        mapped = torch.vmap(lambda g, p, k: dict(rule(g, p, context_of(k, step))))
-        found = {name: gradient for name, gradient in raw.items() if gradient is not None}
-        return {**dict.fromkeys(raw), **mapped(found, dict(self.part.parameters), self.knowledge)}
+            return raw, {}
+        gradients = {name: gradient for name, gradient in raw.items() if gradient is not None}
+
+        def compute(p: Any, g: Any, batch: Batch, knowledge: Knowledge) -> dict[tuple[str, str], Tensor]:
+            def one(p: Any, g: Any, t: dict[str, Tensor], k: Knowledge) -> dict[tuple[str, str], Tensor]:
+                shown = None if client.privacy is not None else batch.replace(t)
+                change = rule(client, p, g, shown, context_of(k, step))
+                kinds = {**_named(change), "gradients": g if change.gradients is None else change.gradients}
+                return {(kind, name): tensor for kind, own in kinds.items() for name, tensor in own.items()}
+
+            with autocast():
+                found: dict[tuple[str, str], Tensor] = torch.vmap(one)(p, g, batch.tensors(), knowledge)
+            return found
+
+        def some(rows: Sequence[int]) -> dict[tuple[str, str], Tensor]:
+            own, pulled = ({n: t[rows] for n, t in each.items()} for each in (self.part.parameters, gradients))
+            return compute(own, pulled, *self._select(batch, rows))
+
+        whole = functools.partial(compute, dict(self.part.parameters), gradients, batch, self.knowledge)
+        ragged = [("memory", name) for name in self.ragged]
+        changed: dict[str, dict[str, Tensor]] = {"gradients": {}}
+        for (kind, name), tensor in self._joined(whole, some, batch, ragged).items():
+            changed.setdefault(kind, {})[name] = tensor
+        ruled = changed.pop("gradients")
+        return {**dict.fromkeys(raw), **ruled}, changed
 
     @torch.no_grad()
-    def _after(self, raw: Mapping[str, Tensor | None], step: int) -> None:
-        """The constraint, then what else the stage changes, for the clients that took the step."""
-        client, part, after_step = self.client, self.part, self.stage.after_step
-        constrains = type(client).constrain is not ClientModule.constrain
-        if not constrains and after_step is None:
-            return
-        active_C = part.steps(step)
-        if constrains:
+    def _constrain(self, step: int) -> None:
+        """The client's constraint, for the clients that took the step."""
+        client, part = self.client, self.part
+        if type(client).constrain is not ClientModule.constrain:
             mapped = torch.vmap(lambda p, k: dict(client.constrain(p, context_of(k, step))))
-            part.put(mapped(dict(part.parameters), self.knowledge), active_C)
-        if after_step is None:
+            part.put(mapped(dict(part.parameters), self.knowledge), part.steps(step))
+
+    def _change(self, changed: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
+        """Let the clients that take a step have other parameters, and know other anchors or memory, (C, ...)."""
+        if not any(changed.values()):
             return
-
-        def change(gradients: Any, parameters: Any, knowledge: Any) -> dict[str, dict[str, Tensor]]:
-            changed = after_step(parameters, gradients, context_of(knowledge, step))
-            return {kind: dict(getattr(changed, kind)) for kind in ("parameters", "anchor", "memory")}
-
-        found = {name: gradient for name, gradient in raw.items() if gradient is not None}
-        changed = torch.vmap(change)(found, dict(part.parameters), self.knowledge)
-        part.put(changed["parameters"], active_C)
+        active_C = self.part.steps(step)
+        self.part.put(changed.get("parameters", {}), active_C)
         for kind in ("anchor", "memory"):
-            self._know_anew(kind, changed[kind], active_C)
-
-    def _know_anew(self, kind: str, new: Mapping[str, Tensor], active_C: Tensor) -> None:
-        """Let the clients that took a step know other anchors or memory, (C, ...) by name."""
-        own = self.knowledge[kind]
-        taken = {name: where_clients(active_C, tensor, own[name]) for name, tensor in new.items()}
-        self.knowledge[kind] = {**own, **taken}
+            own = self.knowledge[kind]
+            new = {name: where_clients(active_C, tensor, own[name]) for name, tensor in changed.get(kind, {}).items()}
+            self.knowledge[kind] = {**own, **new}
 
     def ask(
         self,
@@ -324,7 +341,7 @@ class GroupTraining:
             sizes_C: Examples of each client.
             per_example: Names of results with a row for every example; those of padding become zero.
         """
-        found = self._ask(functions, parameters, self.batch, autocast, per_example=per_example)
+        found = self._ask(functions, parameters, autocast, per_example)
         return found | {name: without_padding(found[name], sizes_C) for name in per_example if name in found}
 
     @torch.no_grad()
@@ -332,19 +349,16 @@ class GroupTraining:
         self,
         functions: Mapping[str, Signal],
         parameters: Mapping[str, Tensor],
-        batch: Batch,
         autocast: Autocast,
-        *,
-        step: int = 0,
-        per_example: Collection[str] = (),
+        per_example: Collection[str],
     ) -> dict[str, Tensor]:
-        """Evaluate functions of each client on its data or on what a step draws of it, (C, ...)."""
+        """Evaluate functions of each client on its data, (C, ...)."""
         if not functions:
             return {}
 
         def compute(parameters: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor]:
             def one(p: dict[str, Tensor], t: dict[str, Tensor], k: Knowledge) -> dict[str, Tensor]:
-                own, context = batch.replace(t), context_of(k, step)
+                own, context = batch.replace(t), context_of(k)
                 return spread_signals({name: f(self.client, p, own, context) for name, f in functions.items()})
 
             with autocast():
@@ -353,17 +367,32 @@ class GroupTraining:
 
         def some(rows: Sequence[int]) -> dict[str, Tensor]:
             own = {name: tensor[rows] for name, tensor in parameters.items()}
-            return compute(own, *self._select(batch, rows))
+            return compute(own, *self._select(self.batch, rows))
 
-        joined: dict[str, Tensor] = {}
+        whole = functools.partial(compute, parameters, self.batch, self.knowledge)
+        return self._joined(whole, some, self.batch, per_example)
+
+    def _joined(
+        self,
+        together: Callable[[], dict[Any, Tensor]],
+        some: Callable[[Sequence[int]], dict[Any, Tensor]],
+        batch: Batch,
+        per_example: Collection[Any],
+    ) -> dict[Any, Tensor]:
+        """What :meth:`_compute` finds, (C, ...); zero for clients that fail."""
+        joined: dict[Any, Tensor] = {}
         num_clients, num_examples = batch.real_mask.shape[:2]
-        for rows, found in self._compute(lambda: compute(parameters, batch, self.knowledge), some):
+        for rows, found in self._compute(together, some):
             if len(rows) == num_clients:
                 return found
             for name, tensor in found.items():
                 part = pad_examples(tensor, num_examples) if name in per_example else tensor
                 joined.setdefault(name, part.new_zeros(num_clients, *part.shape[1:]))[rows] = part
         return joined
+
+
+def _named(change: Change) -> dict[str, dict[str, Tensor]]:
+    return {kind: dict(getattr(change, kind)) for kind in ("parameters", "anchor", "memory")}
 
 
 def without_padding(tensor_CN: Tensor, sizes_C: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.privacy import RecordPrivacy, check_tuning
+from fl_lightning.round.program import Change
 from fl_lightning.round.stage import Evaluation, Slot, Stage
 
 
@@ -92,7 +93,7 @@ class SequentialExecutor(Executor):
         succeeded = [client for client in answers if client not in failures]
         for client in succeeded:
             self.memories[client] = dict(contexts[client][1].memory)
-        if work.stage.rewrite is not None:
+        if work.stage.program.rewrite is not None:
             self.rewrite({client: self._new_data[client] for client in succeeded})
         return Outcome(upload=concatenate(answers[client] for client in succeeded), failures=failures)
 
@@ -121,8 +122,8 @@ class SequentialExecutor(Executor):
             signals = spread_signals(asked)
             new = {name: value(module, parameters, batch, context) for name, value in stage.memory.items()}
             memory = {**context.memory, **spread_signals(new)}
-            if stage.rewrite is not None:
-                self._new_data[client] = stage.rewrite(module, parameters, self.collator.held(client), context)
+            if (rewrite := stage.program.rewrite) is not None:
+                self._new_data[client] = rewrite(module, parameters, self.collator.held(client), context)
         module.context = dataclasses.replace(context, memory=memory)
         found = (*parameters.values(), *signals.values(), *memory.values())
         if not finite_rows(tensor[None] for tensor in found if tensor.is_floating_point()).all():
@@ -156,13 +157,15 @@ class SequentialExecutor(Executor):
         module.train()
         module.on_train_start()
         private = module.privacy is not None
-        batches = private_draws(batch, keys, self.numbers) if private else draw_batches(batch, keys, stage.repeat)
+        batches = (
+            private_draws(batch, keys, self.numbers) if private else draw_batches(batch, keys, stage.program.repeat)
+        )
         for step, drawn in enumerate(batches):
             batch_idx = step % steps_per_epoch
             if batch_idx == 0:
                 module.on_train_epoch_start()
             module.context = dataclasses.replace(module.context, step=step)
-            if stage.reset_every and step and step % stage.reset_every == 0:
+            if stage.program.restart and step and step % stage.program.repeat == 0:
                 optimizer.state.clear()
             if module.on_train_batch_start(drawn, batch_idx) != -1:
                 self._step(module, optimizer, stage, trained, drawn, batch_idx)
@@ -181,10 +184,11 @@ class SequentialExecutor(Executor):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """One local step: gradient, the stage's rule, clipping, optimiser, constraint, what else the stage changes."""
-        if stage.before_step is not None:
+        """One local step: gradient, the stage's program, clipping, optimizer, constraint."""
+        program, number = stage.program, module.context.step % stage.program.repeat
+        if program.init is not None and number == 0:
             with torch.no_grad():
-                _load(module, stage.before_step(_detached(module), module.context))
+                self._change(module, program.init(_detached(module), module.context))
         module.on_before_zero_grad(optimizer)
         module.zero_grad()
         loss = torch.zeros((), device=self.fabric.device)  # which nobody is told of private training
@@ -197,33 +201,31 @@ class SequentialExecutor(Executor):
             raw = {name: p.grad for name, p in trained.items() if p.grad is not None}
         else:
             raw = self._private_gradient(module, module.privacy, stage, trained, batch)
-        parameters = _detached(module)
-        with torch.no_grad():
-            ruled = raw if stage.gradient is None else stage.gradient(raw, parameters, module.context)
+        parameters, change = _detached(module), Change()
+        if program.step is not None:
+            shown = None if module.privacy is not None else batch
+            with torch.no_grad(), self.fabric.autocast():
+                change = program.step(module, parameters, raw, shown, module.context)
+        ruled = raw if change.gradients is None else change.gradients
         clipped = module.clip({name: ruled[name][None] if name in ruled else None for name in trained})
         for name, parameter in module.net.named_parameters():
             gradient = clipped.get(name)
             parameter.grad = None if gradient is None else gradient[0]
-        asked = {}
-        if stage.step_memory:
-            with torch.no_grad(), self.fabric.autocast():
-                asked = {
-                    name: value(module, parameters, batch, module.context) for name, value in stage.step_memory.items()
-                }
         module.on_before_optimizer_step(optimizer)
         optimizer.step()
         with torch.no_grad():
             _load(module, module.constrain(parameters, module.context))
-            if asked:
-                learnt = {**module.context.memory, **spread_signals(asked)}
-                module.context = dataclasses.replace(module.context, memory=learnt)
-            if stage.after_step is not None:
-                change = stage.after_step(parameters, raw, module.context)
-                _load(module, change.parameters)
-                moved = {**module.context.anchor, **change.anchor}
-                memory = {**module.context.memory, **change.memory}
-                module.context = dataclasses.replace(module.context, anchor=moved, memory=memory)
+            self._change(module, change)
+            if program.final is not None and number + 1 == program.repeat:
+                self._change(module, program.final(parameters, module.context))
         module.on_train_batch_end(loss.detach(), batch, batch_idx)
+
+    @staticmethod
+    def _change(module: ClientModule, change: Change) -> None:
+        """Let a client have new parameters, and know another anchor or memory."""
+        _load(module, change.parameters)
+        anchor, memory = {**module.context.anchor, **change.anchor}, {**module.context.memory, **change.memory}
+        module.context = dataclasses.replace(module.context, anchor=anchor, memory=memory)
 
     def _private_gradient(
         self, module: ClientModule, privacy: RecordPrivacy, stage: Stage, trained: Mapping[str, Tensor], batch: Batch

@@ -326,7 +326,7 @@ class StackedExecutor(Executor):
     ) -> dict[int, Any]:
         """What the clients hold from now on, one after another, for their data differ in shape."""
         held: dict[int, Any] = {}
-        rewrite = work.stage.rewrite
+        rewrite = work.stage.program.rewrite
         if rewrite is None:
             return held
         ragged = self._ragged(work.payload)

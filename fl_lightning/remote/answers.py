@@ -62,10 +62,11 @@ class Answers:
         Raises:
             WrongMessage: It has other tensors than the stage asks for, or impossible numbers of examples or steps.
         """
-        expected: dict[str, tuple[int, ...]] = {f"p/{name}": (1, *net[name].shape) for name in stage.upload}
-        dtypes = {f"p/{name}": net[name].dtype for name in stage.upload}
-        if stage.flat:
-            expected, dtypes = {f"p/{FLAT}": (1, length)}, {f"p/{FLAT}": next(iter(net.values())).dtype}
+        expected: dict[str, tuple[int, ...]] = {f"p/{FLAT}": (1, length)}
+        dtypes = {f"p/{FLAT}": next(iter(net.values())).dtype}
+        if not stage.flat:
+            expected = {f"p/{name}": (1, *net[name].shape) for name in stage.upload}
+            dtypes = {f"p/{name}": net[name].dtype for name in stage.upload}
         for name, shape in expected.items():
             _check_tensor(answer.tensors, name, shape, dtypes[name])
         signals = [name for name in answer.tensors if name.startswith("s/")]

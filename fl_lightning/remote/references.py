@@ -13,13 +13,13 @@ import inspect
 from contextlib import suppress
 from typing import Any
 
+from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.base import Strategy
 
 #: What a stage says of the answer, which a fine-tuning does not give.
-_ANSWER = {"upload", "flat", "as_update", "send_anchor", "signals", "per_example", "memory", "rewrite"}
-_ANSWER |= {"per_class", "single", "scores"}
-_MODULES = ("fl_lightning.strategies", "fl_lightning.round.stage", "torch.optim")
+_ANSWER = {"upload", "as_update", "signals", "rows", "memory", "send_anchor", "rewrite"}
+_MODULES = ("fl_lightning.strategies", "fl_lightning.round.stage", "fl_lightning.round.program", "torch.optim")
 
 
 def describe(evaluation: Evaluation, strategy: Strategy) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _described(value: Any, strategy: Strategy) -> Any:
             return name
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         kept = [field.name for field in dataclasses.fields(value) if field.init]
-        if isinstance(value, Stage):
+        if isinstance(value, Stage | LocalProgram):
             kept = [name for name in kept if name not in _ANSWER]
         settings = {name: _described(getattr(value, name), strategy) for name in kept}
         return {"made": _described(type(value), strategy), "settings": settings}

@@ -18,7 +18,7 @@ class Context:
 
     Attributes:
         anchor: All of the client's parameters as the stage found them, what the server sent included; a stage may move
-            it (``Stage.after_step``).
+            it (``Stage.program``).
         inbox: The signals that the server sent beside parameters, by name.
         memory: The client's own tensors that live on between stages, by name (``Strategy.memory``).
         step: Local steps taken in this stage so far, the same number for all clients that are stepped together; 0 for

@@ -22,8 +22,8 @@ def what_leaves(stage: Stage, names: Sequence[str]) -> list[str]:
 
     """
     leaving = []
-    if stage.flat or stage.upload:
-        what = "its anchor, a copy of" if stage.send_anchor else "the change of" if stage.as_update else ""
+    if stage.upload:
+        what = "its anchor, a copy of" if stage.program.send_anchor else "the change of" if stage.as_update else ""
         leaving.append(f"{what} {'all parameters' if stage.flat else _named(stage.upload, names)}".strip())
     for name, signal in stage.signals.items():
         rows = ", for each of its examples" if name in stage.per_example else ""

@@ -279,10 +279,10 @@ def check_stage(stage: Any, of: str) -> None:
     Raises:
         ValueError: It does.
     """
-    why = "takes several steps on one draw, where each step needs one of its own" if stage.repeat > 1 else ""
-    if stage.rewrite is not None:
+    why = "takes several steps on one draw, where each step needs one of its own" if stage.program.repeat > 1 else ""
+    if stage.program.rewrite is not None:
         why = "makes new data of the examples, without noise"
-    for name, what in {"step_memory": "remembers", "memory": "remembers", "signals": "sends"}.items():
+    for name, what in {"memory": "remembers", "signals": "sends"}.items():
         if kept := getattr(stage, name):
             why = f"{what} {', '.join(sorted(kept))}, made of the examples without noise"
     if why:

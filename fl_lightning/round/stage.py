@@ -7,7 +7,7 @@ What a client computes in it is said by pure functions of one client: its module
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -15,36 +15,14 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.round.client import ClientModule, Objective, OptimizerFactory, OutputRule, Penalty
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.participation import epochs_of
-from fl_lightning.round.payload import Payload
+from fl_lightning.round.payload import FLAT, Payload
+from fl_lightning.round.program import PLAIN, LocalProgram
 
 #: A pure function of (client, parameters, batch, context), evaluated after training in eval mode and without gradient.
 #: Several tensors that come of one computation are a mapping: signal ``name`` then travels as ``name/key``.
 Signal = Callable[[ClientModule, Parameters, Batch, Context], Tensor | Mapping[str, Tensor]]
-#: A pure function of (gradients, parameters, context): the gradients that the optimiser is given in their place.
-GradientRule = Callable[[Parameters, Parameters, Context], Parameters]
-#: A pure function of (parameters, context): new values of parameters before a step, by name; what is not named stays.
-BeforeStep = Callable[[Parameters, Context], Parameters]
-#: A pure function of (parameters, gradients of the objective, context): what else a step changes.
-AfterStep = Callable[[Parameters, Parameters, Context], "Change"]
-#: A function of (client, parameters, what the client holds, context): what it holds from now on.
-Rewrite = Callable[[ClientModule, Parameters, Any, Context], Any]
 
 Phase = Literal["initial", "round", "admission", "callback"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """New values after a step, by name; what is not named stays.
-
-    Attributes:
-        parameters: Of the client.
-        anchor: Of the context's anchor.
-        memory: Of the client's memory.
-    """
-
-    parameters: Parameters = field(default_factory=dict)
-    anchor: Parameters = field(default_factory=dict)
-    memory: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +56,23 @@ class StageAddress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What the rows, or the numbers, of a signal tell of, where that is not the client as a whole.
+
+    Attributes:
+        of: ``example``: there is a row for each of the client's examples, (N, ...). ``single``: each row tells of one
+            example, though not of every one. ``class``: there is a row for each class, (K, ...). ``score``: it scores
+            a model, a sum over examples and their number, (2,), or the two as a mapping that has the number as
+            ``count``.
+        counted_by: Of classes, the name of the signal that counts the examples of each class behind it, (K,); empty
+            where none does, and its training examples count.
+    """
+
+    of: Literal["example", "single", "class", "score"]
+    counted_by: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """What the clients do between receiving a payload and answering it.
 
@@ -85,61 +80,60 @@ class Stage:
         name: For messages, logs and random keys; unique within a round.
         num_epochs: Local epochs.
         num_steps: Local steps instead of epochs.
-        repeat: How many steps in a row are taken on each batch that is drawn (every one with its own dropout).
         trained: Shell-style patterns of the parameters that are trained.
         objective: The local loss instead of the client's own. A function with a true attribute ``takes_stacks``
             computes on a stack of clients by itself if the net does, and returns a loss for each, (C,).
         penalty: Term added to the local loss.
-        gradient: Changes each step's gradients before they are clipped.
-        before_step: Changes parameters before each step.
-        after_step: Changes parameters, anchor or memory after each step.
-        step_memory: New values of the client's memory after each step, by name, computed as signals are but in training
-            mode: of the parameters, the memory and the batch that the step began with.
+        program: What a strategy alone needs around the steps: pure functions of one client.
         optimizer: Builds an optimiser for this stage alone, whose state ends with it; None for the client's own.
         reset_optimizer: Start the local optimiser anew instead of keeping its state over the rounds.
-        reset_every: Also start it anew after so many steps.
-        upload: Names of the parameters sent up.
-        flat: All parameters are sent up as one row ``flat``, padded with zeros to the longest client's, instead of
-            ``upload``: for clients of different architectures.
+        upload: Names of the parameters sent up; ``(FLAT,)`` for all of them as one row, padded with zeros to the
+            longest client's, where clients have different architectures.
         as_update: Send the change since the start of the stage instead of the parameters.
-        send_anchor: Send the anchor, which the stage has moved, instead of the parameters.
         signals: What goes up beside them, by name.
-        per_example: Names of the signals that hold a row for each of the client's examples, (N, ...).
-        per_class: Names of the signals that hold a row for each class, (K, ...), and for each the name of the signal
-            that counts the examples of each class behind it, (K,); empty where none does, and its training examples
-            count.
-        single: Names of the signals whose rows tell of one example each, though not of every one.
-        scores: Names of the signals that score a model: a sum over examples and their number, (2,), or the two as a
-            mapping that has the number as ``count``.
+        rows: Of the signals that do not tell of the client as a whole, what they tell of, by name.
         memory: New values of the client's memory, by name, computed as signals are; kept only if the client succeeds.
-        rewrite: What the client holds from then on, its graph changed; kept only if the client succeeds.
     """
 
     name: str
     num_epochs: int = 0
     num_steps: int | None = None
-    repeat: int = 1
     trained: tuple[str, ...] = ("*",)
     objective: Objective | None = None
     penalty: Penalty | None = None
-    gradient: GradientRule | None = None
-    before_step: BeforeStep | None = None
-    after_step: AfterStep | None = None
-    step_memory: Mapping[str, Signal] = field(default_factory=dict)
+    program: LocalProgram = PLAIN
     optimizer: OptimizerFactory | None = None
     reset_optimizer: bool = False
-    reset_every: int | None = None
     upload: tuple[str, ...] = ()
-    flat: bool = False
     as_update: bool = False
-    send_anchor: bool = False
     signals: Mapping[str, Signal] = field(default_factory=dict)
-    per_example: tuple[str, ...] = ()
-    per_class: Mapping[str, str] = field(default_factory=dict)
-    single: tuple[str, ...] = ()
-    scores: tuple[str, ...] = ()
+    rows: Mapping[str, Rows] = field(default_factory=dict)
     memory: Mapping[str, Signal] = field(default_factory=dict)
-    rewrite: Rewrite | None = None
+
+    @property
+    def flat(self) -> bool:
+        """Whether all parameters are sent up as one row."""
+        return self.upload == (FLAT,)
+
+    @property
+    def per_example(self) -> tuple[str, ...]:
+        """Names of the signals that hold a row for each of the client's examples."""
+        return tuple(name for name, rows in self.rows.items() if rows.of == "example")
+
+    @property
+    def per_class(self) -> dict[str, str]:
+        """Names of the signals that hold a row for each class, and what counts the examples behind them."""
+        return {name: rows.counted_by for name, rows in self.rows.items() if rows.of == "class"}
+
+    @property
+    def single(self) -> tuple[str, ...]:
+        """Names of the signals whose rows tell of one example each, though not of every one."""
+        return tuple(name for name, rows in self.rows.items() if rows.of == "single")
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the signals that score a model."""
+        return tuple(name for name, rows in self.rows.items() if rows.of == "score")
 
     def trains(self, name: str) -> bool:
         """Whether a parameter is trained."""
@@ -153,8 +147,8 @@ class Stage:
             steps_per_epoch: Batches of its data that make an epoch.
         """
         if self.num_steps is not None:
-            return 1, epochs_of(effort, self.num_steps) * self.repeat
-        return epochs_of(effort, self.num_epochs), steps_per_epoch * self.repeat
+            return 1, epochs_of(effort, self.num_steps) * self.program.repeat
+        return epochs_of(effort, self.num_epochs), steps_per_epoch * self.program.repeat
 
 
 @dataclass(frozen=True, kw_only=True)

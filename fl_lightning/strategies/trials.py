@@ -19,7 +19,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.direction import direction_of
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Stage, StageAddress
+from fl_lightning.round.stage import Rows, Stage, StageAddress
 
 #: Grid of a share, and of a setting that is on or off.
 SHARES, ON_OFF = (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 1.0)
@@ -155,7 +155,7 @@ def require_trials(setting: str, tried: Sequence[object], validate_every: int | 
 
 def _trial(name: str) -> Stage:
     """The exchange of a candidate."""
-    return Stage(name=name, signals={"validation_score": validation_score}, scores=("validation_score",))
+    return Stage(name=name, signals={"validation_score": validation_score}, rows={"validation_score": Rows(of="score")})
 
 
 def _name_of(choice: Choice) -> str:

@@ -25,7 +25,7 @@ from fl_lightning.executors.keys import derive_keys
 from fl_lightning.kernels.randomness import random_order
 from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.topology import Ring
-from fl_lightning.round.payload import Payload
+from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import tune
 from fl_lightning.strategies import FedAux, FedAvg, FedPub, FedSheafHN, Local
 
@@ -399,7 +399,7 @@ class Exchange(Local):
         self.rows = None
 
     def stages(self, round_idx: int):
-        return [dataclasses.replace(super().stages(round_idx)[0], flat=True)]
+        return [dataclasses.replace(super().stages(round_idx)[0], upload=(FLAT,))]
 
     def configure(self, stage, clients):
         if self.rows is None:

@@ -20,7 +20,8 @@ from fl_lightning.models import GCN, NormalisedGCN, Twin
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import parameters_of
 from fl_lightning.round.context import Context
-from fl_lightning.round.stage import Change, Slot, Stage, StageAddress
+from fl_lightning.round.program import PLAIN, Change, LocalProgram
+from fl_lightning.round.stage import Rows, Slot, Stage, StageAddress
 from fl_lightning.strategies import FedAvg, Local
 from fl_lightning.strategies.signals import graph_embedding, proxy_graph
 
@@ -149,18 +150,20 @@ def test_a_parameter_that_the_net_lacks_is_named(executor, fit) -> None:
 # ------------------------------------------------------------------ steps
 
 
-def flip_second(gradients: Any, parameters: Any, context: Context) -> Any:
-    return {name: gradient * (-0.5 if context.step == 1 else 1.0) for name, gradient in gradients.items()}
-
-
-def follow(parameters: Any, gradients: Any, context: Context) -> Change:
-    """Every second step the anchor follows; the gradients are added up."""
+def flip_second(client: Any, parameters: Any, gradients: Any, batch: Any, context: Context) -> Change:
+    """The second gradient is turned around; all are added up."""
+    turned = {name: gradient * (-0.5 if context.step == 1 else 1.0) for name, gradient in gradients.items()}
     total = {name: context.memory[name] + gradient for name, gradient in gradients.items() if name in context.memory}
+    return Change(gradients=turned, memory=total)
+
+
+def follow(parameters: Any, context: Context) -> Change:
+    """Every second step the anchor follows."""
     if context.step % 2 == 0:
-        return Change(memory=total)
+        return Change()
     moved = {name: context.anchor[name] + 0.5 * (parameters[name] - context.anchor[name]) for name in parameters}
     back = {"head.bias": moved["head.bias"]}
-    return Change(anchor=moved, memory=total, parameters=back)
+    return Change(anchor=moved, parameters=back)
 
 
 def pull(parameters: Any, context: Context) -> Tensor:
@@ -177,7 +180,8 @@ def test_gradient_rule_moving_anchor_and_memory(busy, model, fit, assert_same, m
     def strategy() -> Training:
         first = {"head.bias": Slot(initial=torch.zeros(3).double(), lasting=False)}
         first["head.weight"] = Slot(initial=torch.zeros(3, 8).double())
-        more = {"gradient": flip_second, "after_step": follow, "penalty": pull, "send_anchor": True}
+        program = LocalProgram(step=flip_second, final=follow, send_anchor=True)
+        more: dict[str, Any] = {"program": program, "penalty": pull}
         return Training(num_epochs=4, more=more | {"signals": {"gradient": total_gradient}}, remembers=first)
 
     participation = Participation(num_clients=4, straggler_probability=0.5) if busy else None
@@ -191,18 +195,18 @@ def test_gradient_rule_moving_anchor_and_memory(busy, model, fit, assert_same, m
         assert other.uploads[-1].num_steps.tolist() == last.num_steps.tolist()
 
 
-def back_to_anchor(parameters: Any, context: Context) -> Any:
+def back_to_anchor(parameters: Any, context: Context) -> Change:
     """Every third step the head starts from the anchor."""
-    return {"head.weight": context.anchor["head.weight"]} if context.step % 3 == 0 else {}
+    return Change(parameters={"head.weight": context.anchor["head.weight"]} if context.step % 3 == 0 else {})
 
 
 @pytest.mark.parametrize(
     "more",
     [
         {"num_steps": 5},
-        {"before_step": back_to_anchor},
-        {"repeat": 2},
-        {"reset_every": 2},
+        {"program": LocalProgram(init=back_to_anchor)},
+        {"program": LocalProgram(repeat=2)},
+        {"program": LocalProgram(repeat=2, restart=True)},
         {"optimizer": functools.partial(SGD, lr=0.3, momentum=0.9)},
         {"optimizer": functools.partial(Adam, lr=0.1), "num_steps": 4},
         {"trained": ("head.*",)},
@@ -212,7 +216,7 @@ def back_to_anchor(parameters: Any, context: Context) -> Any:
 def test_steps_of_a_stage(more, fit, assert_same) -> None:
     busy = Participation(num_clients=4, straggler_probability=0.5)
     (reference, *_) = agree(fit, assert_same, lambda: Training(num_epochs=5, more=more), participation=busy)
-    assert int(reference.uploads[-1].num_steps.max()) <= 5 * more.get("repeat", 1)
+    assert int(reference.uploads[-1].num_steps.max()) <= 5 * more.get("program", PLAIN).repeat
 
 
 @each_executor
@@ -228,7 +232,8 @@ def test_parameters_change_before_a_step(executor, fit) -> None:
     plain = fit(executor, Training(num_epochs=1), num_rounds=1).run
     start = plain.architectures[0]["head.weight"]
     for num_epochs, same in ((1, True), (4, False)):
-        kept = fit(executor, Training(num_epochs=num_epochs, more={"before_step": back_to_anchor}), num_rounds=1).run
+        more = {"program": LocalProgram(init=back_to_anchor)}
+        kept = fit(executor, Training(num_epochs=num_epochs, more=more), num_rounds=1).run
         ends = [each.executor.state().parameters["head.weight"] for each in (plain, kept)]
         assert torch.equal(*ends) == same
         assert (ends[1] - start).abs().max() < 0.2
@@ -237,11 +242,11 @@ def test_parameters_change_before_a_step(executor, fit) -> None:
 # ------------------------------------------------------------------ memory
 
 
-def follow_embedding(client: ClientModule, parameters: Any, batch: Any, context: Context) -> dict[str, Tensor]:
+def follow_embedding(client: ClientModule, parameters: Any, gradients: Any, batch: Any, context: Context) -> Change:
     """What a step begins with, its dropout too."""
     output = client.output(parameters, batch)
     nodes_ND = 0.5 * context.memory["of/nodes"] + (context.step + 1) * output.embedding
-    return {"nodes": nodes_ND, "bias": context.memory["of/bias"] + parameters["convs.0.bias"]}
+    return Change(memory={"of/nodes": nodes_ND, "of/bias": context.memory["of/bias"] + parameters["convs.0.bias"]})
 
 
 def near_followed(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
@@ -256,7 +261,7 @@ def stepping() -> Training:
         "of/bias": Slot(initial=torch.zeros(8, dtype=torch.float64)),
     }
     signals = {"bias": lambda client, p, batch, context: context.memory["of/bias"]}
-    more = {"objective": near_followed, "step_memory": {"of": follow_embedding}, "signals": signals}
+    more = {"objective": near_followed, "program": LocalProgram(step=follow_embedding), "signals": signals}
     return Training(more=more, remembers=slots)
 
 
@@ -295,7 +300,7 @@ def remembering() -> Training:
         "objective": near_memory,
         "memory": {"nodes": remember_nodes, "count": lambda client, p, batch, context: context.memory["count"] + 1},
         "signals": {"nodes": lambda client, p, batch, context: client.output(p, batch).embedding},
-        "per_example": ("nodes",),
+        "rows": {"nodes": Rows(of="example")},
     }
     return Training(more=more, remembers=slots)
 
@@ -334,7 +339,7 @@ def test_memory_of_a_client_that_fails_is_rolled_back(executor, fit) -> None:
 
     strategy = remembering()
     strategy.own_more["signals"] = {"odd": fails}
-    strategy.own_more["per_example"] = ()
+    strategy.own_more["rows"] = {}
     with pytest.warns(UserWarning, match="failed in stage 'train'"):
         trainer = fit(executor, strategy)
     assert trainer.run.executor.state().signals["memory/count"].tolist() == [3, 3, 0, 3, 3]
@@ -530,7 +535,7 @@ def add_node(client: ClientModule, parameters: Any, graph: Any, context: Context
 
 def growing() -> Training:
     strategy = remembering()
-    strategy.own_more["rewrite"] = add_node
+    strategy.own_more["program"] = LocalProgram(rewrite=add_node)
     return strategy
 
 

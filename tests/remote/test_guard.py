@@ -16,7 +16,7 @@ from fl_lightning.remote.guard import Guard, count_parameters, kind_of
 from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.policy import Refused
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, tune
+from fl_lightning.round.stage import Evaluation, Rows, tune
 from fl_lightning.strategies import SCAFFOLD, FedAvg, FedPer, FedProto, FedPub
 
 
@@ -116,7 +116,8 @@ def test_outputs_leave_by_name_and_by_kind(run) -> None:
 
 
 def test_rows_of_single_examples_need_a_site_that_lets_one_example_speak() -> None:
-    stage = Stage(name="exchange", signals={"hidden": None, "shown": None}, per_example=("hidden",), single=("shown",))
+    rows = {"hidden": Rows(of="example"), "shown": Rows(of="single")}
+    stage = Stage(name="exchange", signals={"hidden": None, "shown": None}, rows=rows)
     for name in ("hidden", "shown", "shown/features"):
         assert kind_of(stage, name) == "example"
         with pytest.raises(Refused, match="numbers of one example each"):
@@ -149,7 +150,7 @@ def test_a_statistic_of_classes_without_counts_is_held_against_the_labels(three,
     holds = three.clients[0]
     counts_K = torch.bincount(holds.y_N[holds.train_mask_N], minlength=4)
     least = int(counts_K.max())
-    stage = Stage(name="s", signals={"r": None}, per_class={"r": "", "of/present": ""})
+    stage = Stage(name="s", signals={"r": None}, rows=dict.fromkeys(("r", "of/present"), Rows(of="class")))
     signals = {"r": torch.ones(1, 4), "of/present": torch.ones(1, 4, dtype=torch.bool), "mean": torch.ones(1, 2)}
     guard = Guard(SitePolicy(min_examples=least), holds, SumLedger(tmp_path))
 
@@ -163,7 +164,7 @@ def test_a_statistic_of_classes_without_counts_is_held_against_the_labels(three,
 @pytest.mark.parametrize("as_mapping", [False, True])
 def test_a_score_of_too_few_examples_says_nothing(three, as_mapping, tmp_path) -> None:
     guard = Guard(SitePolicy(min_examples=5), three.clients[0], SumLedger(tmp_path))
-    stage = Stage(name="try", signals={"score": None}, scores=("score",))
+    stage = Stage(name="try", signals={"score": None}, rows={"score": Rows(of="score")})
     for count in (4.0, 5.0):
         signals = {"score": torch.tensor([[3.0, count]])}
         if as_mapping:

@@ -21,6 +21,7 @@ from fl_lightning.models import GCN, MLP
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, federate
 from fl_lightning.remote.references import describe
+from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import Evaluation
 from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedPer, FedProto, Local, SheafFMTL
@@ -377,7 +378,9 @@ class Rewriting(FedAvg):
     """A client's graph loses edges in every round."""
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        return [dataclasses.replace(stage, rewrite=fewer_edges) for stage in super().stages(round_idx)]
+        return [
+            dataclasses.replace(stage, program=LocalProgram(rewrite=fewer_edges)) for stage in super().stages(round_idx)
+        ]
 
 
 def test_graphs_that_a_stage_has_rewritten_are_part_of_the_state(three, make_trainer, make_model, tmp_path) -> None:

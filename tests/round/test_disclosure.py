@@ -4,7 +4,9 @@ import importlib.util
 from pathlib import Path
 
 from fl_lightning.round.disclosure import what_leaves
-from fl_lightning.round.stage import Stage
+from fl_lightning.round.payload import FLAT
+from fl_lightning.round.program import LocalProgram
+from fl_lightning.round.stage import Rows, Stage
 from fl_lightning.strategies.mixing.fedproto import class_means
 
 ROOT = Path(__file__).parents[2]
@@ -17,14 +19,15 @@ def test_parameters_are_named_by_what_stays() -> None:
     assert what_leaves(Stage(name="s", upload=("convs.0.weight",), as_update=True), NAMES) == [
         "the change of all parameters but *.mask and head.* and projection"
     ]
-    assert what_leaves(Stage(name="s", upload=("head.bias", "convs.0.weight"), send_anchor=True), NAMES) == [
+    program = LocalProgram(send_anchor=True)
+    assert what_leaves(Stage(name="s", upload=("head.bias", "convs.0.weight"), program=program), NAMES) == [
         "its anchor, a copy of 2 of 5 parameters"
     ]
-    assert what_leaves(Stage(name="s", flat=True), NAMES) == ["all parameters"]
+    assert what_leaves(Stage(name="s", upload=(FLAT,)), NAMES) == ["all parameters"]
 
 
 def test_signals_are_described_by_their_functions() -> None:
-    stage = Stage(name="s", signals={"class": class_means, "row": class_means}, per_example=("row",))
+    stage = Stage(name="s", signals={"class": class_means, "row": class_means}, rows={"row": Rows(of="example")})
     whole, rows = what_leaves(stage, NAMES)
     assert whole.startswith("class: each class's mean embedding")
     assert rows.endswith(", for each of its examples")

@@ -90,7 +90,7 @@ class Decentralised(Strategy):
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """Local training, and one exchange with the neighbours where the round is one for it."""
-        stage = dataclasses.replace(self.training(round_idx), flat=True)
+        stage = dataclasses.replace(self.training(round_idx), upload=(FLAT,))
         return [dataclasses.replace(stage, name=ALONE) if (round_idx + 1) % self.exchange_every else stage]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:

@@ -39,7 +39,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Signal, Slot, Stage
+from fl_lightning.round.stage import Evaluation, Rows, Signal, Slot, Stage
 from fl_lightning.strategies.label_propagation import propagate_labels, with_labels
 from fl_lightning.strategies.mixing.base import one_model
 from fl_lightning.strategies.mixing.fedavg import FedAvg
@@ -109,8 +109,8 @@ class AdaFGL(FedAvg):
         """FedAvg; later the clients take their predictions from what they received last, and train alone."""
         if round_idx >= self.num_federated_rounds:
             return [self.extract(), self.refine(self.num_epochs)]
-        scores = tuple(self.signals())
-        return [dataclasses.replace(stage, trained=self.shared, scores=scores) for stage in super().stages(round_idx)]
+        scores = dict.fromkeys(self.signals(), Rows(of="score"))
+        return [dataclasses.replace(stage, trained=self.shared, rows=scores) for stage in super().stages(round_idx)]
 
     def signals(self) -> Mapping[str, Signal]:
         """How good the received model is, if the best one is wanted."""

@@ -29,7 +29,8 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule, parameters_of
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Change, Evaluation, Stage
+from fl_lightning.round.program import Change, LocalProgram
+from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.base import SumWeighting
 from fl_lightning.strategies.mixing.twins import Twins
 
@@ -82,7 +83,7 @@ class APFL(Twins):
         stage = dataclasses.replace(super().training(round_idx), objective=self.losses)
         if self.adaptive == "none":
             return stage
-        return dataclasses.replace(stage, gradient=without_alpha, after_step=self.move_alpha)
+        return dataclasses.replace(stage, program=LocalProgram(step=self.move_alpha))
 
     def losses(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """f(w) + f(α v + (1 - α) stop(w))."""
@@ -103,11 +104,15 @@ class APFL(Twins):
 
     losses.takes_stacks = mixed_output.takes_stacks = True  # type: ignore[attr-defined]
 
-    def move_alpha(self, parameters: Parameters, gradients: Parameters, context: Context) -> Change:
-        """α <- clip(α - η_α ∂/∂α, 0, 1)."""
+    def move_alpha(
+        self, client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
+    ) -> Change:
+        """α <- clip(α - η_α ∂/∂α, 0, 1); the optimizer is given the other gradients."""
+        others = {name: gradient for name, gradient in gradients.items() if name != "alpha"}
         if self.adaptive == "round" and context.step > 0:
-            return Change()
-        return Change(parameters={"alpha": (parameters["alpha"] - self.rate * gradients["alpha"]).clamp(0, 1)})
+            return Change(gradients=others)
+        alpha = (parameters["alpha"] - self.rate * gradients["alpha"]).clamp(0, 1)
+        return Change(gradients=others, parameters={"alpha": alpha})
 
     def join(self) -> Stage:
         """Nothing: a newcomer's models are the global one, and so is their mixture."""
@@ -135,11 +140,6 @@ class APFL(Twins):
     def metrics(self) -> Mapping[str, float]:
         """How many of the evaluated mixtures are with the client's own w_i."""
         return {"server/own_mixtures": len(self.answered) / len(self.federation.training_clients)}
-
-
-def without_alpha(gradients: Parameters, parameters: Parameters, context: Context) -> Parameters:
-    """The gradients that the optimiser is given."""
-    return {name: gradient for name, gradient in gradients.items() if name != "alpha"}
 
 
 def _along(number: Tensor, tensor: Tensor) -> Tensor:

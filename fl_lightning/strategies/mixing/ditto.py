@@ -25,7 +25,8 @@ from fl_lightning.federation import Federation
 from fl_lightning.models.twin import Twin
 from fl_lightning.round.client import ClientModule, Penalty, parameters_of
 from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.stage import Change, Stage
+from fl_lightning.round.program import Change, LocalProgram
+from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.mixing.twins import Twins
 
 
@@ -68,15 +69,15 @@ class Ditto(Twins):
         apart = [(v - theta).square().sum() for v, theta in _pairs(parameters, context).values()]
         return 0.5 * self.proximal_weight * torch.stack(apart).sum()
 
-    def pull(self, parameters: Parameters, gradients: Parameters, context: Context) -> Change:
+    def pull(self, parameters: Parameters, context: Context) -> Change:
         """The pull as a step of its own."""
         pairs = _pairs(parameters, context)
         return Change(parameters={name: v - self.step * (v - theta) for name, (v, theta) in pairs.items()})
 
     def training(self, round_idx: int) -> Stage:
         """Both models take a step on every batch."""
-        after_step = self.pull if self.proximal_weight and self.decoupled else None
-        return dataclasses.replace(super().training(round_idx), objective=both_losses, after_step=after_step)
+        pull = self.pull if self.proximal_weight and self.decoupled else None
+        return dataclasses.replace(super().training(round_idx), objective=both_losses, program=LocalProgram(final=pull))
 
     def join(self) -> Stage:
         """A newcomer trains its personal model for as long as a round."""

@@ -46,7 +46,7 @@ from fl_lightning.relations.node_matching import common_neighbours, drawn
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, pad_examples
-from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.round.stage import Evaluation, Rows, Stage
 from fl_lightning.strategies.base import NotesFigures
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.fedavg import FedAvg
@@ -105,7 +105,7 @@ class FedGNN(FedAvg, NotesFigures):
 
     def initial_stages(self) -> Sequence[Stage]:
         """The clients say by what their nodes' neighbours are known."""
-        return [Stage(name="register", signals={"ids": ids_of}, per_example=("ids",))]
+        return [Stage(name="register", signals={"ids": ids_of}, rows={"ids": Rows(of="example")})]
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """Train; before, every few rounds, send the hidden layer."""
@@ -115,7 +115,7 @@ class FedGNN(FedAvg, NotesFigures):
 
     def exchange(self) -> Stage:
         """The clients send the hidden layer."""
-        return Stage(name="exchange", signals={"hidden": hidden_of}, per_example=("hidden",))
+        return Stage(name="exchange", signals={"hidden": hidden_of}, rows={"hidden": Rows(of="example")})
 
     def admission_stages(self) -> Sequence[Stage]:
         """Newcomers register, send their hidden layer and train on what others lend them."""

@@ -27,7 +27,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule, RegressionClient
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.round.stage import Evaluation, Rows, Stage
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.local import Local
 from fl_lightning.strategies.signals import means_by_class
@@ -73,7 +73,9 @@ class FedProto(Local):
     def training(self, round_idx: int) -> Stage:
         """With the pull; prototypes are sent, and no parameters."""
         stage = dataclasses.replace(
-            super().training(round_idx), signals={"class": class_means}, per_class={"class/prototypes": "class/counts"}
+            super().training(round_idx),
+            signals={"class": class_means},
+            rows={"class/prototypes": Rows(of="class", counted_by="class/counts")},
         )
         return dataclasses.replace(stage, objective=self.pulled) if self.prototype_weight else stage
 

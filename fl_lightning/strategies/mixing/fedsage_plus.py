@@ -37,7 +37,8 @@ from fl_lightning.kernels.randomness import subkey
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Slot, Stage
+from fl_lightning.round.program import LocalProgram
+from fl_lightning.round.stage import Rows, Slot, Stage
 from fl_lightning.strategies.base import NotesFigures
 from fl_lightning.strategies.mixing import neighbour_exchange as exchange
 from fl_lightning.strategies.mixing import neighbour_mending as client_side
@@ -113,7 +114,7 @@ class FedSagePlus(FedSage, NotesFigures):
                     trained=("generator.features.*",),
                     objective=self.refine,
                     signals={"shown": self.show},
-                    single=("shown",),
+                    rows={"shown": Rows(of="single")},
                 ),
             ]
         first, *others = self.alone()
@@ -131,9 +132,13 @@ class FedSagePlus(FedSage, NotesFigures):
                 optimizer=self.federation.client.generator_optimizer,
                 objective=self.pretrain,
                 signals={"shown": self.show},
-                single=("shown",),
+                rows={"shown": Rows(of="single")},
             ),
-            Stage(name="mend", signals={"server": client_side.figures}, rewrite=client_side.mend),
+            Stage(
+                name="mend",
+                signals={"server": client_side.figures},
+                program=LocalProgram(rewrite=client_side.mend),
+            ),
         ]
 
     def admission_stages(self) -> Sequence[Stage]:

@@ -37,7 +37,8 @@ from fl_lightning.models.structure_proxy import ProxySAGE
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Slot, Stage
+from fl_lightning.round.program import Change, LocalProgram
+from fl_lightning.round.stage import Evaluation, Rows, Slot, Stage
 from fl_lightning.strategies.base import NotesFigures
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.fedavg import FedAvg
@@ -114,9 +115,9 @@ class FedSpray(FedAvg, NotesFigures):
             num_epochs=self.num_proxy_epochs,
             trained=self.shared,
             objective=self.feature_loss,
-            step_memory={"proxy": self.step_proxies},
+            program=LocalProgram(step=self.step_proxies),
             signals={"class": self.class_proxies},
-            per_class={"class/proxies": "class/counts"},
+            rows={"class/proxies": Rows(of="class", counted_by="class/counts")},
         )
         return [self.gnn_stage(), features]
 
@@ -195,9 +196,10 @@ class FedSpray(FedAvg, NotesFigures):
         return client.loss(NetOutput(logits_NK, e_NP), batch) + apart
 
     def step_proxies(
-        self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context
-    ) -> dict[str, Tensor]:
+        self, client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
+    ) -> Change:
         """A step of Adam on the proxies of the training nodes, with the gradient of :meth:`feature_loss` in them."""
+        assert batch is not None, "its stages are not private"
         q_NP, train_N = context.memory["proxy/value"], batch.train_mask
         e_NP, _ = features_of(client, parameters, batch)
         own_NK = client.call_part("features.head", parameters, e_NP + q_NP)
@@ -209,7 +211,8 @@ class FedSpray(FedAvg, NotesFigures):
         square_NP = SQUARE_DECAY * context.memory["proxy/square"] + (1 - SQUARE_DECAY) * gradient_NP.square()
         size_NP = (square_NP / (1 - SQUARE_DECAY**steps)).sqrt() + EPSILON
         moved_NP = q_NP - self.proxy_lr * mean_NP / (1 - DECAY**steps) / size_NP
-        return {"value": moved_NP, "mean": mean_NP, "square": square_NP, "steps": steps}
+        new = {"value": moved_NP, "mean": mean_NP, "square": square_NP, "steps": steps}
+        return Change(memory={f"proxy/{name}": value for name, value in new.items()})
 
     def class_proxies(
         self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context

@@ -44,7 +44,7 @@ from fl_lightning.models.pseudo_node_generator import PseudoNodeGenerator, neare
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Stage
+from fl_lightning.round.stage import Evaluation, Rows, Stage
 from fl_lightning.strategies.base import NotesFigures, server_dtype
 from fl_lightning.strategies.label_propagation import with_labels
 from fl_lightning.strategies.mixing.base import one_model
@@ -122,7 +122,8 @@ class FedTAD(FedAvg, NotesFigures):
 
     def initial_stages(self) -> Sequence[Stage]:
         """The clients say how reliable they are."""
-        stage = Stage(name="reliability", signals={"reliability": self.reliability}, per_class={"reliability": ""})
+        by_class = {"reliability": Rows(of="class")}
+        stage = Stage(name="reliability", signals={"reliability": self.reliability}, rows=by_class)
         return [stage] if self.num_iterations else []
 
     def admission_stages(self) -> Sequence[Stage]:

@@ -38,7 +38,7 @@ from fl_lightning.relations.finch import finch
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Signal, Slot, Stage
+from fl_lightning.round.stage import Evaluation, Rows, Signal, Slot, Stage
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
@@ -102,8 +102,8 @@ class FGGP(FedAvg):
 
     def training(self, round_idx: int) -> Stage:
         """With the second view."""
-        by_class = {"class/prototypes": "", "class/present": ""}
-        return dataclasses.replace(super().training(round_idx), objective=self.both_views, per_class=by_class)
+        by_class = dict.fromkeys(("class/prototypes", "class/present"), Rows(of="class"))
+        return dataclasses.replace(super().training(round_idx), objective=self.both_views, rows=by_class)
 
     def propose(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The nodes nearest to each by cosine, (N, P); -1 where there are no more."""

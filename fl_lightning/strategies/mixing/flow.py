@@ -36,6 +36,7 @@ from fl_lightning.models.routed import Routed, policy_shares, run_route, trainin
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
+from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import Evaluation, Signal, Stage
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 from fl_lightning.strategies.mixing.routing import copy_once, half, local_loss, shared_output, shared_routes
@@ -89,7 +90,7 @@ class Flow(FedAvg):
         """The local copy's turn, then that of the global model and the policy."""
         (whole,) = super().stages(round_idx)
         local = dataclasses.replace(whole, name="local", trained=tuple(self.personal), upload=(), signals={})
-        local = dataclasses.replace(local, objective=local_loss, before_step=copy_once)
+        local = dataclasses.replace(local, objective=local_loss, program=LocalProgram(init=copy_once))
         route = dataclasses.replace(whole, trained=self.shared, objective=self.routed_loss, reset_optimizer=False)
         return [local, route]
 

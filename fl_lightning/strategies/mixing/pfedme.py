@@ -28,7 +28,8 @@ from torch import Tensor
 from fl_lightning.federation import Federation
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Change, Evaluation, Stage
+from fl_lightning.round.program import Change, LocalProgram
+from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 from fl_lightning.strategies.objectives import Proximal
 
@@ -85,21 +86,23 @@ class PFedMe(FedAvg):
 
     def training(self, round_idx: int) -> Stage:
         """K steps on each batch, after which the anchor w_i follows; it is what goes up."""
-        stage = super().training(round_idx)
-        stage = dataclasses.replace(stage, repeat=self.num_inner_steps, after_step=self.follow, send_anchor=True)
-        if self.inner_start == "previous":
-            return stage
-        return dataclasses.replace(stage, before_step=self.restart, reset_every=self.num_inner_steps)
+        begins = self.inner_start == "anchor"
+        program = LocalProgram(
+            init=self.begin if begins else None,
+            final=self.follow,
+            repeat=self.num_inner_steps,
+            restart=begins,
+            send_anchor=True,
+        )
+        return dataclasses.replace(super().training(round_idx), program=program)
 
-    def follow(self, parameters: Parameters, gradients: Parameters, context: Context) -> Change:
-        """w_i <- w_i + c (x_i - w_i) after the last step on a batch."""
-        if (context.step + 1) % self.num_inner_steps:
-            return Change()
-        return Change(anchor={name: context.anchor[name].lerp(x, self.anchor_share) for name, x in parameters.items()})
-
-    def restart(self, parameters: Parameters, context: Context) -> Parameters:
+    def begin(self, parameters: Parameters, context: Context) -> Change:
         """x_i <- w_i before the first step on a batch."""
-        return {} if context.step % self.num_inner_steps else context.anchor
+        return Change(parameters=context.anchor)
+
+    def follow(self, parameters: Parameters, context: Context) -> Change:
+        """w_i <- w_i + c (x_i - w_i) after the last step on a batch."""
+        return Change(anchor={name: context.anchor[name].lerp(x, self.anchor_share) for name, x in parameters.items()})
 
     def update(self, name: str, before: Tensor, mixed: Tensor) -> Tensor:
         """(1 - β) w + β times the mean."""

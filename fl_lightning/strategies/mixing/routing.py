@@ -7,6 +7,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.models.routed import policy_shares, run_route, training_mean
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.program import Change
 
 
 def half(batch: Batch, context: Context, part: int) -> Batch:
@@ -15,11 +16,12 @@ def half(batch: Batch, context: Context, part: int) -> Batch:
     return batch.replace({"train_mask": mask})
 
 
-def copy_once(parameters: Parameters, context: Context) -> Parameters:
+def copy_once(parameters: Parameters, context: Context) -> Change:
     """Local <- global before the first step."""
     if context.step:
-        return {}
-    return {name: parameters[name.replace(".local.", ".shared.")] for name in parameters if ".local." in name}
+        return Change()
+    local = (name for name in parameters if ".local." in name)
+    return Change(parameters={name: parameters[name.replace(".local.", ".shared.")] for name in local})
 
 
 def local_loss(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

@@ -46,7 +46,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Signal, Slot, Stage
+from fl_lightning.round.stage import Rows, Signal, Slot, Stage
 from fl_lightning.strategies.base import NotesFigures, server_dtype
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 from fl_lightning.strategies.mixing.node_spectra import importance, spectrum
@@ -113,7 +113,8 @@ class S2FGL(FedAvg, NotesFigures):
         stage = super().training(round_idx)
         if not self.aligns:
             return stage
-        return dataclasses.replace(stage, objective=self.aligned, per_class={"class/prototypes": "class/counts"})
+        by_class = {"class/prototypes": Rows(of="class", counted_by="class/counts")}
+        return dataclasses.replace(stage, objective=self.aligned, rows=by_class)
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The global model, and the codebook as soon as there is one."""

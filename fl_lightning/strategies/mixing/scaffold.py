@@ -31,19 +31,20 @@ from fl_lightning.federation import Federation
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Change, Evaluation, Signal, Slot, Stage
+from fl_lightning.round.program import Change, LocalProgram
+from fl_lightning.round.stage import Evaluation, Signal, Slot, Stage
 from fl_lightning.strategies.mixing.base import Mixing, equal_weights
 
 
-def corrected(gradients: Parameters, parameters: Parameters, context: Context) -> Parameters:
-    """G + c - c_i."""
+def corrected(
+    client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
+) -> Change:
+    """G + c - c_i for the optimizer; and the sum of the gradients so far, where it is kept."""
     inbox = {name.removeprefix("correction/"): correction for name, correction in context.inbox.items()}
-    return {name: g + inbox[name] if name in inbox else g for name, g in gradients.items()}
-
-
-def add_up(parameters: Parameters, gradients: Parameters, context: Context) -> Change:
-    """The sum of the gradients so far."""
-    return Change(memory={name: total + gradients[name] for name, total in context.memory.items() if name in gradients})
+    return Change(
+        gradients={name: g + inbox[name] if name in inbox else g for name, g in gradients.items()},
+        memory={name: total + gradients[name] for name, total in context.memory.items() if name in gradients},
+    )
 
 
 def sum_of_gradients(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
@@ -99,8 +100,7 @@ class SCAFFOLD(Mixing):
 
     def training(self, round_idx: int) -> Stage:
         """Corrected steps."""
-        after_step = add_up if self.control == "gradient_mean" else None
-        return dataclasses.replace(super().training(round_idx), gradient=corrected, after_step=after_step)
+        return dataclasses.replace(super().training(round_idx), program=LocalProgram(step=corrected))
 
     def signals(self) -> Mapping[str, Signal]:
         """The sum of the gradients; by displacement, of the corrected ones."""

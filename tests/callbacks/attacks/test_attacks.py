@@ -45,7 +45,7 @@ from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.topology import Ring
 from fl_lightning.round.metrics import client_values
-from fl_lightning.round.payload import from_wire
+from fl_lightning.round.payload import FLAT, from_wire
 from fl_lightning.strategies import DPSGD, FedAux, FedAvg, FedPer, FedPub, FedSheafHN, Local
 
 TINY_SHEAF = functools.partial(FedSheafHN, init_epochs=2, num_neighbors=2, refresh_every=2, hidden_channels=8)
@@ -400,7 +400,7 @@ class Reports(Local):
     """Everyone says where it stands."""
 
     def stages(self, round_idx: int) -> list[Stage]:
-        return [dataclasses.replace(stage, flat=True) for stage in super().stages(round_idx)]
+        return [dataclasses.replace(stage, upload=(FLAT,)) for stage in super().stages(round_idx)]
 
 
 @both_executors
