@@ -23,12 +23,13 @@ from fl_lightning.callback import Callback, check_hooks
 from fl_lightning.counts import Counted
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, StackedExecutor
-from fl_lightning.round.client import ClientModule, check_is_client
+from fl_lightning.executors.hooks import check_is_client
+from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.selection import Selection
 from fl_lightning.round_loop import RoundLoop
 from fl_lightning.run import checkpoint, result, settings, state
-from fl_lightning.run.assembly import Run, assemble, start_clients
+from fl_lightning.run.assembly import Run, assemble, prepare_data, start_clients
 from fl_lightning.run.choice import choose_checkpoint
 from fl_lightning.run.description import write_configuration
 from fl_lightning.run.folder import find_checkpoint, new_run_folder, run_folder_of
@@ -345,6 +346,7 @@ class FederatedTrainer(RoundLoop, Counted):
                 f"trainer.evaluate_union is true, but {type(strategy).__name__}'s models take what is kept of each "
                 "client's own nodes, so they cannot be scored on others': leave it false, or choose another strategy"
             )
+        client.take_task(prepare_data(self.fabric, data).task)
         self._run = assemble(
             fabric=self.fabric,
             datamodule=data,

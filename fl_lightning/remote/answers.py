@@ -14,9 +14,9 @@ from torch import Tensor
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.schema import ANSWERS, FAILURE, MOST, OF_SUMS, WrongMessage, check_facts, shown
 from fl_lightning.remote.secure import MASKED
-from fl_lightning.round.class_metrics import CLASS_METRICS
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import Stage
+from fl_lightning.tasks.class_metrics import CLASS_METRICS
 
 #: Metrics that are shares of the examples.
 SHARES = frozenset({"acc", *CLASS_METRICS})
