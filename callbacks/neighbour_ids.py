@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.data.sources.base import GraphSource
 from fl_lightning.run.callback import Callback, Trainer
 
 
@@ -48,9 +47,9 @@ class NeighbourIds(Callback):
             ValueError: There is none.
         """
         data = trainer.datamodule
-        if not (isinstance(data, FederatedDataModule) and isinstance(data.source, GraphSource)):
+        if not (isinstance(data, FederatedDataModule) and data.task.is_on_nodes):
             raise ValueError("NeighbourIds is for one graph that is cut into clients: leave the callback out")
-        _, graph = data.source.prepared(data.root, data.cache_dir)
+        graph = data.whole_graph()
         ids_NM = neighbour_ids(graph.edge_index, graph.num_nodes, secret=self.secret, max_ids=self.max_ids)
         return tuple(dataclasses.replace(each, neighbour_ids_NM=ids_NM[each.node_idx_N]) for each in clients)
 

@@ -23,7 +23,7 @@ def principal_alignment(client: ClientModule, parameters: Parameters, batch: Bat
     """
     embedding_ND = client.output(parameters, batch).embedding
     embedding_ND = embedding_ND.to(server_dtype(embedding_ND.dtype))
-    weight_N = batch.real_mask.to(embedding_ND.dtype)
+    weight_N = batch.example_mask.to(embedding_ND.dtype)
     centred_ND = embedding_ND - weight_N @ embedding_ND / weight_N.sum()
     covariance_DD = centred_ND.T @ (weight_N[:, None] * centred_ND) / weight_N.sum()
     value_D, vector_DD = torch.linalg.eigh(covariance_DD)

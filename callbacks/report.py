@@ -237,28 +237,20 @@ class RunReport(Callback):
         return self._samples[client]
 
     def _predict(self, trainer: Trainer) -> NDArray[Any]:
-        """Of this process's clients' test examples: counts (K, K), or sampled targets and predictions (P, 2)."""
+        """Of this process's clients' test examples what the task tallies; of numbers a sample (P, 2)."""
         run, clients = trainer.run, _held(trainer)
         assert clients is not None
         evaluation = run.strategy.evaluations(run.training_clients)[""]
         predicted = run.executor.predict(evaluation, run.training_clients, run.scored_round)
-        if clients[0].y_N.is_floating_point():
-            total = sum(int(clients[client].test_mask_N.sum()) for client in run.training_clients)
-            pairs = [np.empty((0, 2), dtype=np.float32)]
-            for client, predicted_NH in predicted.items():
-                chosen = self._sample(trainer, client, clients[client].test_mask_N, total)
-                both = (clients[client].y_N[chosen], predicted_NH.cpu()[chosen])
-                step = np.arange(len(chosen)) % both[0].shape[1]  # one number of each target
-                pairs.append(np.stack([each.numpy()[np.arange(len(chosen)), step] for each in both], axis=1))
-            return np.concatenate(pairs)
-        classes = run.roster.num_outputs
-        counts = torch.zeros(classes * classes, dtype=torch.int64)
+        target = run.roster.task.target
+        total = sum(int(clients[client].test_mask_N.sum()) for client in run.training_clients)
+        found = [target.tally(clients[0].y_N[:0], torch.empty(0, run.roster.num_outputs)).numpy()]
         for client, predicted_NK in predicted.items():
-            held = clients[client]
-            test_N = held.test_mask_N & (held.y_N >= 0)
-            place = held.y_N[test_N] * classes + predicted_NK.argmax(dim=1).cpu()[test_N]
-            counts += torch.bincount(place, minlength=classes * classes)
-        return counts.view(classes, classes).numpy()
+            chosen = clients[client].test_mask_N.nonzero().flatten().numpy()
+            if target.is_numeric:
+                chosen = self._sample(trainer, client, clients[client].test_mask_N, total)
+            found.append(target.tally(clients[client].y_N[chosen], predicted_NK.cpu()[chosen]).numpy())
+        return np.concatenate(found) if target.is_numeric else np.sum(found, axis=0)
 
     def _can_embed(self, trainer: Trainer) -> bool:
         run = trainer.run
@@ -290,7 +282,8 @@ class RunReport(Callback):
             rows.append(upload.signals["embedding"][row].float().cpu().numpy()[chosen])
             label = held.y_N[chosen]
             first = label[:, 0] if label.dim() > 1 else label
-            labels += [None if value < 0 and not label.is_floating_point() else value for value in first.tolist()]
+            unknown = first.isnan() if label.is_floating_point() else first < 0
+            labels += [None if no else value for no, value in zip(unknown.tolist(), first.tolist(), strict=True)]
         return holder, np.concatenate(rows[1:]) if rows[1:] else rows[0], labels
 
 
@@ -324,16 +317,20 @@ def _describe(trainer: Trainer) -> RunRecord:
         )
     return RunRecord(
         strategy=type(run.strategy).__name__,
-        kind=run.roster.kind,
+        task=run.roster.task.plain,
+        examples=run.roster.task.examples,
         monitor=run.selection.monitor,
         mode="max" if run.selection.sign > 0 else "min",
         planned_rounds=trainer.num_rounds,
         names=list(run.roster.names),
         sizes=list(run.roster.sizes),
         training=list(run.training_clients),
-        regression=None if clients is None else clients[0].y_N.is_floating_point(),
+        regression=not run.roster.task.target.has_classes,
         seed=run.seed,
         partition_hash=run.roster.partition_hash,
+        reference={}
+        if clients is None
+        else run.roster.task.reference([clients[c] for c in run.training_clients], run.roster.num_outputs),
         settings={} if run.config else dict(run.settings),
         machine={
             "device": str(trainer.fabric.device),
@@ -357,10 +354,12 @@ def _choose(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> Chosen:
             scores[kind] = {name: _values(pair) for name, pair in named.items()}
             examples[kind] = {name: pair[:, 1].int().tolist() for name, pair in named.items()}
     chosen = Chosen(round=run.round_idx, clients=list(clients), scores=scores, examples=examples)
-    if parts and parts[0].dtype.kind == "i":
+    if parts and run.roster.task.target.is_numeric:
+        chosen.predicted = np.concatenate(parts).tolist()
+    elif parts and run.roster.task.target.has_classes:
         chosen.confusion = np.sum(parts, axis=0).tolist()
     elif parts:
-        chosen.predicted = np.concatenate(parts).tolist()
+        chosen.label_counts = np.sum(parts, axis=0).tolist()
     return chosen
 
 

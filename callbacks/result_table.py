@@ -118,7 +118,7 @@ def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> Table:
 
 def _weighted(trainer: Trainer) -> str:
     """What the mean is called that counts every example once."""
-    return f"weighted by {'nodes' if trainer.run.roster.kind == 'graphs' else 'examples'}"
+    return f"weighted by {trainer.run.roster.task.examples}"
 
 
 def test_metric(monitor: str) -> str:

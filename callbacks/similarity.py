@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_lightning.data import ClientGraph
 from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
@@ -271,9 +270,7 @@ class SimilarityLogger(Callback):
             return
         community_N = trainer.run.datamodule.node_attribute(self.communities)
         graphs = [trainer.run.datamodule.clients[client] for client in trainer.run.training_clients]
-        majority = [
-            int(community_N[graph.node_idx_N].mode().values) for graph in graphs if isinstance(graph, ClientGraph)
-        ]
+        majority = [int(community_N[graph.node_idx_N].mode().values) for graph in graphs]
         self.community_C = np.array(majority, dtype=np.int64)
 
     def on_round_start(self, trainer: Trainer) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fl_lightning.data import FederatedDataModule
     from fl_lightning.executors import SequentialExecutor, StackedExecutor
     from fl_lightning.report import compare
-    from fl_lightning.round.client import ClientModule, RegressionClient
+    from fl_lightning.round.client import ClientModule
     from fl_lightning.round.participation import Participation
     from fl_lightning.round.payload import Payload
     from fl_lightning.round.stage import Evaluation, Stage
@@ -28,7 +28,6 @@ __all__ = [
     "FederatedTrainer",
     "Participation",
     "Payload",
-    "RegressionClient",
     "SequentialExecutor",
     "StackedExecutor",
     "Stage",
@@ -50,16 +49,19 @@ _HOMES = {
     "FederatedTrainer": "trainer",
     "Participation": "round.participation",
     "Payload": "round.payload",
-    "RegressionClient": "round.client",
     "SequentialExecutor": "executors",
     "StackedExecutor": "executors",
     "Stage": "round.stage",
     "Strategy": "strategies",
     "compare": "report",
 }
+#: What had another name.
+_FORMER = {"RegressionClient": "ClientModule, which does what the data ask for"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        raise ImportError(f"fl_lightning.{name} was renamed to {_FORMER[name]}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name not in _HOMES:

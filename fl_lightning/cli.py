@@ -220,6 +220,7 @@ class FederatedCLI(LightningCLI):
                 path,
                 (
                     Predicted(
+                        task=self.datamodule.task,
                         holds=self.datamodule.clients[client],
                         own=self.datamodule.own_names(client),
                         output_NK=predicted_NK,

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.batches.client_examples import ClientExamples
-from fl_lightning.batches.client_graph import ClientGraph
-from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.batches.client_data import ClientData
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.round.client import ClientModule
+from fl_lightning.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +34,11 @@ class Roster:
 
     Attributes:
         names: Each client's own name, in the order of their indices.
-        sizes: Nodes or examples of each client.
+        sizes: Examples of each client.
         work: What each client costs, relative to the others.
-        kind: Whether clients hold graphs or independent examples.
+        task: What is learned, and of what.
         num_features: Width of the inputs, or the shape of one example; alike in all clients.
-        num_outputs: Classes of the whole federation, or numbers of a target.
+        num_outputs: Classes or labels of the whole federation, or numbers of a target.
         relation_CC: Client relation graph: float32, non-negative, symmetric, zero diagonal, (C, C); None if the data
             have none.
         groups: Each client's group, where the partition draws several clients from one part of a graph; else empty.
@@ -54,7 +53,7 @@ class Roster:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     work: tuple[int, ...]
-    kind: Literal["graphs", "examples"]
+    task: Task
     num_features: int | tuple[int, ...]
     num_outputs: int
     relation_CC: Tensor | None = None
@@ -67,43 +66,32 @@ class Roster:
 
     @staticmethod
     def of(
-        clients: Sequence[ClientGraph] | Sequence[ClientExamples],
+        clients: Sequence[ClientData],
         *,
+        task: Task,
         num_outputs: int,
         relation_CC: Tensor | None = None,
         groups: tuple[int, ...] = (),
         partition_hash: str = "",
     ) -> "Roster":
         """The roster of clients whose data are at hand; the other arguments are those of the class."""
-        graphs = [client for client in clients if isinstance(client, ClientGraph)]
         return Roster(
             names=tuple(client.name for client in clients),
             sizes=tuple(client.size for client in clients),
             work=tuple(client.work for client in clients),
-            kind="graphs" if graphs else "examples",
-            num_features=_width(clients[0]),
+            task=task,
+            num_features=clients[0].num_features,
             num_outputs=num_outputs,
             relation_CC=relation_CC,
             groups=groups,
-            **common_edges({graph.name: edge_facts(graph) for graph in graphs}),
+            **common_edges({client.name: client.edge_facts for client in clients}),
             partition_hash=partition_hash,
-            layout=GraphCollator.layout_of(graphs) if graphs else {},
+            layout=task.layout_of(clients),
         )
 
     def __len__(self) -> int:
         """Clients."""
         return len(self.names)
-
-
-def edge_facts(client: ClientGraph | ClientExamples) -> dict[str, Any]:
-    """What a roster says of a client's edges, by the names that it has there; nothing where there are none."""
-    if not isinstance(client, ClientGraph):
-        return {}
-    return {
-        "is_directed": client.is_directed,
-        "has_edge_weights": client.edge_weight_E is not None,
-        "num_edge_attributes": 0 if client.edge_attr_EK is None else client.edge_attr_EK.shape[1],
-    }
 
 
 def common_edges(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -122,14 +110,6 @@ def common_edges(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {**clients[0], "is_directed": any(each["is_directed"] for each in clients)}
 
 
-def _width(client: ClientGraph | ClientExamples) -> int | tuple[int, ...]:
-    """Features of a node or of an example that is a vector, else the shape of an example."""
-    if isinstance(client, ClientGraph):
-        return client.num_features
-    shape = tuple(client.x_NX.shape[1:])
-    return shape[0] if len(shape) == 1 else shape
-
-
 @dataclass(frozen=True, kw_only=True)
 class Federation:
     """What a server knows before it hears from anyone.
@@ -138,7 +118,7 @@ class Federation:
         num_clients: All clients, those held out of training included; indices run from 0.
         training_clients: Those that take part in the rounds.
         num_features: Width of the inputs, or the shape of one example.
-        num_outputs: Classes, or numbers of a target; 0 where a server need not know.
+        num_outputs: Classes, labels, or numbers of a target; 0 where a server need not know.
         parameters: One client's initial parameters by name, common to all of the first architecture.
         learning_rate: Of the clients' optimiser.
         plain_sgd: Whether a client's step is its gradient times the learning rate: SGD without momentum, nothing

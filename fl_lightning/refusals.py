@@ -63,6 +63,8 @@ def _option_of(setting: str, words: Sequence[str]) -> str:
 
 def _cause(message: str, words: Sequence[str]) -> str:
     given = re.search(r"Problem with given class_path '([^']+)'", message)
+    if given and given[1].rpartition(".")[2] in _RENAMED:
+        return _unknown_class(given[1], message)
     if given and "." in given[1] and (why := why_not_imported(given[1])):
         key = _KEY.match(message)
         return f"{f'{key[1]}: ' if key else ''}{given[1]!r} cannot be imported: {why}"
@@ -139,8 +141,14 @@ def why_not_imported(path: str) -> str:
     return ""
 
 
+#: Classes that had another name, by their bare names.
+_RENAMED = {"RegressionClient": "ClientModule, which does what the data ask for"}
+
+
 def _unknown_class(name: str, message: str) -> str:
     key = re.match(r'Parser key "([^"]+)"', message)
+    if (bare := name.rpartition(".")[2]) in _RENAMED:
+        return f"{key[1] if key else 'model'}: {bare} was renamed to {_RENAMED[bare]}"
     if key is not None and key[1].endswith("net"):
         return _unknown_net(key[1], name)
     known = known_classes()

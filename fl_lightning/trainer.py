@@ -17,7 +17,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.selection import Selection
 from fl_lightning.run import loggers, overview, settings, state, unseen
-from fl_lightning.run.assembly import Run, assemble, start_clients
+from fl_lightning.run.assembly import Run, assemble, prepare_data, start_clients
 from fl_lightning.run.callback import Callback, Hooks, check_hooks
 from fl_lightning.run.choice import open_folder, read_checkpoint
 from fl_lightning.run.folder import find_checkpoint
@@ -277,6 +277,7 @@ class FederatedTrainer(Counted):
         self.started = False
         for callback in self.callbacks:
             check_hooks(callback)
+        client.take_task(prepare_data(self.fabric, data).task)
         self._run = assemble(
             fabric=self.fabric,
             datamodule=data,

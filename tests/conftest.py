@@ -24,6 +24,7 @@ from fl_lightning.federation import Roster
 from fl_lightning.models import GCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.strategies import FedAux, FedSagePlus, Strategy
+from fl_lightning.tasks import NodeClassification
 
 torch.set_num_threads(1)
 os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine may take more than the 30 of W&B
@@ -80,6 +81,7 @@ class GivenClients(LightningDataModule):
         ring_CC = ((apart_CC == 1) | (apart_CC == len(clients) - 1)).float()  # whatever their order
         self.roster = Roster.of(
             clients,
+            task=NodeClassification(),
             num_outputs=num_classes,
             relation_CC=ring_CC,
             groups=tuple(GROUPS[int(client.name[-1]) % len(GROUPS)] for client in clients),
@@ -102,8 +104,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> FederatedDataModule:
     data = FederatedDataModule(source, Slices(SIZES), GlobalSplit(), relation_graph=Ring(), cache_dir=cache, root=cache)
     data.setup()
     ids_NM = neighbour_ids(data.source.load(data.root, data.cache_dir).edge_index, sum(SIZES), secret="s", max_ids=9)
-    data._clients = tuple(dataclasses.replace(each, neighbour_ids_NM=ids_NM[each.node_idx_N]) for each in data.clients)
-    data._groups = GROUPS  # such as overlapping clients have
+    clients = tuple(dataclasses.replace(each, neighbour_ids_NM=ids_NM[each.node_idx_N]) for each in data.clients)
+    data._allocation = dataclasses.replace(data.allocation, clients=clients, groups=GROUPS)  # of overlapping clients
     return data
 
 

@@ -13,6 +13,7 @@ from fl_lightning.batches import ClientExamples, ExampleCollator
 from fl_lightning.federation import Roster
 from fl_lightning.models import MLP
 from fl_lightning.strategies import Strategy
+from fl_lightning.tasks import ExampleClassification
 
 NUM_FEATURES = 8
 NUM_CLASSES = 4
@@ -28,7 +29,11 @@ class Tables(LightningDataModule):
         super().__init__()
         self.clients = list(clients)
         self.roster = Roster.of(
-            self.clients, num_outputs=NUM_CLASSES, relation_CC=relation_CC, partition_hash=self.partition_hash
+            self.clients,
+            task=ExampleClassification(),
+            num_outputs=NUM_CLASSES,
+            relation_CC=relation_CC,
+            partition_hash=self.partition_hash,
         )
 
     def setup(self, stage: str | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fl_lightning import ClientModule, FederatedDataModule, Payload, RegressionClient
+from fl_lightning import ClientModule, FederatedDataModule, Payload
 from fl_lightning.batches.examples import ExampleBatch
 from fl_lightning.data import Examples, ExampleSource, Role, Splitter
 from fl_lightning.federation import Federation
@@ -119,11 +119,7 @@ def lines(source: Lines | None = None, **settings: Any) -> FederatedDataModule:
     return FederatedDataModule(source or Lines(), splitter=LastTwo(), **settings)
 
 
-def regression(*nets: type[nn.Module], lr: float = 0.05, **settings: Any) -> RegressionClient:
-    return RegressionClient(list(nets) or [Affine], functools.partial(SGD, lr=lr, **settings))
-
-
-def classifier(*nets: type[nn.Module], lr: float = 0.05, **settings: Any) -> ClientModule:
+def affine_client(*nets: type[nn.Module], lr: float = 0.05, **settings: Any) -> ClientModule:
     return ClientModule(list(nets) or [Affine], functools.partial(SGD, lr=lr, **settings))
 
 

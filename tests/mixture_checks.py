@@ -25,7 +25,7 @@ def value(net: nn.Module, parameters: Mapping[str, Tensor], batch: Batch, scale:
     for number, out in enumerate(functional_call(net, dict(parameters), (batch,))):
         rows, columns = (torch.arange(length, dtype=torch.float64) for length in out.shape[-2:])
         weights = (7 * rows[:, None] + 3 * columns + number).cos()
-        kept = torch.where(batch.real_mask[..., None], out, 0.0)
+        kept = torch.where(batch.example_mask[..., None], out, 0.0)
         total = total + (kept.sin() * weights).sum(dim=(-2, -1))
     return scale * total
 

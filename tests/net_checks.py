@@ -24,7 +24,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def batch_of(x: Tensor, key: Tensor, num_dims: int) -> ExampleBatch:
     """The batch of inputs whose last ``num_dims`` dimensions are one example's."""
     mask = torch.ones(x.shape[:-num_dims], dtype=torch.bool)
-    masks = dict.fromkeys(("real_mask", "train_mask", "val_mask", "test_mask"), mask)
+    masks = dict.fromkeys(("example_mask", "train_mask", "val_mask", "test_mask"), mask)
     return ExampleBatch(x=x, y=mask.long(), key=key, **masks)
 
 

@@ -8,6 +8,7 @@ from lightning import LightningDataModule
 from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.data import ClientExamples
 from fl_lightning.federation import Roster
+from fl_lightning.tasks import ExampleClassification
 
 
 def vectors(sizes: Sequence[int], *, num_features: int = 4, distance: float = 3.0) -> list[ClientExamples]:
@@ -44,7 +45,7 @@ class VectorData(LightningDataModule):
     def __init__(self, clients: Sequence[ClientExamples], batch_size: int | None = 4, **batches: int | None) -> None:
         super().__init__()
         self.clients, self.batch_size, self.batches = list(clients), batch_size, batches
-        self.roster = Roster.of(self.clients, num_outputs=3)
+        self.roster = Roster.of(self.clients, task=ExampleClassification(), num_outputs=3)
 
     def setup(self, stage: str | None = None) -> None: ...
 

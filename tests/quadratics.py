@@ -18,6 +18,7 @@ from fl_lightning.federation import Roster
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import split_scores
 from fl_lightning.strategies import Strategy
+from fl_lightning.tasks import ExampleRegression
 
 CURVATURES = (2.0, 0.5, 1.0)
 MINIMA = (1.0, -2.0, 3.0)
@@ -80,7 +81,9 @@ class Quadratics(LightningDataModule):
     def __init__(self, order: tuple[int, ...] = (0, 1, 2)) -> None:
         super().__init__()
         self.clients = [self.client(index) for index in order]
-        self.roster = Roster.of(self.clients, num_outputs=1, partition_hash=self.partition_hash)
+        self.roster = Roster.of(
+            self.clients, task=ExampleRegression(), num_outputs=1, partition_hash=self.partition_hash
+        )
 
     @staticmethod
     def client(index: int) -> ClientExamples:

@@ -11,6 +11,7 @@ from fl_lightning.data import ClientGraph
 from fl_lightning.executors import Outcome, Work
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy
 from fl_lightning.strategies import Strategy
+from fl_lightning.tasks import Drawing
 
 #: A site that answers whatever it is asked.
 OPEN = SitePolicy(min_examples=1)
@@ -23,13 +24,13 @@ def make_sites(
     folder: Path,
     make: Callable[[], tuple[ClientModule, Strategy]],
     policy: SitePolicy = OPEN,
-    **batches: int | None,
+    drawing: Drawing | None = None,
 ) -> list[Site]:
     """A site for each graph; made again, they go on from their folders."""
     sites = []
     for graph in graphs:
         model, strategy = make()
-        sites.append(Site(graph, model, strategy, folder / graph.name, policy=policy, **batches))
+        sites.append(Site(graph, model, strategy, folder / graph.name, policy=policy, drawing=drawing))
     return sites
 
 

@@ -32,6 +32,7 @@ from fl_lightning.strategies import (
     Oracle,
     Strategy,
 )
+from fl_lightning.tasks import ExampleClassification
 
 ROOT = Path(fl.__file__).parent
 STRATEGIES = sorted(
@@ -123,7 +124,10 @@ def test_a_strategy_brings_its_client_its_net_and_its_optimizer(kind: Any, feder
 
 @pytest.mark.parametrize("kind", [FedRep, Flow, FedAvg], ids=lambda kind: kind.__name__)
 def test_clients_with_examples_may_have_another_optimizer(kind: Any, federation: Any) -> None:
-    client, roster = kind().default_client(), dataclasses.replace(federation.roster, kind="examples", num_features=2)
+    client, roster = (
+        kind().default_client(),
+        dataclasses.replace(federation.roster, task=ExampleClassification(), num_features=2),
+    )
     kind().complete(client, roster)
     assert client.optimizer_factory is (kind.examples_optimizer or kind.default_optimizer)
     assert (kind.examples_optimizer is None) == (kind is FedAvg)
@@ -174,10 +178,15 @@ def test_examples_get_a_net_that_fits_them(shape: Any, net: Any, make_trainer: A
 
 def test_forecasts_come_from_a_gru(make_trainer: Any) -> None:
     trainer, data = make_trainer(num_rounds=1), FederatedDataModule(Noise((6, 2), regression=True))
-    trainer.fit(fl.RegressionClient(), data, FedAvg(num_epochs=1))
+    trainer.fit(fl.ClientModule(), data, FedAvg(num_epochs=1))
     assert trainer.run.model.net_factories == [GRUForecaster]
-    with pytest.raises(ValueError, match="set model to RegressionClient"):
-        trainer.fit(data=data, strategy=FedAvg(num_epochs=1))
+    trainer.fit(data=data, strategy=FedAvg(num_epochs=1))
+    assert trainer.run.history[-1]["val/mse"] > 0
+
+
+def test_a_former_name_is_refused_by_the_present_one() -> None:
+    with pytest.raises(ImportError, match="RegressionClient was renamed to ClientModule, which does what the data ask"):
+        fl.RegressionClient  # noqa: B018
 
 
 def test_fedbn_normalises_vectors_and_refuses_images(make_trainer: Any) -> None:

@@ -4,6 +4,7 @@ import torch
 
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.federation import Federation, Roster
+from fl_lightning.tasks import NodeClassification
 
 CPU = torch.device("cpu")
 
@@ -15,7 +16,7 @@ def test_the_data_module_and_its_clients_agree(federation) -> None:
     assert roster.names == tuple(client.name for client in federation.clients)
     assert roster.sizes == (30, 24, 18, 12, 8)
     assert roster.work == tuple(client.num_nodes + client.num_edges for client in federation.clients)
-    assert (roster.kind, roster.num_features, roster.num_outputs) == ("graphs", 6, 3)
+    assert (roster.task, roster.num_features, roster.num_outputs) == (NodeClassification(), 6, 3)
     assert roster.partition_hash == federation.partition_hash
     assert torch.equal(roster.relation_CC, federation.relation_CC)
 
@@ -23,7 +24,8 @@ def test_the_data_module_and_its_clients_agree(federation) -> None:
 def test_a_site_with_one_graph_builds_the_batch_that_all_would(graphs) -> None:
     sparse = [vars(graph) | {"x_NF": torch.zeros_like(graph.x_NF)} for graph in graphs[1:]]
     clients = [graphs[0], *(type(graphs[0])(**changed) for changed in sparse)]
-    roster = Roster.of([clients[0], *clients[1:] * 100], num_outputs=3)  # client 0 alone is dense, all together sparse
+    whole = [clients[0], *clients[1:] * 100]  # client 0 alone is dense, all together sparse
+    roster = Roster.of(whole, task=NodeClassification(), num_outputs=3)
     assert roster.layout == {"sparse_features": True}
     assert GraphCollator.layout_of(clients[:1]) == {"sparse_features": False}
 

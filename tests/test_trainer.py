@@ -263,7 +263,7 @@ def odd_shape(client, parameters, batch, context):
 
 
 def odd_value(client, parameters, batch, context):
-    return graph_embedding(client, parameters, batch, context) / (batch.real_mask.sum() != 18)
+    return graph_embedding(client, parameters, batch, context) / (batch.example_mask.sum() != 18)
 
 
 @pytest.mark.parametrize(

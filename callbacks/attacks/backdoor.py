@@ -233,10 +233,8 @@ def require_images(client: Any) -> None:
     Raises:
         ValueError: The client's inputs are not (N, channels, height, width).
     """
-    if not isinstance(client, ClientExamples) or client.x_NX.dim() != 4:
-        held = (
-            "a graph" if not isinstance(client, ClientExamples) else f"examples of shape {tuple(client.x_NX.shape[1:])}"
-        )
+    if client.inputs.dim() != 4:
+        held = "a graph" if client.edge_facts else f"examples of shape {tuple(client.inputs.shape[1:])}"
         raise ValueError(
             f"Backdoor is for images (channels, height, width), but {client.name} has {held}: choose another attack"
         )

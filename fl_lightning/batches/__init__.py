@@ -1,18 +1,24 @@
-"""What a client holds, and what its model computes on: a graph, or mini-batches of examples."""
+"""What a client holds, and what its model computes on: a graph, many graphs, or mini-batches of examples."""
 
 from fl_lightning.batches.base import Batch, Collator
+from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.client_examples import ClientExamples
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.examples import ExampleBatch, ExampleCollator
+from fl_lightning.batches.graph_sets import ClientGraphs, GraphSetBatch, GraphSetCollator
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator
 
 __all__ = [
     "Batch",
+    "ClientData",
     "ClientExamples",
     "ClientGraph",
+    "ClientGraphs",
     "Collator",
     "ExampleBatch",
     "ExampleCollator",
     "GraphBatch",
     "GraphCollator",
+    "GraphSetBatch",
+    "GraphSetCollator",
 ]

@@ -1,22 +1,30 @@
 """What a client's model computes on: one client's data, or many clients' data padded to one shape.
 
-Shape legend: C clients, N examples (nodes of a graph; padded to the largest client of the batch).
+Shape legend: C clients, N examples (padded to the client of the batch that has most), H numbers of a target.
 Without the leading C the same object is one client's batch; ``torch.vmap`` turns the first into the second.
+
+Clients differ in how much they have, so some axes of a batch are ragged, and padded. A field names those behind the
+client's in its metadata, ``field(metadata=EXAMPLES)``: what a batch of some clients is, and a slice of it, follows.
 """
 
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fl_lightning.batches.client_data import ClientData
+from fl_lightning.kernels.block_sparse import BlockSparse
 from fl_lightning.kernels.randomness import random_places, subkey
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
+
+#: Metadata of a batch's field: the ragged axes behind the client's; None of what only one client's batch has.
+EXAMPLES, NODES, ONE_CLIENT = {"axes": ("examples",)}, {"axes": ("nodes",)}, {"axes": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,19 +32,19 @@ class Batch:
     """Labels, roles and random key of clients' examples; each kind of data adds its inputs.
 
     Attributes:
-        y: int64 labels (C, N), 0 where unknown; or float targets (C, N, H).
-        real_mask: Examples that are no padding (C, N); padding has every other mask false.
+        y: int64 labels (C, N), 0 where unknown; or float targets (C, N, H), nan where missing.
+        example_mask: Examples that are no padding (C, N); padding has every other mask false.
         train_mask: Labelled training examples (C, N).
         val_mask: Validation examples (C, N).
         test_mask: Test examples (C, N).
         key: int64 key of this step's random draws (C,).
     """
 
-    y: Tensor
-    real_mask: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
+    y: Tensor = field(metadata=EXAMPLES)
+    example_mask: Tensor = field(metadata=EXAMPLES)
+    train_mask: Tensor = field(metadata=EXAMPLES)
+    val_mask: Tensor = field(metadata=EXAMPLES)
+    test_mask: Tensor = field(metadata=EXAMPLES)
     key: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
@@ -48,14 +56,35 @@ class Batch:
         """The same batch with some tensors exchanged."""
         return dataclasses.replace(self, **tensors)
 
+    def masks(self) -> dict[str, Tensor]:
+        """What is no padding, by the name of each ragged axis, (C, length)."""
+        return {"examples": self.example_mask}
+
+    def named_by(self, axis: str) -> dict[str, Tensor]:
+        """The tensors whose first axis behind the client's is the given one, by name."""
+        axes = {each.name: each.metadata.get("axes") for each in dataclasses.fields(self)}
+        return {name: tensor for name, tensor in self.tensors().items() if (axes[name] or ("",))[0] == axis}
+
     def select(self: AnyBatch, rows: Tensor) -> AnyBatch:
         """The batch of some of its clients in the given order, as if only they had been padded to one shape."""
-        size = int(self.real_mask.index_select(0, rows).sum(dim=1).max())
+        lengths = {axis: int(mask.index_select(0, rows).sum(dim=1).max()) for axis, mask in self.masks().items()}
+        chosen: dict[str, Any] = {}
+        for each in dataclasses.fields(self):
+            value, axes = getattr(self, each.name), each.metadata.get("axes", ())
+            if axes is None:
+                chosen[each.name] = None
+            elif isinstance(value, BlockSparse):
+                chosen[each.name] = value.select(rows, *(lengths[axis] for axis in axes))
+            elif isinstance(value, Tensor):
+                for dim, axis in enumerate(axes, start=1):
+                    value = value.narrow(dim, 0, lengths[axis])
+                chosen[each.name] = value.index_select(0, rows)
+        return dataclasses.replace(self, **chosen)
 
-        def pick(tensor: Tensor) -> Tensor:
-            return (tensor.narrow(1, 0, size) if tensor.dim() > 1 else tensor).index_select(0, rows)
-
-        return self.replace({name: pick(tensor) for name, tensor in self.tensors().items()})
+    def slice(self: AnyBatch, start: int, length: int) -> AnyBatch:
+        """Some consecutive examples of every client, where these are independent."""
+        dim = self.key.dim()
+        return self.replace({n: tensor.narrow(dim, start, length) for n, tensor in self.named_by("examples").items()})
 
     def with_draw(self: AnyBatch, number: int) -> AnyBatch:
         """The batch with another key, so that another view of it is dropped at random by itself; 0 is the batch."""
@@ -145,6 +174,19 @@ class Collator(ABC):
 def pad(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Stack tensors (N_i, ...) to (C, N, ...) with N that of the longest, zeros after each one's own rows."""
     return pad_sequence(list(tensors), batch_first=True).to(device)
+
+
+def common_fields(members: Sequence[ClientData], *, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """The fields that every batch has, of some clients, padded to the one with most examples."""
+    targets = [each.y_N.to(dtype) if each.y_N.is_floating_point() else each.y_N.clamp(min=0) for each in members]
+    return {
+        "y": pad(targets, device),
+        "example_mask": pad([torch.ones_like(each.train_mask_N) for each in members], device),
+        "train_mask": pad([each.train_mask_N for each in members], device),
+        "val_mask": pad([each.val_mask_N for each in members], device),
+        "test_mask": pad([each.test_mask_N for each in members], device),
+        "key": torch.zeros(len(members), dtype=torch.int64, device=device),
+    }
 
 
 def single(batch: AnyBatch) -> AnyBatch:

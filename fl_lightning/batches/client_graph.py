@@ -1,27 +1,26 @@
 """The subgraph that one client holds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.batches.client_data import ClientData
+
 
 @dataclass(frozen=True, kw_only=True)
-class ClientGraph:
-    """A client's private subgraph: features, edges, labels and the roles of its nodes.
+class ClientGraph(ClientData):
+    """A client's private subgraph: features, edges, targets and the roles of its nodes, which are the examples.
 
     Shape legend: N nodes of this client, F features, E directed edges, K attributes of an edge, M most neighbours that
     a node may have.
 
     Attributes:
-        name: Zero-padded, so that names sort as the clients do: ``"client-07"``.
         x_NF: Node features, float32, dense.
         edge_index_2E: int64, source and target of every edge, sorted by source and then by target, no self-loops, no
             duplicates; both directions of every edge unless the graph is directed.
-        y_N: Class of each node, int64; negative where it is unknown.
-        train_mask_N: Boolean; the three masks never overlap.
-        val_mask_N: Boolean.
-        test_mask_N: Boolean.
         node_idx_N: int64, ascending, index of each node in the prepared global graph (in the graph as its source has
             it: ``FederatedDataModule.source_idx_N``).
         neighbour_ids_NM: int64, by which the neighbours of each node, those lost to other clients too, are known to all
@@ -35,13 +34,8 @@ class ClientGraph:
         ValueError: There is not a weight, or not a row of attributes, for each edge.
     """
 
-    name: str
     x_NF: Tensor
     edge_index_2E: Tensor
-    y_N: Tensor
-    train_mask_N: Tensor
-    val_mask_N: Tensor
-    test_mask_N: Tensor
     node_idx_N: Tensor
     neighbour_ids_NM: Tensor | None = None
     edge_weight_E: Tensor | None = None
@@ -59,19 +53,19 @@ class ClientGraph:
             object.__setattr__(self, "is_directed", True)
 
     @property
+    def inputs(self) -> Tensor:
+        """The nodes' features."""
+        return self.x_NF
+
+    @property
     def num_nodes(self) -> int:
         """Nodes of the subgraph."""
-        return self.y_N.numel()
+        return len(self.x_NF)
 
     @property
     def num_edges(self) -> int:
         """Directed edges of the subgraph (each undirected edge counts twice, as in PyG)."""
         return self.edge_index_2E.shape[1]
-
-    @property
-    def size(self) -> int:
-        """Nodes: what a batch pads."""
-        return self.num_nodes
 
     @property
     def work(self) -> int:
@@ -84,9 +78,13 @@ class ClientGraph:
         return self.x_NF.shape[1]
 
     @property
-    def num_examples(self) -> int:
-        """Labelled training examples: what strategies weight clients by."""
-        return int(self.train_mask_N.sum())
+    def edge_facts(self) -> Mapping[str, Any]:
+        """Whether edges go both ways, and what they carry."""
+        return {
+            "is_directed": self.is_directed,
+            "has_edge_weights": self.edge_weight_E is not None,
+            "num_edge_attributes": 0 if self.edge_attr_EK is None else self.edge_attr_EK.shape[1],
+        }
 
 
 def goes_both_ways(edge_index_2E: Tensor, num_nodes: int, weight_E: Tensor | None = None) -> bool:

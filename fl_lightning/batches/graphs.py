@@ -6,7 +6,7 @@ Shape legend: C clients, N nodes (padded to the largest client of the batch), F 
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_lightning.batches.base import Batch, Collator, pad
+from fl_lightning.batches.base import NODES, ONE_CLIENT, Batch, Collator, common_fields, pad
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.kernels.block_sparse import BlockSparse, block_matmul
 from fl_lightning.kernels.csr import coordinates
@@ -24,6 +24,8 @@ from fl_lightning.kernels.randomness import subkey
 
 #: Features with a smaller share of non-zeros are multiplied as sparse matrices (bag-of-words graphs).
 SPARSE_FEATURE_DENSITY = 0.05
+#: Of an operator from nodes to nodes.
+SQUARE = {"axes": ("nodes", "nodes")}
 
 
 class PlainGraph:
@@ -73,9 +75,10 @@ class PlainGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphBatch(Batch):
-    """Graphs as a client's model sees them, trained full-batch. Padding nodes have every mask false and no edges.
+    """Graphs as a client's model sees them. Padding nodes have every mask false and no edges.
 
     Attributes:
+        node_mask: Nodes that are no padding (C, N); the ``example_mask`` where nodes are the examples.
         degree: Neighbours of each node, itself not among them, int64 (C, N); of a directed graph those that send
             it messages.
         x: The features X (C, N, F) where they are dense, else None.
@@ -88,32 +91,37 @@ class GraphBatch(Batch):
             graphs without weights.
     """
 
-    degree: Tensor
-    x: Tensor | None
-    propagated_x: Tensor | None
-    adjacency: BlockSparse
-    sparse_x: BlockSparse | None
-    plain: PlainGraph | None = None
-    neighbour_ids: Tensor | None = None
-    links: BlockSparse | None = None
+    node_mask: Tensor = field(metadata=NODES)
+    degree: Tensor = field(metadata=NODES)
+    x: Tensor | None = field(metadata=NODES)
+    propagated_x: Tensor | None = field(metadata=NODES)
+    adjacency: BlockSparse = field(metadata=SQUARE)
+    sparse_x: BlockSparse | None = field(metadata=NODES)
+    plain: PlainGraph | None = field(default=None, metadata=ONE_CLIENT)
+    neighbour_ids: Tensor | None = field(default=None, metadata=NODES)
+    links: BlockSparse | None = field(default=None, metadata=SQUARE)
+
+    def masks(self) -> dict[str, Tensor]:
+        """Of examples and of nodes."""
+        return {**super().masks(), "nodes": self.node_mask}
 
     def transform(self, weight_FD: Tensor) -> Tensor:
         """X W, (N, D): the features, dense or sparse, through a linear map; also on a stack and under ``vmap``."""
         if self.sparse_x is None:
             assert self.x is not None
             return self.x @ weight_FD
-        if weight_FD.dim() < self.real_mask.dim() + 1:  # one map for a whole stack
-            weight_FD = weight_FD.expand(*self.real_mask.shape[:-1], *weight_FD.shape)
-        return block_matmul(self.sparse_x, weight_FD, owner=self.real_mask)
+        if weight_FD.dim() < self.node_mask.dim() + 1:  # one map for a whole stack
+            weight_FD = weight_FD.expand(*self.node_mask.shape[:-1], *weight_FD.shape)
+        return block_matmul(self.sparse_x, weight_FD, owner=self.node_mask)
 
     def features_of(self, node_I: Tensor) -> Tensor:
         """The features of some of one client's nodes as dense rows, (I, F)."""
         if self.sparse_x is None:
             assert self.x is not None
             return self.x.index_select(0, node_I)
-        chosen_NI = torch.zeros(len(self.y), len(node_I), dtype=self.dtype, device=node_I.device)
+        chosen_NI = torch.zeros(len(self.node_mask), len(node_I), dtype=self.dtype, device=node_I.device)
         chosen_NI = chosen_NI.scatter(0, node_I[None], 1.0)
-        return block_matmul(self.sparse_x, chosen_NI, transpose=True, owner=self.real_mask).mT
+        return block_matmul(self.sparse_x, chosen_NI, transpose=True, owner=self.node_mask).mT
 
     def sum_neighbours(self, value_ND: Tensor) -> Tensor:
         """Σ over the neighbours of each node, itself not among them, (N, D); also on a stack and under ``vmap``.
@@ -122,10 +130,10 @@ class GraphBatch(Batch):
         loops in D, so that no other operator is kept.
         """
         if self.links is not None:
-            return block_matmul(self.links, value_ND, owner=self.real_mask)
+            return block_matmul(self.links, value_ND, owner=self.node_mask)
         scale_N1 = (self.degree + 1).to(value_ND.dtype).sqrt().unsqueeze(-1)
-        summed_ND = block_matmul(self.adjacency, scale_N1 * value_ND, owner=self.real_mask)
-        return scale_N1 * summed_ND - value_ND * self.real_mask.unsqueeze(-1)
+        summed_ND = block_matmul(self.adjacency, scale_N1 * value_ND, owner=self.node_mask)
+        return scale_N1 * summed_ND - value_ND * self.node_mask.unsqueeze(-1)
 
     @property
     def edges(self) -> Edges:
@@ -155,7 +163,7 @@ class GraphBatch(Batch):
     def _plain_view(self, whole: PlainGraph) -> PlainGraph:
         """Of the whole graph of one client what this view of it has: its features, and edges that Â still has."""
         row, column = coordinates(self.adjacency.matrix)
-        count = len(self.y)
+        count = len(self.node_mask)
         left = (row * count + column)[self.adjacency.matrix.values() != 0]
         source_E, target_E = whole.edge_index
         every_N = torch.arange(count, device=self.y.device)
@@ -183,18 +191,6 @@ class GraphBatch(Batch):
             assert self.x is not None
             return self.x.dtype
         return self.sparse_x.matrix.dtype
-
-    def select(self, rows: Tensor) -> "GraphBatch":
-        """The batch of some of its clients in the given order, as if only they had been padded to one shape."""
-        chosen = super().select(rows)
-        num_nodes = chosen.y.shape[1]
-        return dataclasses.replace(
-            chosen,
-            adjacency=self.adjacency.select(rows, num_nodes, num_nodes),
-            sparse_x=None if self.sparse_x is None else self.sparse_x.select(rows, num_nodes),
-            links=None if self.links is None else self.links.select(rows, num_nodes, num_nodes),
-            plain=None,
-        )
 
 
 class GraphCollator(Collator):
@@ -249,24 +245,23 @@ class GraphCollator(Collator):
     def __call__(self, clients: Sequence[int]) -> GraphBatch:
         """Batch the given clients' graphs, padded to the largest of them."""
         graphs = [self.graphs[client] for client in clients]
-        real_mask_CN = pad([torch.ones_like(graph.train_mask_N) for graph in graphs], torch.device("cpu"))
-        adjacency = self._adjacency(graphs, real_mask_CN)
-        return GraphBatch(
-            y=pad([graph.y_N for graph in graphs], self.device).clamp_(min=0),
-            real_mask=real_mask_CN.to(self.device),
-            train_mask=pad([graph.train_mask_N for graph in graphs], self.device),
-            val_mask=pad([graph.val_mask_N for graph in graphs], self.device),
-            test_mask=pad([graph.test_mask_N for graph in graphs], self.device),
-            key=torch.zeros(len(graphs), dtype=torch.int64, device=self.device),
-            degree=pad([_degree(graph) for graph in graphs], self.device),
-            x=None if self.sparse_features else pad([graph.x_NF.to(self.dtype) for graph in graphs], self.device),
-            propagated_x=None if self.sparse_features else self._propagate(graphs, adjacency),
-            adjacency=adjacency.to(self.device, self.operator_dtype),
-            sparse_x=self._features(graphs, real_mask_CN.shape[1]) if self.sparse_features else None,
-            plain=PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
-            neighbour_ids=self._neighbour_ids(graphs, real_mask_CN.shape[1]),
-            links=self._links(graphs, real_mask_CN.shape[1]),
-        )
+        return GraphBatch(**common_fields(graphs, device=self.device, dtype=self.dtype), **self.graph_fields(graphs))
+
+    def graph_fields(self, graphs: Sequence[ClientGraph]) -> dict[str, Any]:
+        """The fields of a batch that are of nodes and edges."""
+        node_mask_CN = pad([torch.ones(graph.num_nodes, dtype=torch.bool) for graph in graphs], torch.device("cpu"))
+        adjacency = self._adjacency(graphs, node_mask_CN)
+        return {
+            "node_mask": node_mask_CN.to(self.device),
+            "degree": pad([_degree(graph) for graph in graphs], self.device),
+            "x": None if self.sparse_features else pad([graph.x_NF.to(self.dtype) for graph in graphs], self.device),
+            "propagated_x": None if self.sparse_features else self._propagate(graphs, adjacency),
+            "adjacency": adjacency.to(self.device, self.operator_dtype),
+            "sparse_x": self._features(graphs, node_mask_CN.shape[1]) if self.sparse_features else None,
+            "plain": PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
+            "neighbour_ids": self._neighbour_ids(graphs, node_mask_CN.shape[1]),
+            "links": self._links(graphs, node_mask_CN.shape[1]),
+        }
 
     def _neighbour_ids(self, graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor | None:
         """What every client's nodes know their neighbours by; nodes that were added know nobody."""
@@ -276,16 +271,16 @@ class GraphCollator(Collator):
         ids_CNM = pad(known, self.device)
         return F.pad(ids_CNM, (0, 0, 0, num_nodes - ids_CNM.shape[1]))
 
-    def _adjacency(self, graphs: Sequence[ClientGraph], real_mask_CN: Tensor) -> BlockSparse:
+    def _adjacency(self, graphs: Sequence[ClientGraph], node_mask_CN: Tensor) -> BlockSparse:
         """Â = D^(-1/2) (A + I) D^(-1/2) of every client, exact and on the CPU.
 
         As PyG's ``gcn_norm``: A has targets as rows, and the weights of edges as entries; D sums the rows of A + I.
         """
-        num_clients, num_nodes = real_mask_CN.shape
+        num_clients, num_nodes = node_mask_CN.shape
         edges_2E = _messages(graphs, num_nodes)
-        index_2E = torch.cat([edges_2E, real_mask_CN.flatten().nonzero().t().expand(2, -1)], dim=1)
+        index_2E = torch.cat([edges_2E, node_mask_CN.flatten().nonzero().t().expand(2, -1)], dim=1)
         weight_E = self._weights(graphs, index_2E.shape[1])
-        degree = torch.bincount(index_2E[0], weight_E, minlength=real_mask_CN.numel())
+        degree = torch.bincount(index_2E[0], weight_E, minlength=node_mask_CN.numel())
         scale = degree.to(self.exact_dtype).rsqrt()
         values = scale[index_2E[0]] * scale[index_2E[1]]
         return BlockSparse.from_coordinates(

@@ -58,7 +58,7 @@ def poisson_draws(batch: ExampleBatch, keys: Tensor, numbers: Uniform) -> Iterat
         width = max(1, int(drawn.sum(dim=-1).max()))
         order = drawn.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :width]
         picked = batch._pick(key, order, drawn.gather(-1, order))
-        real = picked.real_mask.clone()
+        real = picked.example_mask.clone()
         real[..., 0] = True  # a stack's clients are selected by their real examples, which may not be none
-        whole = fields | picked.tensors() | {"real_mask": real, "expected": expected}
+        whole = fields | picked.tensors() | {"example_mask": real, "expected": expected}
         yield PoissonBatch(**whole)

@@ -18,6 +18,7 @@ from fl_lightning.data.sources.activity import HAR
 from fl_lightning.data.sources.base import FileSource, GraphSource, Source
 from fl_lightning.data.sources.examples import Examples, ExampleSource
 from fl_lightning.data.sources.generated import PlantedCommunities, SuperClusterSBM
+from fl_lightning.data.sources.graph_sets import GraphSets
 from fl_lightning.data.sources.images import CompCars, HeterogeneousCIFAR10, RotatedMNIST
 from fl_lightning.data.sources.natural import PyGGraphs, TwitchSource
 from fl_lightning.data.sources.ogb import OgbSource
@@ -68,6 +69,7 @@ __all__ = [
     "GivenPartitioner",
     "GivenSplit",
     "GlobalSplit",
+    "GraphSets",
     "GraphSource",
     "HeterogeneousCIFAR10",
     "HeterophilousSource",

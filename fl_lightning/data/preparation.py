@@ -16,6 +16,7 @@ from torch_geometric.utils import coalesce, to_undirected
 
 from fl_lightning.data.edge_data import checked_attributes, checked_weights
 from fl_lightning.data.settings import MAX_COUNT, check_count, check_flag
+from fl_lightning.tasks.base import kind_of_target
 
 #: What may not be a sparse tensor.
 _WHOLE = ("edge_index", "edge_weight", "edge_attr", "y")
@@ -77,16 +78,17 @@ def prepare_graph(
     warns: bool = False,
     may_lack_edges: bool = False,
 ) -> Data:
-    """Return a copy of ``data`` with clean edges, float32 features and int64 labels.
+    """Return a copy of ``data`` with clean edges, float32 features, and int64 classes or float32 targets.
 
     Self-loops and duplicate edges always go: GNN layers add their own loops, and METIS allows neither. Of duplicate
     edges the weights are added and the attributes averaged; where ``undirected`` makes one of two directions, both are
     averaged, so that a graph that has both already keeps them.
 
     Args:
-        data: Graph with ``x`` (num_nodes, num_features), ``edge_index`` (2, num_edges) and ``y`` (num_nodes) or
-            (num_nodes, 1): classes 0, 1, ..., negative or nan where a node has none. ``edge_weight`` (num_edges), not
-            negative, and ``edge_attr`` (num_edges, num_attributes) are carried along.
+        data: Graph with ``x`` (num_nodes, num_features), ``edge_index`` (2, num_edges) and ``y``: classes 0, 1, ...
+            (num_nodes) or (num_nodes, 1), negative or nan where a node has none; labels, a matrix of 0 and 1, or
+            numbers, both nan where one is missing. ``edge_weight`` (num_edges), not negative, and ``edge_attr``
+            (num_edges, num_attributes) are carried along.
         preparation: The optional steps.
         name: What messages call the graph.
         warns: Warn where ``undirected`` adds edges.
@@ -97,8 +99,8 @@ def prepare_graph(
         that each of them has in ``data``, int64.
 
     Raises:
-        ValueError: Features, edges or single-class labels are missing or unsound, or weights or attributes of edges
-            are; names the first place and the remedy.
+        ValueError: Features, edges or targets are missing or unsound, or weights or attributes of edges are; names the
+            first place and the remedy.
 
     Warns:
         UserWarning: Edges are added, if it is asked for; self-loops with weights or attributes are dropped.
@@ -122,11 +124,11 @@ def dropped(data: Data, prepared: Data) -> Dropped:
     kept_N[prepared.source_idx] = True
     if bool(kept_N.all()):
         return Dropped()
-    y_N = data.y.flatten()
+    before_N, after_N = (each.y.flatten()[: 0 if prepared.y.is_floating_point() else None] for each in (data, prepared))
     return Dropped(
         num_nodes=int((~kept_N).sum()),
         num_edges=int((~kept_N[data.edge_index[0].long()]).sum()),
-        num_classes=y_N[y_N >= 0].unique().numel() - prepared.y[prepared.y >= 0].unique().numel(),
+        num_classes=before_N[before_N >= 0].unique().numel() - after_N[after_N >= 0].unique().numel(),
     )
 
 
@@ -205,10 +207,13 @@ def _checked_copy(data: Data, name: str, ignore_label: int | None = None) -> Dat
     for key in ("x", "edge_index", "y"):
         _check_tensor(data[key], key, name)
     x_NF = _checked_features(data, name)
-    y_N = _checked_labels(data.y, len(x_NF), name, ignore_label)
+    given = data.get("task")
+    if given not in (None, "classes", "labels", "numbers"):
+        raise ValueError(f"{name}: task is {given!r}; it says what y holds: classes, labels or numbers.")
+    y_N = checked_targets(data.y, len(x_NF), name, ignore_label, given)
     keys = [key for key in data.node_attrs() if key not in ("x", "y") and isinstance(data[key], Tensor)]
     attributes: dict[str, Any] = {key: data[key] for key in keys}
-    return Data(x=x_NF, y=y_N, **attributes)
+    return Data(x=x_NF, y=y_N, **attributes, **({} if given is None else {"task": given}))
 
 
 def _check_tensor(value: Any, key: str, name: str) -> None:
@@ -242,11 +247,49 @@ def _checked_features(data: Data, name: str) -> Tensor:
     return x_NF
 
 
-def _checked_labels(y: Tensor, num_nodes: int, name: str, ignore_label: int | None = None) -> Tensor:
+def checked_targets(
+    y: Tensor, num_nodes: int, name: str, ignore_label: int | None = None, given: str | None = None
+) -> Tensor:
+    """Classes, int64 (N,) with -1 for none; or labels or numbers, float32 (N, H) with nan for missing ones.
+
+    Args:
+        y: As it was given.
+        num_nodes: N.
+        name: What messages call the graph.
+        ignore_label: A number that means none.
+        given: Which of them they are; None where their type and shape say it.
+
+    Raises:
+        ValueError: They are not sound.
+    """
+    is_table = y.dim() in (1, 2) and len(y) == num_nodes and y.numel() > 0 and not y.is_complex()
+    kind = kind_of_target(y, given=given) if is_table else "classes"
+    if kind == "classes":
+        return _checked_classes(y, num_nodes, name, ignore_label)
+    y_NH = y.float().reshape(num_nodes, -1)
+    if ignore_label is not None:
+        y_NH = torch.where(y_NH == ignore_label, torch.nan, y_NH)
+    known_NH = ~y_NH.isnan()
+    if kind == "labels":
+        is_sound = bool(((y_NH == 0) | (y_NH == 1) | ~known_NH).all())
+    else:
+        is_sound = (y.is_floating_point() or given is not None) and not bool(y_NH.isinf().any())
+    one_hot = kind == "labels" and given is None and bool((y_NH.sum(dim=1) == 1).all())
+    if not is_sound or one_hot:
+        raise ValueError(
+            f"{name}: the targets y are {y.dtype} of shape {tuple(y.shape)}, not classes (whole numbers, one for each "
+            f"node), labels (0 or 1) or finite numbers (of a floating point type). {_remedy_for_labels(y, num_nodes)}."
+        )
+    if not bool(known_NH.any()):
+        raise ValueError(f"{name}: no node has a target; nan is none.")
+    return y_NH
+
+
+def _checked_classes(y: Tensor, num_nodes: int, name: str, ignore_label: int | None = None) -> Tensor:
     y_N = y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y
     if y_N.dim() != 1 or len(y_N) != num_nodes or y_N.is_complex():
         raise ValueError(
-            f"{name}: the labels y are {y.dtype} of shape {tuple(y.shape)} for {num_nodes} nodes; one class per node "
+            f"{name}: the labels y are {y.dtype} of shape {tuple(y.shape)} for {num_nodes} nodes; one row per node "
             f"is supported. {_remedy_for_labels(y, num_nodes)}."
         )
     if y_N.dtype == torch.uint8 and ignore_label is None and bool((y_N == 255).any()):
@@ -284,8 +327,11 @@ def _remedy_for_labels(y: Tensor, num_nodes: int) -> str:
     if len(y) != num_nodes:
         return "Give a label for each node, in the order of x; negative ones where a node has none"
     if y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(dim=1) == 1).all()):
-        return "Of one-hot labels take the places: `data.y = data.y.argmax(dim=1)`"
-    return "Choose one task of a multi-label data set, e.g. `data.y = data.y[:, 0]`"
+        return (
+            "Of one-hot labels take the places: `data.y = data.y.argmax(dim=1)`; where a node may have several labels, "
+            "say so: `data.task = 'labels'`"
+        )
+    return "Give numbers as floats, `data.y = data.y.float()`, or one column of classes, e.g. `data.y = data.y[:, 0]`"
 
 
 def _checked_edges(edge_index_2E: Tensor, num_nodes: int, name: str) -> Tensor:

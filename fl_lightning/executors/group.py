@@ -257,7 +257,7 @@ class GroupTraining:
     def _select(self, batch: Batch, rows: Sequence[int]) -> tuple[Batch, Knowledge]:
         """The data of some clients and what they know, as if only they were in the group."""
         chosen = batch.select(torch.tensor(rows, device=batch.key.device))
-        size = chosen.real_mask.shape[1]
+        size = chosen.example_mask.shape[1]
         known: Knowledge = {
             kind: {n: (t[:, :size] if kind != "anchor" and n in self.ragged else t)[rows] for n, t in own.items()}
             for kind, own in self.knowledge.items()
@@ -381,7 +381,7 @@ class GroupTraining:
     ) -> dict[Any, Tensor]:
         """What :meth:`_compute` finds, (C, ...); zero for clients that fail."""
         joined: dict[Any, Tensor] = {}
-        num_clients, num_examples = batch.real_mask.shape[:2]
+        num_clients, num_examples = batch.example_mask.shape[:2]
         for rows, found in self._compute(together, some):
             if len(rows) == num_clients:
                 return found

@@ -15,8 +15,10 @@ The stacked executor, which steps all clients as one, hands a client with hooks 
 """
 
 import inspect
+from typing import Any
 
 from lightning.pytorch import LightningModule
+from torch import nn
 
 from fl_lightning.round.client import ClientModule
 
@@ -73,3 +75,26 @@ def check_hooks(client: ClientModule) -> None:
         name = ignored[0]
         advice = f"override {INSTEAD[name]} instead" if name in INSTEAD else "see the table in executors/hooks.py"
         raise ValueError(f"model: {type(client).__name__} overrides {name}, which a federation never calls: {advice}")
+
+
+def check_is_client(client: Any) -> None:
+    """Refuse what is no client module.
+
+    Raises:
+        ValueError: It is a class, another LightningModule, a net, or something else.
+    """
+    if isinstance(client, ClientModule):
+        return
+    kind = client if isinstance(client, type) else type(client)
+    if issubclass(kind, ClientModule):
+        remedy = f"it is a class, give an instance of it, client={kind.__name__}()"
+    elif issubclass(kind, LightningModule):
+        remedy = (
+            "derive it from fl_lightning.ClientModule, which has the net, loss and scores; it may have a "
+            "training_step of its own"
+        )
+    elif issubclass(kind, nn.Module):
+        remedy = "it is a net, give client=fl_lightning.ClientModule(net=...)"
+    else:
+        remedy = "give client=fl_lightning.ClientModule()"
+    raise ValueError(f"client is {kind.__name__}, which is no ClientModule: {remedy}")

@@ -301,7 +301,7 @@ class StackedExecutor(Executor):
         batch: Batch,
     ) -> Knowledge:
         """What the clients of a group know as a stage begins."""
-        num_examples = batch.real_mask.shape[1]
+        num_examples = batch.example_mask.shape[1]
         memory = {}
         for name, slot in self.slots.items():
             memory[name] = self.memory[name][rows] if slot.lasting else self._first(slot, clients, num_examples)

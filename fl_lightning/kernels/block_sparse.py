@@ -101,6 +101,35 @@ class BlockSparse:
         transposed = matrix if is_symmetric else _select(self.transposed, self.num_blocks, blocks, (width, num_rows))
         return BlockSparse(matrix, transposed, len(blocks))
 
+    def moved(self, rows: Tensor, mask: Tensor) -> "BlockSparse":
+        """Some rows of every square block with the like columns, in another order.
+
+        Rows with entries in each other's columns must stay at the same distance, as those of one of many graphs do.
+
+        Args:
+            rows: Their numbers within each block, (C, M), or (M,) of one block.
+            mask: Which of them there are; the others become empty.
+        """
+        matrix = _moved(self.matrix, self.num_blocks, rows, mask)
+        is_symmetric = self.transposed is self.matrix
+        transposed = matrix if is_symmetric else _moved(self.transposed, self.num_blocks, rows, mask)
+        return BlockSparse(matrix, transposed, self.num_blocks)
+
+
+def _moved(matrix: Tensor, num_blocks: int, rows: Tensor, mask: Tensor) -> Tensor:
+    """:meth:`BlockSparse.moved` of a block-diagonal CSR matrix: columns move as far as the rows that they are in."""
+    block_B1 = torch.arange(num_blocks, device=rows.device)[:, None]
+    old = (rows.view(num_blocks, -1) + block_B1 * (matrix.shape[0] // num_blocks)).flatten()
+    crow = matrix.crow_indices().long()
+    count = torch.where(mask.flatten(), crow[old + 1] - crow[old], 0)
+    end = count.cumsum(0)
+    source = torch.arange(int(end[-1]), device=rows.device) + (crow[old] - end + count).repeat_interleave(count)
+    shift = torch.arange(len(old), device=rows.device) - old
+    col = matrix.col_indices()[source] + shift.int().repeat_interleave(count)
+    crow = torch.nn.functional.pad(end.int(), (1, 0))
+    size = (len(old), len(old))
+    return torch.sparse_csr_tensor(crow, col, matrix.values()[source], size, check_invariants=False)
+
 
 def _select(matrix: Tensor, num_blocks: int, blocks: Tensor, shape: tuple[int, int]) -> Tensor:
     """Some blocks of a block-diagonal CSR matrix, each cut to ``shape``."""

@@ -13,6 +13,7 @@ from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.models.mlp import MLP, LinearModel
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import PlainNet, PyGNet
+from fl_lightning.models.pooled_gcn import PooledGCN
 from fl_lightning.models.projection_gcn import ProjectionGCN
 from fl_lightning.models.structure_proxy import ProxySAGE
 from fl_lightning.models.twin import Twin
@@ -33,6 +34,7 @@ __all__ = [
     "NetOutput",
     "NormalisedGCN",
     "PlainNet",
+    "PooledGCN",
     "ProjectionGCN",
     "ProxySAGE",
     "PyGNet",

@@ -80,7 +80,7 @@ class Heterophilous(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What each of the three says of the nodes, (N, K)."""
         e_NK = self.messages(batch, propagation_NN, "messages")
-        relation_NN = relation(e_NK, likeness_NN, batch.real_mask, share, below_mean=below_mean)
+        relation_NN = relation(e_NK, likeness_NN, batch.node_mask, share, below_mean=below_mean)
         attracted_NK = (prelu(relation_NN, self.slope) @ e_NK).softmax(dim=1)
         repelled_NK = (prelu(-relation_NN, self.slope) @ e_NK).softmax(dim=1)
         return (

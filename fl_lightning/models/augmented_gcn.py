@@ -90,9 +90,9 @@ class AugmentedGCN(GCN):
         share_NN, drawn_NN = share_NN.clamp(1e-6, 1 - 1e-6), drawn_NN.clamp(1e-6, 1 - 1e-6)
         soft_NN = (share_NN.logit() + drawn_NN.logit()).sigmoid()
         view_NN = ((soft_NN > 0.5).to(soft_NN) - soft_NN).detach() + soft_NN
-        real_NN = batch.real_mask[:, None] & batch.real_mask
+        real_NN = batch.node_mask[:, None] & batch.node_mask
         upper_NN = torch.where(real_NN, view_NN, 0.0).triu(1)
-        view_NN = normalised(upper_NN + upper_NN.T + torch.diag(batch.real_mask.to(soft_NN)))
+        view_NN = normalised(upper_NN + upper_NN.T + torch.diag(batch.node_mask.to(soft_NN)))
         x_ND: Tensor | None = None
         for layer, conv in enumerate(self.convs):
             assert isinstance(conv, GraphConvolution)
@@ -110,8 +110,8 @@ def proposed_edges(batch: GraphBatch, proposed_NP: Tensor) -> Tensor:
     num_nodes = len(batch.y)
     eye_NN = torch.eye(num_nodes, dtype=batch.dtype, device=batch.y.device)
     place_N = torch.arange(num_nodes, device=batch.y.device)
-    proposed_NN = (proposed_NP[..., None] == place_N).any(dim=1) & batch.real_mask[:, None]
-    edge_NN = block_matmul(batch.adjacency, eye_NN, owner=batch.real_mask) > 0
+    proposed_NN = (proposed_NP[..., None] == place_N).any(dim=1) & batch.node_mask[:, None]
+    edge_NN = block_matmul(batch.adjacency, eye_NN, owner=batch.node_mask) > 0
     return (edge_NN | proposed_NN | proposed_NN.T).to(batch.dtype)
 
 

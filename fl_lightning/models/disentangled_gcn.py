@@ -106,7 +106,7 @@ def route(h_KND: Tensor, batch: GraphBatch, num_iterations: int) -> Tensor:
     the neighbours u of v, divided by its length.
     """
     z_KND = unit(h_KND)
-    center_KND, edges, owner = z_KND, batch.edges, batch.real_mask
+    center_KND, edges, owner = z_KND, batch.edges, batch.node_mask
     for _ in range(num_iterations):
         share_KE = edge_products(edges, center_KND, z_KND, owner=owner).softmax(dim=0)
         center_KND = unit(z_KND + edge_sums(edges, share_KE, z_KND, owner=owner))

@@ -38,12 +38,12 @@ def convolve(x_NF: Tensor | None, weight_FD: Tensor, bias_D: Tensor | None, batc
             adjacency = None
         elif features is None:
             x_NF = batch.x
-    if weight_FD.dim() > 2 or batch.real_mask.dim() > 1:
+    if weight_FD.dim() > 2 or batch.node_mask.dim() > 1:
         if weight_FD.dim() == 2:
-            weight_FD = weight_FD.expand(len(batch.real_mask), -1, -1)
+            weight_FD = weight_FD.expand(len(batch.node_mask), -1, -1)
         convolved: Tensor = _Convolution.apply(x_NF, weight_FD, bias_D, features, adjacency)  # type: ignore[no-untyped-call]
         return convolved
-    owner = batch.real_mask
+    owner = batch.node_mask
     product = x_NF @ weight_FD if features is None else block_matmul(features, weight_FD, owner=owner)  # type: ignore[operator]
     return (product if adjacency is None else block_matmul(adjacency, product, owner=owner)) + bias_D
 
@@ -163,7 +163,7 @@ class ConvolutionStack(nn.Module):
             if change is not None:
                 embedding_ND = change(layer, embedding_ND)
             if len(self.norms):
-                embedding_ND = self.norms[layer](embedding_ND, batch.real_mask)
+                embedding_ND = self.norms[layer](embedding_ND, batch.node_mask)
             if drops and layer == 0:  # for all layers at once
                 multipliers = dropout_multipliers(batch.key, len(self.convs), embedding_ND, self.dropout).unbind()
             h_ND = relu_dropout(embedding_ND, multipliers[layer], self.dropout) if drops else embedding_ND.relu()

@@ -106,7 +106,7 @@ class NeighbourGenerator(nn.Module):
         count_N = self.counter(z_ND)[:, 0].relu()
         whole_N = count_N.detach().round() if self.rounding == "nearest" else count_N.detach().floor()
         used_NS = torch.arange(self.num_slots, device=key.device) < whole_N[:, None]
-        used_NS = used_NS & (kept_N & batch.real_mask)[:, None]
+        used_NS = used_NS & (kept_N & batch.node_mask)[:, None]
         noise_ND = random_normal(subkey(key, "noise"), *z_ND.shape[-2:]).to(z_ND)
         wide_ND = self.features[1](self.features[0](z_ND + noise_ND).relu()).relu()
         new_NSF = self.features[2](dropped(wide_ND, 1)).tanh().unflatten(1, (self.num_slots, -1))

@@ -150,11 +150,11 @@ class ProjectionGCN(ConvolutionStack):
         score_N = projection_scores(read_ND, self.projection)
         if self.sequence is None:
             z_ND = kernel_smooth(
-                read_ND, score_N, bandwidth=self.bandwidth, mask_N=batch.real_mask, tolerance=self.tolerance
+                read_ND, score_N, bandwidth=self.bandwidth, mask_N=batch.node_mask, tolerance=self.tolerance
             )
         else:
             weighted_ND = read_ND * score_N[:, None].to(read_ND.dtype)
-            sequence_ND, place_N = sorted_rows(weighted_ND, score_N, batch.real_mask)
+            sequence_ND, place_N = sorted_rows(weighted_ND, score_N, batch.node_mask)
             convolved_ND = self.sequence(sequence_windows(sequence_ND, self.sequence_kernel))
             z_ND = convolved_ND.take_along_dim(place_N[:, None], dim=0)
         depth = len(self.convs)

@@ -72,7 +72,7 @@ class Policy(nn.Module):
             hidden = self.first(None, batch)
         else:
             x: Tensor = batch.x  # type: ignore[attr-defined]
-            hidden = self.first(x.flatten(batch.real_mask.dim()))
+            hidden = self.first(x.flatten(batch.example_mask.dim()))
         shares: Tensor = self.last(hidden.relu()).sigmoid()
         return shares
 

@@ -10,7 +10,6 @@ from lightning import LightningDataModule
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator
-from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.federation import Roster, common_edges
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.answers import check_answer
@@ -18,6 +17,7 @@ from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.strategies import Strategy
+from fl_lightning.tasks import task_of
 
 
 class Elsewhere(Collator):
@@ -108,7 +108,7 @@ class RemoteData(LightningDataModule):
             told = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
             raise ValueError(f"sites that cannot take part: {told}. Start them, or leave them out")
         clients = [answers[client].about for client in range(len(names))]
-        for fact in ("kind", "num_features"):
+        for fact in ("task", "num_features"):
             values = {name: card[fact] for name, card in zip(names, clients, strict=True)}
             if any(value != clients[0][fact] for value in values.values()):
                 raise ValueError(f"the sites' {fact} must be alike: {values}")
@@ -123,17 +123,18 @@ class RemoteData(LightningDataModule):
         relation_CC: Tensor | None = None
         if self.relation_graph is not None:
             relation_CC = self.relation_graph.relations(len(clients), self.seed)
+        task = task_of(clients[0]["task"])
         return Roster(
             names=tuple(called),
             sizes=(0,) * len(clients),
             work=(0,) * len(clients),
-            kind=clients[0]["kind"],
+            task=task,
             num_features=tuple(width) if isinstance(width, list) else width,
             num_outputs=self.num_outputs or max(card["num_outputs"] for card in clients),
             relation_CC=relation_CC,
             **common_edges({name: card["edges"] for name, card in zip(names, clients, strict=True)}),
             partition_hash=hashlib.sha256(identity).hexdigest(),
-            layout=GraphCollator.layout_for(density) if clients[0]["kind"] == "graphs" else {},
+            layout=task.layout_for(density),
         )
 
     def _check_classes(self, names: Sequence[str], cards: Sequence[Mapping[str, Any]]) -> None:

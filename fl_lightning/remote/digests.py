@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.batches.client_examples import ClientExamples
-from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.client_data import ClientData
 from fl_lightning.remote.message import Message
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run import settings
@@ -32,7 +31,7 @@ def digest_of_facts(*facts: Any) -> str:
     return hashlib.sha256(Message(kind="facts", about={"facts": plain}, tensors=tensors).wire).hexdigest()
 
 
-def content_of(holds: ClientGraph | ClientExamples) -> bytes:
+def content_of(holds: ClientData) -> bytes:
     """All that a client holds, as bytes."""
     tensors = {name: value for name, value in vars(holds).items() if isinstance(value, Tensor)}
     return Message(kind="data", tensors=tensors).wire

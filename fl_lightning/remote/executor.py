@@ -135,7 +135,7 @@ class RemoteExecutor(Executor):
             "strategy": type(self.strategy).__name__,
             "settings": settings_of(self.strategy, client),
             "names": list(roster.names),
-            "kind": roster.kind,
+            "task": roster.task.plain,
             "num_features": roster.num_features,
             "num_outputs": roster.num_outputs,
             "layout": dict(roster.layout),

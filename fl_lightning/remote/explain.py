@@ -7,8 +7,6 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from fl_lightning.batches.client_graph import ClientGraph
-from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.executors.private import rate_of
 from fl_lightning.remote.digests import settings_of
 from fl_lightning.remote.guard import kind_of, scored_of
@@ -56,15 +54,14 @@ def _rounds(job: Job) -> tuple[int, int]:
 def _start(job: Job, site: Site) -> Message:
     """How the server would begin, with a federation of clients like this one."""
     card = Message.read(site.answer(Message(kind="enrol", about={"strategy": type(site.strategy).__name__}).wire)).about
-    is_graph = isinstance(site.holds, ClientGraph)
     about = {
         "strategy": type(site.strategy).__name__,
         "settings": settings_of(site.strategy, site.model),
         "names": [f"client-{place}" for place in range(len(job.sites))],
-        "kind": card["kind"],
+        "task": card["task"],
         "num_features": card["num_features"],
         "num_outputs": job.num_outputs or card["num_outputs"],
-        "layout": GraphCollator.layout_for(card["density"]) if is_graph else {},
+        "layout": site.model.task.layout_for(card["density"]),
         "training_clients": list(range(len(job.sites))),
         "seed": job.seed,
         "precision": job.trainer.get("precision", "32-true"),
@@ -98,7 +95,7 @@ def _leaving(job: Job, site: Site) -> list[str]:
     lines = [
         f"the job {job.name}: {type(site.strategy).__name__}, {num_rounds} rounds, {len(job.sites)} sites, "
         f"{'the server learns sums alone' if job.secure else 'the server learns each answer'}",
-        "as it joins: its name, kind of data, widths, share of features that are not zero, a digest of its data",
+        "as it joins: its name, its task, widths, share of features that are not zero, a digest of its data",
     ]
     total = 0
     for when, times, stage in _stages(job, site):

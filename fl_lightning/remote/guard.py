@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.batches.client_examples import ClientExamples
-from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.client_data import ClientData
 from fl_lightning.models.plain import fitted
 from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.policy import Kind, Refused, SitePolicy
@@ -37,7 +36,7 @@ class Guard:
     def __init__(
         self,
         policy: SitePolicy,
-        holds: ClientGraph | ClientExamples,
+        holds: ClientData,
         ledger: SumLedger,
         *,
         num_rounds: int | None = None,
@@ -69,14 +68,14 @@ class Guard:
         if isinstance(num_outputs, bool) or not isinstance(num_outputs, int) or num_outputs < 1:
             raise Refused("the number of outputs must be a whole number of at least 1")
         self.policy.check_outputs(num_outputs)
-        own = width_of(self.holds)
+        own = self.holds.num_features
         given = tuple(num_features) if isinstance(num_features, list | tuple) else num_features
         if given != own:
             raise Refused("the federation's inputs are not as wide as this site's")
 
     def admit_nets(self, model: ClientModule, num_outputs: int) -> None:
         """Refuse nets that are too large, by counting their parameters before one is allocated."""
-        if (count := count_parameters(model, width_of(self.holds), num_outputs)) is not None:
+        if (count := count_parameters(model, self.holds.num_features, num_outputs)) is not None:
             self.admit_parameters(count)
 
     def admit_parameters(self, count: int) -> None:
@@ -248,13 +247,6 @@ def scored_of(evaluation: Evaluation) -> Any:
     if evaluation.tuning is not None:
         return "tuned"
     return "received" if evaluation.payload is not None and evaluation.payload.parameters else "own"
-
-
-def width_of(holds: ClientGraph | ClientExamples) -> int | tuple[int, ...]:
-    """The width of a client's inputs, or the shape of one."""
-    x = holds.x_NF if isinstance(holds, ClientGraph) else holds.x_NX
-    width = tuple(x.shape[1:])
-    return width[0] if len(width) == 1 else width
 
 
 def count_parameters(model: ClientModule, num_features: Any, num_outputs: int) -> int | None:

@@ -133,15 +133,14 @@ def open_site(
     holds = data.clients[client]
     if name and own.get("named_as", "site") == "site":
         holds = dataclasses.replace(holds, name=name)
+    parts.model.take_task(data.task)
     return Site(
         holds,
         parts.model,
         parts.strategy,
         folder,
         policy=policy,
-        batch_size=data.batch_size,
-        steps_per_epoch=data.steps_per_epoch,
-        drop_last=data.drop_last,
+        drawing=data.drawing,
         own=data.own_names(client),
         accelerator=str(own.get("accelerator", "cpu")),
         num_rounds=job.trainer.get("num_rounds", FederatedTrainer().num_rounds),

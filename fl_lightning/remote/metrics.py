@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.remote.filters import CannotFilter, normal_numbers
 from fl_lightning.remote.schema import MOST
-from fl_lightning.round.class_metrics import CLASS_METRICS
+from fl_lightning.tasks.class_metrics import CLASS_METRICS
 
 #: What is summed of each metric under secure aggregation: value, whether there is one, numerator, denominator.
 NUM_SUMMED = 4

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fl_lightning.batches.client_examples import ClientExamples
-from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.client_data import ClientData
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.schema import OF_SUMS, QUESTIONS, WrongMessage, check_facts, shown
 from fl_lightning.round.payload import FLAT
+from fl_lightning.tasks import Task
 
 #: Kinds of messages with tensors.
 _WITH_TENSORS = ("start", "run", "evaluate", "predict")
@@ -32,17 +32,16 @@ def check_question(message: Message) -> None:
         raise Refused(f"the server's message {message.kind!r} is wrong: it has tensors")
 
 
-def check_start(message: Message, holds: ClientGraph | ClientExamples) -> None:
+def check_start(message: Message, holds: ClientData, task: Task) -> None:
     """Refuse a federation that the site's data are not of.
 
     Raises:
         Refused: It is of other data, or its parts contradict each other.
     """
     about, count = message.about, len(message.about["names"])
-    width = list((holds.x_NF if isinstance(holds, ClientGraph) else holds.x_NX).shape[1:])
-    kind = "graphs" if isinstance(holds, ClientGraph) else "examples"
+    width = list(holds.inputs.shape[1:])
     wrong = {
-        "kind": about["kind"] != kind,
+        "task": about["task"] != task.plain,
         "num_features": about["num_features"] not in (width, *width[: len(width) == 1]),
         "index": about["index"] >= count,
         "training_clients": max(about["training_clients"]) >= count,

@@ -4,10 +4,13 @@ Whoever reads a message does not trust who wrote it. Facts that are not in the t
 message: a site refuses it, and to the server it is the failure of that client.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from fl_lightning.tasks import TASKS
 
 #: A fact in, what is wrong with it out; nothing if nothing is.
 Check = Callable[[Any], str]
@@ -171,7 +174,12 @@ def _index(fact: Any) -> str:
 _CLIENT = whole(0, MOST_CLIENTS - 1)
 _WIDTH = whole(1, 10**7)
 _FEATURES = either(_WIDTH, list_of(_WIDTH, 8, 1))
-_KIND = one_of("graphs", "examples")
+_TASK = either(
+    *(
+        record(name=one_of(name), **{each.name: flag for each in dataclasses.fields(task)})
+        for name, task in TASKS.items()
+    )
+)
 _STATE = hexadecimal()
 _SETTINGS = mapping(text(), anything, 10_000)
 _ADDRESS = record(phase=one_of("initial", "round", "admission"), round_idx=whole(0, MOST), name=text())
@@ -192,7 +200,7 @@ QUESTIONS: dict[str, dict[str, Check]] = {
         "strategy": text(),
         "settings": _SETTINGS,
         "names": list_of(text(), MOST_CLIENTS, 1, distinct=True),
-        "kind": _KIND,
+        "task": _TASK,
         "num_features": _FEATURES,
         "num_outputs": whole(1, MOST_OUTPUTS),
         "layout": mapping(text(), anything, 100),
@@ -232,7 +240,7 @@ ANSWERS: dict[str, dict[str, Check]] = {
     "enrol": {
         "state": hexadecimal(or_empty=True),
         "name": text(),
-        "kind": _KIND,
+        "task": _TASK,
         "num_features": _FEATURES,
         "num_outputs": _WIDTH,
         "class_names": hexadecimal(or_empty=True),

@@ -2,7 +2,7 @@
 
 | message | what the site does | what leaves it |
 |---|---|---|
-| ``enrol`` | | name, kind, numbers of features and outputs, density, what edges carry, a digest of class names |
+| ``enrol`` | | name, task, numbers of features and outputs, density, what edges carry, a digest of class names |
 | ``start`` | builds net, strategy and executor from its own settings, and compares them with the server's | a digest |
 | ``run`` | a stage, from the named state | the stage's payload, after the site's filters; a digest |
 | ``evaluate`` | scores models that its strategy evaluates | of each metric and split what the policy tells |
@@ -26,18 +26,15 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.batches.base import Collator
-from fl_lightning.batches.client_examples import ClientExamples
-from fl_lightning.batches.client_graph import ClientGraph
-from fl_lightning.batches.examples import ExampleCollator
-from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.batches.client_data import ClientData
 from fl_lightning.executors import SequentialExecutor, Work
 from fl_lightning.executors.private import rate_of
-from fl_lightning.federation import OwnNames, Roster, edge_facts
+from fl_lightning.federation import OwnNames, Roster
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.remote.digests import content_of, digest_of, digest_of_facts, settings_of
 from fl_lightning.remote.evaluations import allowed_evaluation
 from fl_lightning.remote.filters import CannotFilter
-from fl_lightning.remote.guard import Guard, width_of
+from fl_lightning.remote.guard import Guard
 from fl_lightning.remote.identity import Identity
 from fl_lightning.remote.ledger import SumLedger
 from fl_lightning.remote.message import Message, packed
@@ -57,7 +54,7 @@ from fl_lightning.run.assembly import (
     build_nets,
     check_architectures,
     check_directions,
-    check_kind,
+    check_task,
     describe_federation,
     executor_for,
 )
@@ -65,6 +62,7 @@ from fl_lightning.run.folder import private_folder
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.run.privacy import check_privacy
 from fl_lightning.strategies import Strategy
+from fl_lightning.tasks import Drawing, task_of
 
 _log = logging.getLogger(__name__)
 #: Messages that are of a sum under secure aggregation, and there alone.
@@ -76,16 +74,14 @@ class Site:
 
     Args:
         holds: What the client holds.
-        model: The client module, with the settings of the run.
+        model: The client module, with the settings of the run and the task of the site's data.
         strategy: The strategy, with the settings of the run.
         folder: Where the site keeps its states of the run; a site that is started again goes on from there.
         account: Where it keeps, for all runs, what it has told: the account of its noise and the book of its sums.
             None for ``folder``.
         identity: Its certificate, by which secure sums are signed; None where there are none.
         policy: What it refuses; the defaults of :class:`SitePolicy` if none is given.
-        batch_size: Examples of a mini-batch, as of the data module.
-        steps_per_epoch: Mini-batches of a local epoch, as of the data module.
-        drop_last: Leave out a short last mini-batch, as of the data module.
+        drawing: How training examples are drawn, as of the data module; None for all at once.
         own: What the user calls nodes or examples, and classes; None for numbers from 0.
         accelerator: Where the client trains, as in Lightning.
         num_rounds: Rounds of the job, where it is known; for later ones the site does nothing.
@@ -93,15 +89,13 @@ class Site:
 
     def __init__(
         self,
-        holds: ClientGraph | ClientExamples,
+        holds: ClientData,
         model: ClientModule,
         strategy: Strategy,
         folder: Path,
         *,
         policy: SitePolicy | None = None,
-        batch_size: int | None = None,
-        steps_per_epoch: int | None = None,
-        drop_last: bool = False,
+        drawing: Drawing | None = None,
         own: OwnNames | None = None,
         accelerator: str = "cpu",
         num_rounds: int | None = None,
@@ -113,9 +107,7 @@ class Site:
         self.strategy = strategy
         self.folder = folder
         self.policy = (policy or SitePolicy()).for_training(model.privacy)
-        self.batch_size = batch_size
-        self.steps_per_epoch = steps_per_epoch
-        self.drop_last = drop_last
+        self.drawing = drawing or Drawing()
         self.own = own or OwnNames(number_N=torch.arange(holds.size))
         self.accelerator = accelerator
         private_folder(folder)
@@ -199,27 +191,23 @@ class Site:
         """Who the client is."""
         self.policy.check_strategy(message.about["strategy"])
         holds = self.holds
-        x, width = holds.x_NF if isinstance(holds, ClientGraph) else holds.x_NX, width_of(holds)
-        named = self.own.class_names
-        outputs = (
-            holds.y_N.shape[1] if holds.y_N.is_floating_point() else max(int(holds.y_N.max()) + 1, len(named or ()))
-        )
+        x, named, task = holds.inputs, self.own.class_names, self.model.task
         return self._said(
             message,
             name=holds.name,
-            kind="graphs" if isinstance(holds, ClientGraph) else "examples",
-            num_features=width,
-            num_outputs=outputs,
+            task=task.plain,
+            num_features=holds.num_features,
+            num_outputs=task.target.num_outputs([holds.y_N], len(named or ())),
             class_names="" if named is None else hashlib.sha256(json.dumps(named).encode()).hexdigest(),
             has_validation=bool(holds.val_mask_N.any()),
-            edges=edge_facts(holds),
+            edges=dict(holds.edge_facts),
             density=round(int(torch.count_nonzero(x)) / max(1, x.numel()), 3),  # more digits would tell how many rows
             data=self.states.digest(content_of(holds)),
         )
 
     def _start(self, message: Message) -> Message:
         """Become a client of a federation."""
-        check_start(message, self.holds)
+        check_start(message, self.holds, self.model.task)
         try:
             self._set_up(message)
         except BaseException:
@@ -260,14 +248,14 @@ class Site:
             names=tuple(about["names"]),
             sizes=(0,) * len(about["names"]),
             work=(0,) * len(about["names"]),
-            kind=about["kind"],
+            task=task_of(about["task"]),
             num_features=tuple(width) if isinstance(width, list) else width,
             num_outputs=about["num_outputs"],
             relation_CC=start.tensors.get("relation"),
             layout=about["layout"],
-            **edge_facts(self.holds),
+            **self.holds.edge_facts,
         )
-        check_kind(self.strategy, roster)
+        check_task(self.strategy, roster.task)
         check_directions(self.strategy, roster)
         self.strategy.check_client(self.model)
         self.strategy.complete(self.model, roster)  # with the strategy's own net, where the job names none
@@ -315,17 +303,9 @@ class Site:
 
     def _collator(self, roster: Roster, device: torch.device, dtype: torch.dtype) -> Collator:
         """Batches of the one client, at its index in the federation."""
-        if isinstance(self.holds, ClientGraph):
-            graphs = [self.holds] * (self.index + 1)
-            return GraphCollator(graphs, layout=roster.layout, device=device, dtype=dtype)
-        return ExampleCollator(
-            [self.holds] * (self.index + 1),
-            batch_size=self.batch_size,
-            steps_per_epoch=self.steps_per_epoch,
-            drop_last=self.drop_last,
-            device=device,
-            dtype=dtype,
-        )
+        members = [self.holds] * (self.index + 1)
+        layout = roster.layout
+        return roster.task.collator(members, layout=layout, drawing=self.drawing, device=device, dtype=dtype)
 
     # ---------------------------------------------------------------- sums
 
@@ -431,7 +411,12 @@ class Site:
     def _check(self, stage: Stage) -> None:
         """Refuse what the site's filters cannot hide."""
         hides = any(each.hides_counts for each in self.policy.filters)
-        if hides and stage.num_steps is None and self.batch_size is not None and self.steps_per_epoch is None:
+        if (
+            hides
+            and stage.num_steps is None
+            and self.drawing.batch_size is not None
+            and self.drawing.steps_per_epoch is None
+        ):
             raise Refused("the number of steps would tell that of examples, which is hidden: set data.steps_per_epoch")
 
     def _leaving(self, upload: Payload, stage: Stage, received: Payload | None, summed_with: int) -> Payload:
@@ -512,7 +497,7 @@ class Site:
         evaluation = allowed_evaluation(self.strategy, self.index, "", message.about["evaluation"], payload)
         self.guard.admit_tuning(evaluation, message.about["round_idx"], self.collator.steps_per_epoch(self.index))
         output_NK = self.executor.predict(evaluation, [self.index], message.about["round_idx"])[self.index]
-        predicted = Predicted(holds=self.holds, own=self.own, output_NK=output_NK)
+        predicted = Predicted(task=self.model.task, holds=self.holds, own=self.own, output_NK=output_NK)
         write_predictions(self.folder / "predictions.csv", [predicted], secret=True)
         return self._said(message)
 

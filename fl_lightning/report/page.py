@@ -121,6 +121,10 @@ def _facts(run: Recorded) -> list[Fact]:
         values = run.client_values(run.client_metric)
         worst = (max if run.less_is_better else min)(values, key=lambda name: values[name]) if values else ""
         found.append(Fact(name="worst client", value=number(figures[f"{test}_worst"]), more=worst))
+    bare = f"test/{test.rpartition('/')[2]}"
+    if run.record and bare in run.record.reference:
+        told = "the same for all examples of a client"
+        found.append(Fact(name=f"{bare} without a model", value=number(run.record.reference[bare]), more=told))
     if run.chosen_round is not None:
         rounds = f"of {len(run.rounds)}, by {run.monitor} {number(figures.get(run.monitor))}"
         found.append(Fact(name="chosen round (from 0)", value=str(run.chosen_round), more=rounds))

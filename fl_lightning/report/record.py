@@ -57,6 +57,7 @@ class Chosen:
         scores: Each client's value by kind of model (``""`` is the result, ``"trained/"``, ...) and metric.
         examples: How many examples each of these values is a mean of.
         confusion: Test examples of each class (row) that were taken for each class (column), (K, K).
+        label_counts: The same of having and lacking each of several labels, (K, 2, 2).
         predicted: Target and prediction of test examples in a regression, (P, 2).
     """
 
@@ -65,6 +66,7 @@ class Chosen:
     scores: dict[str, dict[str, list[float | None]]]
     examples: dict[str, dict[str, list[int]]]
     confusion: list[list[int]] | None = None
+    label_counts: list[list[list[int]]] | None = None
     predicted: list[list[float]] | None = None
 
 
@@ -140,14 +142,17 @@ class RunRecord:
 
     Attributes:
         strategy: Name of the strategy's class.
-        kind: Whether clients hold graphs or independent examples.
+        task: What is learned: its name and its settings.
+        examples: What the examples are called: nodes, graphs, ...
         monitor: The validation metric that chooses the round.
         mode: Whether ``max`` or ``min`` of it is best.
         planned_rounds: Rounds that were asked for.
         names: Of all clients, by index.
-        sizes: Their nodes or examples.
+        sizes: Their examples.
         training: Indices of those that take part in the rounds.
-        regression: Whether targets are numbers; None where the data lie elsewhere.
+        regression: Whether targets are no classes.
+        reference: Mean metrics of the training clients if each told all its examples the same (its largest class, its
+            labels' shares, its mean); empty where the data lie elsewhere.
         seed: Root of the training's draws.
         partition_hash: Of data, partition and split.
         settings: What can be told of the settings of a run that has no configuration file.
@@ -163,7 +168,8 @@ class RunRecord:
     """
 
     strategy: str
-    kind: Literal["graphs", "examples"]
+    task: dict[str, Any]
+    examples: str
     monitor: str
     mode: Literal["max", "min"]
     planned_rounds: int
@@ -173,6 +179,7 @@ class RunRecord:
     regression: bool | None
     seed: int
     partition_hash: str
+    reference: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, str] = field(default_factory=dict)
     partition: Partition | None = None
@@ -214,6 +221,8 @@ class RunRecord:
                 f"{path} has format version {found}, this version of fl_lightning reads {FORMAT_VERSION}: use the "
                 "version that wrote it"
             )
+        if (former := content.pop("kind", None)) is not None:  # as it was before tasks
+            content |= {"task": {}, "examples": {"graphs": "nodes"}.get(former, former)}
         from pydantic import TypeAdapter, ValidationError
 
         try:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -21,10 +20,13 @@ from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput
 from fl_lightning.models.plain import fitted
-from fl_lightning.round.class_metrics import CLASS_METRICS, ClassMetric, class_scores
+from fl_lightning.round.clipping import clipped
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.direction import KNOWN, Direction
 from fl_lightning.round.privacy import RecordPrivacy
+from fl_lightning.tasks import NodeClassification, Task
+from fl_lightning.tasks.class_metrics import CLASS_METRICS, ClassMetric
+from fl_lightning.tasks.targets import SPLITS
 
 #: A pure function of (client module, its parameters, its batch, its context): a local loss, scalar.
 Objective = Callable[["ClientModule", Parameters, Batch, Context], Tensor]
@@ -39,12 +41,6 @@ OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 #: Where :meth:`ClientModule.score_table` puts what metrics that are no sums over examples are computed from.
 LOGITS = "logits"
 
-#: The roles of examples.
-SPLITS = ("train", "val", "test")
-
-#: With fewer classes PyTorch's softmax over the last dimension is not vectorised on a CPU, and ten times slower.
-_VECTOR = 16
-
 
 def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
     """Adam with learning rate 0.01 and no weight decay.
@@ -57,10 +53,11 @@ def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
 
 
 class ClientModule(LightningModule, Counted):
-    """A client's model, objective, evaluation and optimiser for classification of its nodes or examples.
+    """A client's model, objective, evaluation and optimiser, whatever its task.
 
-    Subclass it and override :meth:`loss` and :meth:`scores` for another task, as :class:`RegressionClient` does.
-    Overriding ``training_step`` itself ties the client to the sequential executor.
+    Loss, metrics and predictions are the task's (:mod:`fl_lightning.tasks`), which follows from the data. Subclass it
+    and override :meth:`loss`, :meth:`scores`, ``monitor`` or :meth:`predictions` for others of your own. Overriding
+    ``training_step`` itself ties the client to the sequential executor.
 
     Args:
         net: Builds the net from (number of features, number of outputs), or is a net, of which every client has a
@@ -72,20 +69,16 @@ class ClientModule(LightningModule, Counted):
         gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
         running_statistics: Whether those of normalisation layers (BatchNorm) are ``personal``, and never leave their
             client, or ``shared``, and travel with the parameters.
-        metrics: What else to measure of a classification beside accuracy and loss, each client's own over the classes:
-            ``f1``, ``auroc`` (one class against the rest), ``balanced_accuracy``; None for nothing.
+        metrics: What else to measure of classes beside accuracy and loss, each client's own over the classes: ``f1``,
+            ``auroc`` (one class against the rest), ``balanced_accuracy``; None for nothing.
         privacy: Differential privacy of each training example (DP-SGD), for clients that hold examples; None for none.
 
     Raises:
         ValueError: A value is out of its range.
     """
 
-    #: The validation metric that chooses the reported round.
-    monitor: ClassVar[str] = "val/acc"
     #: Whether ``max`` or ``min`` of a metric is best, by its bare name; a subclass says it of those that it adds.
     metric_directions: ClassVar[Mapping[str, Direction]] = KNOWN
-    #: What ``metrics`` may name.
-    more_metrics: ClassVar[tuple[str, ...]] = CLASS_METRICS
 
     settings_prefix = "model."
 
@@ -110,14 +103,16 @@ class ClientModule(LightningModule, Counted):
         if running_statistics not in ("personal", "shared"):
             raise ValueError(f"model.running_statistics must be 'personal' or 'shared', got {running_statistics!r}")
         for name in metrics or ():
-            if name not in self.more_metrics:
-                known = f"give some of {', '.join(self.more_metrics)}" if self.more_metrics else "leave it out"
-                raise ValueError(f"model.metrics holds {name!r}, which {type(self).__name__} does not measure: {known}")
+            if name not in CLASS_METRICS:
+                raise ValueError(
+                    f"model.metrics holds {name!r}, which is none: give some of {', '.join(CLASS_METRICS)}"
+                )
         self.metrics = tuple(dict.fromkeys(metrics or ()))
         self.optimizer_factory: OptimizerFactory = default_optimizer if optimizer is None else optimizer
         self.running_statistics = running_statistics
         self.gradient_clip_val = gradient_clip_val
         self.privacy = privacy
+        self.task: Task = NodeClassification()  # until the data say another
         self.net: nn.Module
         self.stage_objective: Objective | None = None
         self.penalty: Penalty | None = None
@@ -127,6 +122,30 @@ class ClientModule(LightningModule, Counted):
     def given(self) -> dict[str, Any]:
         """Settings that are kept under other names."""
         return {"net": self.net_factories, "optimizer": self.optimizer_factory}
+
+    def take_task(self, task: Task) -> None:
+        """Learn what there is to be learned, before anything else of the data is told.
+
+        Raises:
+            ValueError: ``metrics`` holds what cannot be measured of it.
+        """
+        if other := [name for name in self.metrics if name not in task.target.on_demand]:
+            allowed = ", ".join(task.target.on_demand)
+            raise ValueError(
+                f"model.metrics holds {other[0]!r}, which {task} does not measure: "
+                f"{f'give some of {allowed}' if allowed else 'leave it out'}"
+            )
+        self.task = task
+
+    @property
+    def monitor(self) -> str:
+        """The validation metric that chooses the reported round: the task's; a subclass may have its own."""
+        return self.task.target.monitor
+
+    @property
+    def whole_metrics(self) -> tuple[str, ...]:
+        """Metrics that are computed from all of a client's outputs at once."""
+        return tuple(dict.fromkeys((*self.task.target.always, *self.metrics)))
 
     @classmethod
     def directions(cls) -> dict[str, Direction]:
@@ -261,27 +280,26 @@ class ClientModule(LightningModule, Counted):
         return self.loss(self.output(parameters, batch), batch)
 
     def loss(self, output: NetOutput, batch: Batch) -> Tensor:
-        """Mean cross entropy over the labelled training examples, scalar (or one for each client of a stack)."""
-        return _masked_mean(_cross_entropy(output.logits, batch.y), batch.train_mask)
+        """The task's: mean loss over the training examples, scalar (or one for each client of a stack)."""
+        return self.task.target.loss(output.logits, batch)
 
     def scores(self, output: NetOutput, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         """Numerator and denominator of each metric, by name; ``val/...`` chooses and ``test/...`` is reported.
 
-        Accuracy is the share of correctly labelled examples of the split, the loss is the mean cross entropy.
+        They are the task's means over the examples of each split.
         """
-        loss_N = _cross_entropy(output.logits, batch.y)  # first, for it refuses targets that are no classes
-        return split_scores(batch, {"acc": output.logits.argmax(dim=-1) == batch.y, "loss": loss_N})
+        return self.task.target.scores(output.logits, batch)
 
     def score_table(
         self, parameters: Parameters, batch: Batch, context: Context, rule: OutputRule | None = None
     ) -> dict[str, Tensor]:
         """The scores of a model, each metric's numerator and denominator as one float32 tensor (..., 2).
 
-        With ``metrics``, also the logits (..., N, K), for :meth:`scores_of_parts`.
+        With ``whole_metrics``, also the logits (..., N, K), for :meth:`scores_of_parts`.
         """
         output = self.ruled_output(rule, parameters, batch, context)
         table = _as_table(self.scores(output, batch))
-        return {**table, LOGITS: output.logits} if self.metrics else table
+        return {**table, LOGITS: output.logits} if self.whole_metrics else table
 
     def scores_of_parts(self, parts: Sequence[Batch], tables: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """The scores of a batch that was scored in parts, (..., 2).
@@ -293,13 +311,15 @@ class ClientModule(LightningModule, Counted):
         found = {
             name: torch.stack([table[name] for table in tables]).sum(dim=0) for name in tables[0] if name != LOGITS
         }
-        if self.metrics:
-            masks = [torch.stack([part.train_mask, part.val_mask, part.test_mask]) for part in parts]
-            logits = torch.cat([table[LOGITS] for table in tables], dim=-2)
-            more = class_scores(self.metrics, logits, torch.cat([p.y for p in parts], dim=-1), torch.cat(masks, dim=-1))
-            for name, (total, count) in more.items():
-                pairs = zip(SPLITS, total, count, strict=True)
-                found |= _as_table({f"{split}/{name}": (t, n) for split, t, n in pairs})
+        if not self.whole_metrics:
+            return found
+        dim = parts[0].key.dim()  # of the examples
+        masks = [torch.stack([part.train_mask, part.val_mask, part.test_mask]) for part in parts]
+        logits, y = (torch.cat(each, dim=dim) for each in ([t[LOGITS] for t in tables], [p.y for p in parts]))
+        more = self.task.target.whole_scores(self.whole_metrics, logits, y, torch.cat(masks, dim=dim + 1))
+        for name, (total, count) in more.items():
+            pairs = zip(SPLITS, total, count, strict=True)
+            found |= _as_table({f"{split}/{name}": (t, n) for split, t, n in pairs})
         return found
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -312,8 +332,8 @@ class ClientModule(LightningModule, Counted):
         return loss if self.penalty is None else loss + self.penalty(parameters, self.context)
 
     def predictions(self, output: NetOutput) -> Tensor:
-        """Class probabilities of every example, (N, num_classes)."""
-        return output.logits.softmax(dim=-1)
+        """The task's: of every example the probabilities of classes or labels, or numbers, (N, num_outputs)."""
+        return self.task.target.predictions(output.logits)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Predictions for every example, (N, num_outputs)."""
@@ -346,17 +366,7 @@ class ClientModule(LightningModule, Counted):
         if self.gradient_clip_val is None:
             return gradients
         models = getattr(self.net, "models", ()) if hasattr(self, "net") else ()
-        groups: dict[str, dict[str, Tensor]] = {}
-        for name, gradient in gradients.items():
-            part = name.partition(".")[0]
-            if gradient is not None:
-                groups.setdefault(part if part in models else "", {})[name] = gradient
-        clipped: dict[str, Tensor | None] = dict(gradients)
-        for group in groups.values():
-            norm_C = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in group.values()]).norm(dim=0)
-            factor_C = (self.gradient_clip_val / (norm_C + 1e-6)).clamp(max=1.0)
-            clipped |= {name: g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in group.items()}
-        return clipped
+        return clipped(gradients, self.gradient_clip_val, models)
 
     def constrain(self, parameters: Parameters, context: Context) -> Parameters:
         """Values that replace parameters after every optimiser step, by name: a projection onto what is allowed.
@@ -370,52 +380,6 @@ class ClientModule(LightningModule, Counted):
         return batch.train_mask.sum(dim=-1)
 
 
-def check_is_client(client: Any) -> None:
-    """Refuse what is no client module.
-
-    Raises:
-        ValueError: It is a class, another LightningModule, a net, or something else.
-    """
-    if isinstance(client, ClientModule):
-        return
-    kind = client if isinstance(client, type) else type(client)
-    if issubclass(kind, ClientModule):
-        remedy = f"it is a class, give an instance of it, client={kind.__name__}()"
-    elif issubclass(kind, LightningModule):
-        remedy = (
-            "derive it from fl_lightning.ClientModule (for numbers from fl_lightning.RegressionClient), which has the "
-            "net, loss and scores; it may have a training_step of its own"
-        )
-    elif issubclass(kind, nn.Module):
-        remedy = "it is a net, give client=fl_lightning.ClientModule(net=...)"
-    else:
-        remedy = "give client=fl_lightning.ClientModule()"
-    raise ValueError(f"client is {kind.__name__}, which is no ClientModule: {remedy}")
-
-
-class RegressionClient(ClientModule):
-    """A client that predicts numbers: mean squared error over the examples and their targets.
-
-    The settings are those of :class:`ClientModule`. The metric is ``mse``, of which less is better.
-    """
-
-    monitor: ClassVar[str] = "val/mse"
-    more_metrics: ClassVar[tuple[str, ...]] = ()
-
-    def loss(self, output: NetOutput, batch: Batch) -> Tensor:
-        """Mean squared error over the training examples, scalar (or one for each client of a stack)."""
-        return _masked_mean(_squared_error(output.logits, batch.y), batch.train_mask)
-
-    def scores(self, output: NetOutput, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Sum of the examples' squared errors (each a mean over its targets) and their number, for every split."""
-        error_N = _squared_error(output.logits, batch.y)
-        return split_scores(batch, {"mse": error_N, "loss": error_N})
-
-    def predictions(self, output: NetOutput) -> Tensor:
-        """Predicted targets, (N, num_outputs)."""
-        return output.logits
-
-
 def parameters_of(part: str, parameters: Parameters) -> dict[str, Tensor]:
     """Parameters of a sub-net by their names in it.
 
@@ -424,24 +388,6 @@ def parameters_of(part: str, parameters: Parameters) -> dict[str, Tensor]:
         ['head.bias']
     """
     return {name.removeprefix(f"{part}."): p for name, p in parameters.items() if name.startswith(f"{part}.")}
-
-
-def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Sum and count of each value over the training, validation and test examples.
-
-    Args:
-        batch: Of one client, or of a stack.
-        values: One number (or boolean) for every example, (..., N), by the metric's name.
-
-    Returns:
-        By ``train/name``, ``val/name``, ``test/name``.
-    """
-    mask_SN = torch.stack([batch.train_mask, batch.val_mask, batch.test_mask])
-    counts = mask_SN.sum(dim=-1).unbind()
-    totals = {name: (value_N * mask_SN).sum(dim=-1).unbind() for name, value_N in values.items()}
-    return {
-        f"{split}/{name}": (totals[name][place], counts[place]) for place, split in enumerate(SPLITS) for name in values
-    }
 
 
 def _as_table(scores: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -453,26 +399,3 @@ def _as_output(found: Any) -> NetOutput:
     if isinstance(found, NetOutput):
         return found
     return NetOutput(found, found) if isinstance(found, Tensor) else NetOutput(found[0], found[1])
-
-
-def _masked_mean(value_N: Tensor, mask_N: Tensor) -> Tensor:
-    weight_N = mask_N.to(value_N.dtype)
-    return (value_N * weight_N).sum(dim=-1) / weight_N.sum(dim=-1).clamp(min=1)
-
-
-def _squared_error(predicted: Tensor, y: Tensor) -> Tensor:
-    """Squared error of every example, the mean over its targets, (..., N)."""
-    if not y.is_floating_point():
-        raise ValueError("the targets are classes, which RegressionClient does not predict: set model to ClientModule")
-    return (predicted - y).square().mean(dim=-1)
-
-
-def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy of every example, (..., N)."""
-    if y.is_floating_point():
-        raise ValueError("the targets are numbers, which ClientModule does not predict: set model to RegressionClient")
-    if logits.shape[-1] < _VECTOR and logits.device.type == "cpu":  # classes first, so that examples fill the vectors
-        if logits.dim() == 2:
-            return F.cross_entropy(logits.t()[None], y[None], reduction="none")[0]
-        return F.cross_entropy(logits.mT, y, reduction="none")
-    return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view_as(y)

@@ -11,6 +11,7 @@ KNOWN: Mapping[str, Direction] = {
     "f1": "max",
     "auroc": "max",
     "balanced_accuracy": "max",
+    "average_precision": "max",
     "loss": "min",
     "mse": "min",
 }

@@ -141,7 +141,7 @@ def private_gradient(
     """
     fields = {name: tensor for name, tensor in batch.tensors().items() if name not in ("key", "expected")}
     yes, no = torch.ones_like(batch.train_mask[:1]), torch.zeros_like(batch.train_mask[:1])
-    masks = {"real_mask": yes, "train_mask": yes, "val_mask": no, "test_mask": no}
+    masks = {"example_mask": yes, "train_mask": yes, "val_mask": no, "test_mask": no}
 
     def of_one(trained: Parameters, place: Tensor, own: dict[str, Tensor]) -> Tensor:
         key = subkey(batch.key ^ place, "example")  # what is dropped is dropped of each example by itself

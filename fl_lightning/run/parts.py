@@ -5,7 +5,8 @@ import warnings
 from lightning import LightningDataModule
 
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.round.client import ClientModule, check_is_client
+from fl_lightning.executors.hooks import check_is_client
+from fl_lightning.round.client import ClientModule
 from fl_lightning.run.assembly import Run
 from fl_lightning.strategies import Strategy
 

@@ -23,12 +23,8 @@ def check_privacy(strategy: Strategy, model: ClientModule, roster: Roster, clien
     if model.privacy is None:
         return
     name = type(strategy).__name__
-    if roster.kind == "graphs":
-        raise ValueError(
-            "model.privacy is for clients that hold independent examples, but these hold graphs: a node enters the "
-            "losses of its neighbors, and so more gradients than its own. Leave model.privacy out, or choose a source "
-            "of examples"
-        )
+    if why := roster.task.not_private:
+        raise ValueError(f"model.privacy {why}. Leave model.privacy out, or choose a source of examples")
     for stage in (*strategy.initial_stages(), *strategy.stages(0), *strategy.admission_stages()):
         check_stage(stage, name)
     for evaluation in strategy.evaluations(clients).values():

@@ -16,19 +16,9 @@ from torch import Tensor, nn
 
 from fl_lightning.counts import check_counts
 from fl_lightning.federation import Federation, Roster
-from fl_lightning.models.cnn import CNN
 from fl_lightning.models.gcn import GCN
-from fl_lightning.models.gru import GRUForecaster
-from fl_lightning.models.mlp import MLP
 from fl_lightning.models.plain import plain_parts
-from fl_lightning.round.client import (
-    ClientModule,
-    NetFactory,
-    OptimizerFactory,
-    Penalty,
-    RegressionClient,
-    default_optimizer,
-)
+from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty, default_optimizer
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
 from fl_lightning.strategies.server_state import ServerState
@@ -80,6 +70,10 @@ class Strategy(ServerState, ABC):
     shares_statistics: ClassVar[bool] = False
     #: Whether clients must hold graphs.
     needs_graphs: ClassVar[bool] = False
+    #: Whether they must each hold one, whose nodes are the examples.
+    needs_nodes: ClassVar[bool] = False
+    #: Whether each example must be of one class.
+    needs_classes: ClassVar[bool] = False
     #: Whether edges must go both ways.
     needs_undirected: ClassVar[bool] = False
     #: Whether it gives clients' graphs edges, of which nobody knows weights or attributes.
@@ -158,22 +152,13 @@ class Strategy(ServerState, ABC):
         return self.client_class()
 
     def net_for(self, roster: Roster, client: ClientModule) -> NetFactory:
-        """The net of clients that were given none: what the strategy needs, or what fits what they hold.
-
-        Graphs have the strategy's ``default_net`` or a GCN; images (channels, rows, columns) a CNN; series (steps,
-        features) whose numbers are forecast a GRU; all other examples an MLP.
-        """
-        if roster.kind == "graphs":
-            return self.default_net or GCN
-        num_dims = 1 if isinstance(roster.num_features, int) else len(roster.num_features)
-        if num_dims == 2 and isinstance(client, RegressionClient):
-            return GRUForecaster
-        return CNN if num_dims == 3 else MLP
+        """The net of clients that were given none: what the strategy needs, or what fits the task."""
+        return roster.task.default_net(roster.num_features, self.default_net)
 
     def optimizer_for(self, roster: Roster) -> OptimizerFactory:
         """The optimizer of clients that were given none, by what they hold."""
         own = type(self)
-        if roster.kind == "graphs" or own.examples_optimizer is None:
+        if roster.task.has_graphs or own.examples_optimizer is None:
             return own.default_optimizer
         return own.examples_optimizer
 

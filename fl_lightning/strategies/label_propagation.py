@@ -28,6 +28,6 @@ def propagate_labels(known_NK: Tensor, batch: GraphBatch, seeds_N: Tensor, *, nu
     """
     score_NK = known_NK
     for _ in range(num_steps):
-        neighbour_NK = block_matmul(batch.adjacency, score_NK, owner=batch.real_mask)
+        neighbour_NK = block_matmul(batch.adjacency, score_NK, owner=batch.example_mask)
         score_NK = share * neighbour_NK + (1 - share) * known_NK + known_NK * seeds_N[:, None]
     return score_NK

@@ -22,7 +22,7 @@ def graph_embedding(client: ClientModule, parameters: Parameters, batch: Batch, 
     """Mean of the node embeddings of one graph, (D,)."""
     embedding_ND = client.output(parameters, batch).embedding
     embedding_ND = embedding_ND.to(server_dtype(embedding_ND.dtype))
-    weight_N = batch.real_mask.to(embedding_ND.dtype)
+    weight_N = batch.example_mask.to(embedding_ND.dtype)
     return weight_N @ embedding_ND / weight_N.sum()
 
 

@@ -30,7 +30,8 @@ Choice = Mapping[str, float]
 def validation_score(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """Numerator and denominator of its validation metric with the model that it was sent, (2,)."""
     sent = {name: context.inbox.get(name, own) for name, own in parameters.items()}
-    total, count = client.score_table(sent, batch, context)[client.monitor].unbind(-1)
+    scores = client.scores_of_parts([batch], [client.score_table(sent, batch, context)])
+    total, count = scores[client.monitor].unbind(-1)
     is_less_better = direction_of(client.monitor, client.directions()) == "min"
     return torch.stack([-total if is_less_better else total, count], dim=-1)
 

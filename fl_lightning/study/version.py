@@ -27,7 +27,7 @@ DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
 _PACKAGES = ("torch", "torch-geometric")
 _ROOT = Path(__file__).parents[1]
 #: Rooms whose code computes, or decides what is computed.
-_COMPUTING = ("batches", "data", "executors", "kernels", "models", "relations", "round", "strategies")
+_COMPUTING = ("batches", "data", "executors", "kernels", "models", "relations", "round", "strategies", "tasks")
 
 
 def version_of(strategy: str, data: Mapping[str, Any]) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.callback import Callback, Trainer
 from fl_lightning.executors import Executor, SequentialExecutor, StackedExecutor
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
+from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.strategies import Strategy
 from fl_lightning.testing.comparison import attributes
 from fl_lightning.trainer import FederatedTrainer

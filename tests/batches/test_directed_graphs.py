@@ -145,7 +145,7 @@ def test_views_are_the_same_alone_on_a_stack_and_under_vmap(weighted) -> None:
 
     def seen(tensors, x_ND):
         view = batch.replace(tensors).augmented(1, edge_dropout=0.5, feature_dropout=0.5)
-        received = block_matmul(view.adjacency, x_ND, owner=view.real_mask)
+        received = block_matmul(view.adjacency, x_ND, owner=view.example_mask)
         return received, view.sum_neighbours(x_ND), view.transform(torch.eye(4, dtype=torch.float64)), view.degree
 
     mapped = torch.vmap(seen)(batch.tensors(), x_CND)
@@ -160,7 +160,7 @@ def test_every_client_meets_the_weights_of_all_in_the_union() -> None:
     parts = list(UnionCollator(collator, (0, 1))([0, 1]).parts())
     for row in (0, 1):
         seen = [part.adjacency.matrix.to_dense()[9 * row : 9 * row + 9, 9 * row : 9 * row + 9] for part in parts]
-        sizes = [int(part.real_mask[row].sum()) for part in parts]
+        sizes = [int(part.example_mask[row].sum()) for part in parts]
         assert sorted(sizes) == [6, 9]
         for found, size in zip(seen, sizes, strict=True):
             torch.testing.assert_close(found[:size, :size], normalized(graphs[0 if size == 9 else 1]))

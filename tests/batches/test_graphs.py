@@ -14,8 +14,8 @@ def collator(graphs) -> GraphCollator:
 
 def neighbours(batch: GraphBatch) -> torch.Tensor:
     """What the adjacency says, without the loop of each node."""
-    dense = batch.adjacency.matrix.to_dense().view(*batch.real_mask.shape, -1)
-    return (dense != 0).sum(dim=-1) - batch.real_mask.long()
+    dense = batch.adjacency.matrix.to_dense().view(*batch.example_mask.shape, -1)
+    return (dense != 0).sum(dim=-1) - batch.example_mask.long()
 
 
 def test_degrees_are_the_neighbours_of_each_node(collator, graphs) -> None:
@@ -23,7 +23,7 @@ def test_degrees_are_the_neighbours_of_each_node(collator, graphs) -> None:
 
     assert batch.degree.dtype == torch.int64
     assert torch.equal(batch.degree, neighbours(batch))
-    assert (batch.degree[~batch.real_mask] == 0).all()
+    assert (batch.degree[~batch.example_mask] == 0).all()
     assert batch.degree.sum(dim=1).tolist() == [graphs[client].num_edges for client in (0, 2, 4)]
 
 

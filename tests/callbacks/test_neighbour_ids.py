@@ -48,7 +48,7 @@ def test_lost_neighbours_are_known(make_model, make_trainer, tmp_path) -> None:
     trainer.fit(make_model(FedGNN), data, strategy)
     known = [int((strategy.sent["ids"][client] > 0).sum()) for client in range(3)]
     kept = [graph.num_edges for graph in data.clients]
-    assert [all_of - own for all_of, own in zip(known, kept, strict=True)] == list(data._edges_lost)
+    assert [all_of - own for all_of, own in zip(known, kept, strict=True)] == list(data.allocation.edges_lost)
     assert trainer.run.history[-1]["server/matched"] > 0
 
 

@@ -17,7 +17,7 @@ from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 def alignment(embedding_ND: torch.Tensor, projection_D: torch.Tensor, real_N: torch.Tensor) -> list[float]:
     client = SimpleNamespace(output=lambda parameters, batch: SimpleNamespace(embedding=embedding_ND))
-    batch = SimpleNamespace(real_mask=real_N)
+    batch = SimpleNamespace(example_mask=real_N)
     found: torch.Tensor = principal_alignment(client, {"projection": projection_D}, batch, None)  # type: ignore[arg-type]
     return found.tolist()
 

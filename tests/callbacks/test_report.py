@@ -15,9 +15,9 @@ from torch import Tensor
 import fl_lightning.report
 from fl_lightning import (
     Callback,
+    ClientModule,
     FederatedDataModule,
     Participation,
-    RegressionClient,
     SequentialExecutor,
     StackedExecutor,
 )
@@ -104,9 +104,9 @@ def test_every_family_has_a_page(strategy, matrices, federation, make_model, mak
 def test_regression_on_examples(executor, make_trainer, tmp_path) -> None:
     data = FederatedDataModule(Lines(), cache_dir=str(tmp_path), root=str(tmp_path))
     trainer = make_trainer(executor=executor(), callbacks=RunReport())
-    trainer.fit(RegressionClient(MLP), data, FedAvg())
+    trainer.fit(ClientModule(MLP), data, FedAvg())
     record = record_of(trainer)
-    assert (record.kind, record.regression, record.mode, record.monitor) == ("examples", True, "min", "val/mse")
+    assert (record.examples, record.regression, record.mode, record.monitor) == ("examples", True, "min", "val/mse")
     assert record.chosen is not None
     assert record.chosen.confusion is None
     predicted = torch.tensor(record.chosen.predicted)
@@ -221,7 +221,7 @@ def test_clients_whose_data_lie_elsewhere(federation, make_model, make_trainer, 
     trainer.fit(make_model(), federation, FedAvg())
     record = record_of(trainer)
     assert record.chosen is not None
-    assert (record.partition, record.regression, record.points, record.chosen.confusion) == (None, None, None, None)
+    assert (record.partition, record.points, record.chosen.confusion) == (None, None, None)
     assert "No predictions were kept." in page_of(trainer)
 
 

@@ -14,7 +14,7 @@ from conftest import GROUPS
 from strategies.test_contract import STRATEGIES, TINY
 from torch.optim import SGD, Adam, AdamW
 
-from fl_lightning import ClientModule, FederatedDataModule, Participation, RegressionClient
+from fl_lightning import ClientModule, FederatedDataModule, Participation
 from fl_lightning.data import Examples, ExampleSource
 from fl_lightning.models import GCN, MLP, GraphSAGE, NormalisedGCN
 from fl_lightning.relations import Complete, Ring
@@ -129,7 +129,7 @@ class Drawn:
     def __post_init__(self, draw: random.Random) -> None:
         self.settings = drawn_settings(self.kind, draw)
         self.participates = drawn_participation(draw, self.num_rounds)
-        self.regression = self.on == "examples" and draw.random() < 0.4
+        self.regression = self.on == "examples" and not self.kind.needs_classes and draw.random() < 0.4
         self.optimizer, self.clip = draw.choice(OPTIMIZERS), draw.choice((None, None, 0.5))
         self.nets = draw.choice([nets for nets in NETS[self.on] if self.kind.takes_architectures or len(nets) == 1])
         self.running_statistics = draw.choice(("personal", "shared")) if self.nets in NORMALISED else "personal"
@@ -151,7 +151,7 @@ class Drawn:
         return self.kind(**copy.deepcopy(self.settings))
 
     def model(self) -> ClientModule:
-        client_class = RegressionClient if self.regression else self.kind.client_class
+        client_class = self.kind.client_class
         takes = inspect.signature(client_class).parameters
         own = self.kind.default_net or GCN
         dropout = 0.5 if self.on == "graphs" else 0.3

@@ -179,9 +179,8 @@ PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
             "model.net, for inputs of 32 and 5 outputs: in_features=32 is no shape",
         ),
         (["--model.net=fl_lightning.models.Twin"], "model.net, for inputs of 32 and 5 outputs: TypeError"),
-        (["--model=RegressionClient", "--model.net=fl_lightning.models.GCN"], "set model to ClientModule"),
     ],
-    ids=["graphs by CNN", "no net", "classes by regression"],
+    ids=["graphs by CNN", "no net"],
 )
 def test_models_that_do_not_fit_the_data(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
@@ -387,11 +386,7 @@ def test_print_config_can_be_run_again(capsys: pytest.CaptureFixture[str]) -> No
         (["--strategy={class_path: FedPub}"], "ClientModule", "MaskedGCN"),
         (["--config=own.yaml", "--strategy=FedAvg"], "ClientModule", "GCN"),
         (["--strategy=FedAvg", "--config=nested.yaml"], "FedAuxClient", "ProjectionGCN"),
-        (
-            ["--strategy=FedPub", "--model=RegressionClient", "--model.net=fl_lightning.models.GCN"],
-            "RegressionClient",
-            "GCN",
-        ),
+        (["--strategy=FedPub", "--model=ClientModule", "--model.net=fl_lightning.models.GCN"], "ClientModule", "GCN"),
     ],
     ids=str,
 )
@@ -429,8 +424,17 @@ def test_a_net_that_is_named_has_no_settings_of_the_default_one(
 
 
 def test_a_model_that_the_strategy_is_not_written_for(capsys: pytest.CaptureFixture[str]) -> None:
-    message = refused(capsys, "fit", *SMALL[:3], "--strategy=FedAux", "--model=RegressionClient")
-    assert "FedAux needs clients of the class FedAuxClient, but model is RegressionClient" in message
+    message = refused(capsys, "fit", *SMALL[:3], "--strategy=FedAux", "--model=ClientModule")
+    assert "FedAux needs clients of the class FedAuxClient, but model is ClientModule" in message
+
+
+@pytest.mark.parametrize("path", ["RegressionClient", "fl_lightning.RegressionClient"])
+def test_the_client_of_regressions_is_refused_by_its_present_name(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("old.yaml").write_text(yaml.safe_dump({"model": {"class_path": path, "init_args": {"gradient_clip_val": 1}}}))
+    for words in ([f"--model={path}"], ["--config=old.yaml"]):
+        assert "RegressionClient was renamed to ClientModule" in refused(capsys, "fit", *SMALL, *words)
 
 
 def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ from fl_lightning.data import (
     RandomPartitioner,
     School,
 )
+from fl_lightning.data.partition.cut import cache_key
 from fl_lightning.data.preparation import Dropped
 from fl_lightning.run.predictions import Predicted, write_predictions
 
@@ -108,7 +109,7 @@ def test_nothing_before_setup(tmp_path: Path):
 def test_prepare_caches_and_setup_reads(tmp_path: Path, planted: Data, monkeypatch: pytest.MonkeyPatch):
     first = module(tmp_path, source=HeldGraph(planted))
     first.prepare_data()
-    assert [path.name for path in records(tmp_path)] == [f"{first.cache_key(planted)}.pt"]
+    assert [path.name for path in records(tmp_path)] == [f"{key_of(first, planted)}.pt"]
     monkeypatch.setattr(MetisPartitioner, "assign", lambda *_: pytest.fail("the cache was not used"))
     for data in (first, module(tmp_path, source=HeldGraph(planted))):
         data.setup()
@@ -158,20 +159,25 @@ def test_anything_that_differs_changes_key_and_hash(tmp_path: Path):
     assert len({data.partition_hash for data in modules}) == len(CHANGES)
 
 
+def key_of(data: FederatedDataModule, graph: Data) -> str:
+    """The key of a graph's partition under the settings of a data module."""
+    return cache_key(graph, data.source.all_identity(data._asked))  # type: ignore[attr-defined]
+
+
 def test_preparation_versions_and_content_are_part_of_the_key(
     tmp_path: Path, planted: Data, monkeypatch: pytest.MonkeyPatch
 ):
     data = module(tmp_path)
-    keys = {data.cache_key(planted)}
+    keys = {key_of(data, planted)}
     for name in ("x", "edge_index", "y", "membership"):
         changed = planted.clone()
         changed[name] = changed[name].flip(0)
-        keys.add(data.cache_key(changed))
-    monkeypatch.setattr("fl_lightning.data.module.version", lambda name: "0")
-    keys.add(data.cache_key(planted))
+        keys.add(key_of(data, changed))
+    monkeypatch.setattr("fl_lightning.data.partition.cut.version", lambda name: "0")
+    keys.add(key_of(data, planted))
     data.source = PlantedCommunities(num_nodes=300, num_communities=6, num_classes=3, num_features=8)
     data.source.preparation = type(data.source.preparation)(largest_component=True, normalize_features=False)
-    keys.add(data.cache_key(planted))
+    keys.add(key_of(data, planted))
     assert len(keys) == 7
 
 
@@ -321,7 +327,9 @@ def test_nodes_have_the_users_own_numbers_and_names(tmp_path: Path, largest_comp
     write_predictions(
         tmp_path / "predictions.csv",
         [
-            Predicted(holds=client, own=data.own_names(number), output_NK=torch.ones(client.num_nodes, 3) / 3)
+            Predicted(
+                task=data.task, holds=client, own=data.own_names(number), output_NK=torch.ones(client.num_nodes, 3) / 3
+            )
             for number, client in enumerate(data.clients)
         ],
     )

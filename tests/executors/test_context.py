@@ -119,7 +119,7 @@ class Sends(Training):
 
 def along(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
     output = client.output(parameters, batch)
-    weights_N = context.inbox["rows"] * batch.real_mask
+    weights_N = context.inbox["rows"] * batch.example_mask
     loss = client.loss(output, batch) + 1e-2 * (weights_N[:, None] * output.embedding).square().sum()
     return loss + (0.1 * (context.step + 1)) * (context.inbox["direction"] * parameters["head.weight"]).sum()
 
@@ -251,7 +251,7 @@ def follow_embedding(client: ClientModule, parameters: Any, gradients: Any, batc
 
 def near_followed(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
     output = client.output(parameters, batch)
-    apart_ND = (output.embedding - context.memory["of/nodes"]) * batch.real_mask[:, None]
+    apart_ND = (output.embedding - context.memory["of/nodes"]) * batch.example_mask[:, None]
     return client.loss(output, batch) + 0.01 * apart_ND.square().sum()
 
 
@@ -287,7 +287,7 @@ def remember_nodes(client: ClientModule, parameters: Any, batch: Any, context: C
 
 def near_memory(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
     output = client.output(parameters, batch)
-    apart_ND = (output.embedding - context.memory["nodes"]) * batch.real_mask[:, None]
+    apart_ND = (output.embedding - context.memory["nodes"]) * batch.example_mask[:, None]
     return client.loss(output, batch) + 0.01 * apart_ND.square().sum() + 0.1 * context.memory["count"]
 
 
@@ -335,7 +335,7 @@ def test_memory_is_resumed_exactly(executor, fit, federation, make_model, make_t
 @each_executor
 def test_memory_of_a_client_that_fails_is_rolled_back(executor, fit) -> None:
     def fails(client: Any, parameters: Any, batch: Any, context: Context) -> Tensor:
-        return parameters["head.bias"].sum() / (batch.real_mask.sum() != 18)
+        return parameters["head.bias"].sum() / (batch.example_mask.sum() != 18)
 
     strategy = remembering()
     strategy.own_more["signals"] = {"odd": fails}
@@ -353,7 +353,7 @@ class Explodes(ClientModule):
     """Raises for the client of 18 nodes, and for all that are computed with it."""
 
     def loss(self, output: NetOutput, batch: Any) -> Tensor:
-        if batch.real_mask.shape[-1] == 18 or mapped_clients(batch) > 1:
+        if batch.example_mask.shape[-1] == 18 or mapped_clients(batch) > 1:
             raise RuntimeError("odd client")
         return super().loss(output, batch)
 
@@ -436,7 +436,7 @@ def test_evaluation_with_its_own_optimiser_steps_and_predictions(fit, assert_sam
 @each_executor
 def test_a_client_that_cannot_be_evaluated_is_left_out(executor, fit) -> None:
     def odd(client: ClientModule, parameters: Any, batch: Any, context: Context) -> NetOutput:
-        if batch.real_mask.shape[-1] == 18 or mapped_clients(batch) > 1:
+        if batch.example_mask.shape[-1] == 18 or mapped_clients(batch) > 1:
             raise RuntimeError("odd client")
         return client.output(parameters, batch)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fl_lightning
-from fl_lightning import ClientModule, Participation, RegressionClient, SequentialExecutor, StackedExecutor, strategies
+from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor, strategies
 from fl_lightning.executors.failure import Failure, failure_of
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.failures import ClientFailure, TooFewAnswers
@@ -261,7 +261,7 @@ def test_what_is_no_client_is_told_what_to_be(client: Any, message: str, federat
 
 def clients_of_the_package() -> list[type[ClientModule]]:
     found = {kind.client_class for kind in vars(strategies).values() if hasattr(kind, "client_class")}
-    return sorted({*found, RegressionClient} - {ClientModule}, key=lambda kind: kind.__name__)
+    return sorted(found - {ClientModule}, key=lambda kind: kind.__name__)
 
 
 @pytest.mark.parametrize("kind", clients_of_the_package(), ids=lambda kind: kind.__name__)
@@ -273,12 +273,11 @@ def test_a_client_passes_on_all_settings_of_its_base(kind: type[ClientModule]) -
         assert own[name].default == parameter.default
     privacy = RecordPrivacy(max_grad_norm=1.0, noise_multiplier=1.0)
     given: dict[str, Any] = {"gradient_clip_val": 0.5, "running_statistics": "shared", "privacy": privacy}
-    if kind.more_metrics:
-        given["metrics"] = ["f1"]
-    assert given.keys() | {"net", "optimizer", "metrics"} == base.keys()  # or this test knows too little
+    given["metrics"] = ["f1"]
+    assert given.keys() | {"net", "optimizer"} == base.keys()  # or this test knows too little
     client = kind(**given)
     kept = {name: getattr(client, name) for name in given}
-    assert kept == {**given, **({"metrics": ("f1",)} if "metrics" in given else {})}
+    assert kept == {**given, "metrics": ("f1",)}
 
 
 @pytest.mark.parametrize("kind", [FedAux, FedSage, FedSagePlus, FedProto])

@@ -253,7 +253,7 @@ class Normed(nn.Module):
         self.norm, self.head = norm(in_features), nn.Linear(in_features, num_outputs)
 
     def forward(self, batch):
-        x = self.norm(batch.x, batch.real_mask) if isinstance(self.norm, BatchNorm) else self.norm(batch.x)
+        x = self.norm(batch.x, batch.example_mask) if isinstance(self.norm, BatchNorm) else self.norm(batch.x)
         return self.head(x)
 
 

@@ -78,7 +78,7 @@ class Hangs(ClientModule):
     """Sleeps for the client of 18 nodes, and for all that are computed with it, while it trains."""
 
     def loss(self, output: NetOutput, batch: Any) -> Tensor:
-        if self.training and batch.real_mask.shape[-1] == 18:
+        if self.training and batch.example_mask.shape[-1] == 18:
             time.sleep(600)
         return super().loss(output, batch)
 

@@ -26,7 +26,7 @@ def dense(matrix: Tensor, row: int, batch: GraphBatch) -> Tensor:
 
 def test_neighbours_are_drawn_without_replacement(collator) -> None:
     batch = collator(CLIENTS)
-    allowed_CN = batch.real_mask & (torch.arange(30) % 3 > 0)
+    allowed_CN = batch.example_mask & (torch.arange(30) % 3 > 0)
     found = sample_neighbours(KEYS, allowed_CN, batch.adjacency, 2)
     for row in range(3):
         linked_NN = (dense(batch.adjacency.matrix, row, batch) > 0) & ~torch.eye(30, dtype=torch.bool)
@@ -39,15 +39,15 @@ def test_neighbours_are_drawn_without_replacement(collator) -> None:
 
 def test_a_client_alone_and_under_vmap_draws_the_same(collator) -> None:
     batch = collator(CLIENTS)
-    stacked = sample_neighbours(KEYS, batch.real_mask, batch.adjacency, 3)
-    mapped = torch.vmap(lambda key, mask: sample_neighbours(key, mask, batch.adjacency, 3))(KEYS, batch.real_mask)
+    stacked = sample_neighbours(KEYS, batch.example_mask, batch.adjacency, 3)
+    mapped = torch.vmap(lambda key, mask: sample_neighbours(key, mask, batch.adjacency, 3))(KEYS, batch.example_mask)
     assert torch.equal(mapped, stacked)
     for row, client in enumerate(CLIENTS):
         alone = single(collator([client]))
         size = len(alone.y)
-        own = sample_neighbours(KEYS[row], alone.real_mask, alone.adjacency, 3)
+        own = sample_neighbours(KEYS[row], alone.example_mask, alone.adjacency, 3)
         assert torch.equal(own, stacked[row, :size])
-    assert not torch.equal(sample_neighbours(KEYS + 1, batch.real_mask, batch.adjacency, 3), stacked)
+    assert not torch.equal(sample_neighbours(KEYS + 1, batch.example_mask, batch.adjacency, 3), stacked)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.4, 1.0])
@@ -59,7 +59,7 @@ def test_edges_are_dropped_both_ways_and_the_rest_is_normalised(probability, col
         kept = (found > 0).double()
         assert torch.equal(kept, kept.T)
         assert ((kept > 0) <= (before > 0)).all()
-        assert torch.equal(kept.diagonal(), batch.real_mask[row].double())
+        assert torch.equal(kept.diagonal(), batch.example_mask[row].double())
         scale = kept.sum(dim=1).clamp(min=1).rsqrt()
         torch.testing.assert_close(found, scale[:, None] * kept * scale)
         assert torch.equal(degree_CN[row], (kept.sum(dim=1) - kept.diagonal()).long())

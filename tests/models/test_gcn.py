@@ -229,7 +229,7 @@ def test_a_client_does_not_see_the_others_of_its_batch(sparse, graphs, make_mode
 def test_padding_has_no_weight(graphs) -> None:
     batch = collator(graphs)([0, 4])
 
-    padding = ~batch.real_mask
+    padding = ~batch.example_mask
     assert padding.sum() == graphs[0].num_nodes - graphs[4].num_nodes
     for mask in (batch.train_mask, batch.val_mask, batch.test_mask):
         assert not (mask & padding).any()

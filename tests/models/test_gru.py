@@ -17,7 +17,7 @@ from net_checks import (
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fl_lightning import RegressionClient
+from fl_lightning import ClientModule
 from fl_lightning.models import GRUForecaster
 from fl_lightning.models.gru import GRULayer
 
@@ -106,7 +106,7 @@ def test_it_runs_in_half_precision() -> None:
 
 
 def test_executors_agree(make_trainer, assert_same) -> None:
-    model = RegressionClient(functools.partial(GRUForecaster, hidden_channels=5), functools.partial(SGD, lr=0.05))
+    model = ClientModule(functools.partial(GRUForecaster, hidden_channels=5), functools.partial(SGD, lr=0.05))
     check_executors_agree(model, Noise((4, 1), regression=True), make_trainer, assert_same)
 
 

@@ -95,7 +95,7 @@ def test_clients_at_once_are_clients_in_turn(settings, collator) -> None:
 
     def logits(parameters, tensors) -> Tensor:
         one = batch.replace(tensors)
-        return functional_call(net, parameters, (one,)).logits * one.real_mask[:, None]
+        return functional_call(net, parameters, (one,)).logits * one.example_mask[:, None]
 
     together = torch.vmap(logits)(stacked, batch.tensors() | {"key": keys})
     gradients = torch.autograd.grad(together.square().sum(), list(stacked.values()))

@@ -224,7 +224,7 @@ def a_start(site: Any, card: Any) -> Message:
         "precision": "32-true",
         "num_features": card["num_features"],
         "names": ["a"],
-        "kind": card["kind"],
+        "task": card["task"],
         "num_outputs": 3,
         "layout": {},
         "seed": 0,

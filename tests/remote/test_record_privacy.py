@@ -24,13 +24,16 @@ from fl_lightning.remote.registry import Registry
 from fl_lightning.round.privacy import RecordPrivacy, epsilon_of
 from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedProto
+from fl_lightning.tasks import Drawing, ExampleClassification
 
 SIZES = (40, 24, 64)  # of which half train: 20, 12 and 32 in batches of 4
 
 
 def make_client(noise: float | None = 1.0) -> ClientModule:
     privacy = None if noise is None else RecordPrivacy(max_grad_norm=1.0, noise_multiplier=noise)
-    return ClientModule(functools.partial(MLP, hidden_channels=5), functools.partial(SGD, lr=0.1), privacy=privacy)
+    client = ClientModule(functools.partial(MLP, hidden_channels=5), functools.partial(SGD, lr=0.1), privacy=privacy)
+    client.take_task(ExampleClassification())
+    return client
 
 
 def sites_of(folder, job: str = "job", *, noise: float | None = 1.0, steps: int | None = None, **policy) -> list[Site]:
@@ -43,8 +46,7 @@ def sites_of(folder, job: str = "job", *, noise: float | None = 1.0, steps: int 
             FedAvg(num_epochs=1),
             folder / job / each.name,
             policy=SitePolicy(**{"min_examples": 1, **last.get(each.name, {}), **policy}),
-            batch_size=4,
-            steps_per_epoch=steps,
+            drawing=Drawing(batch_size=4, steps_per_epoch=steps),
             account=folder / "account" / each.name,
         )
         for each in vectors(SIZES)

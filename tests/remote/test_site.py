@@ -25,6 +25,7 @@ from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import Evaluation
 from fl_lightning.run.failures import TooFewAnswers
 from fl_lightning.strategies import FedAvg, FedPer, FedProto, Local, SheafFMTL
+from fl_lightning.tasks import Drawing, ExampleClassification
 
 
 @pytest.fixture
@@ -347,7 +348,7 @@ def test_examples_in_mini_batches(batches, make_trainer, tmp_path) -> None:
 
     class Given(LightningDataModule):
         has_validation = True
-        roster = Roster.of(clients, num_outputs=3)
+        roster = Roster.of(clients, task=ExampleClassification(), num_outputs=3)
 
         def __init__(self) -> None:
             super().__init__()
@@ -359,10 +360,13 @@ def test_examples_in_mini_batches(batches, make_trainer, tmp_path) -> None:
             return ExampleCollator(clients, batch_size=4, device=device, dtype=dtype, **batches)
 
     def model() -> ClientModule:
-        return ClientModule(functools.partial(MLP, hidden_channels=5), functools.partial(SGD, lr=0.1))
+        made = ClientModule(functools.partial(MLP, hidden_channels=5), functools.partial(SGD, lr=0.1))
+        made.take_task(ExampleClassification())
+        return made
 
+    drawing = Drawing(batch_size=4, **batches)
     sites = [
-        Site(each, model(), FedAvg(num_epochs=2), tmp_path / each.name, policy=OPEN, batch_size=4, **batches)
+        Site(each, model(), FedAvg(num_epochs=2), tmp_path / each.name, policy=OPEN, drawing=drawing)
         for each in clients
     ]
     both(make_trainer, Given(), model, lambda: FedAvg(num_epochs=2), sites)

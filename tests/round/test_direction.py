@@ -10,11 +10,11 @@ from fl_lightning import ClientModule, Participation, SequentialExecutor
 from fl_lightning.callbacks import EarlyStopping
 from fl_lightning.models import GCN
 from fl_lightning.report.folder import read
-from fl_lightning.round.client import RegressionClient, split_scores
 from fl_lightning.round.metrics import client_values, summarise
 from fl_lightning.round.payload import Payload
 from fl_lightning.run.callback import WrongSetting
 from fl_lightning.strategies import FedAvg, Kin, SheafRidge
+from fl_lightning.tasks.targets import split_scores
 
 
 class Doubt(ClientModule):
@@ -33,7 +33,7 @@ class SaysSo(Doubt):
 
 def test_a_class_says_it_of_what_it_adds_and_inherits_the_rest() -> None:
     assert SaysSo.directions() == {**ClientModule.directions(), "doubt": "min"}
-    assert RegressionClient.directions()["mse"] == "min"
+    assert SaysSo.directions()["mse"] == "min"
 
     class Wrong(ClientModule):
         metric_directions = {"doubt": "less"}  # noqa: RUF012

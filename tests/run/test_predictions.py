@@ -13,7 +13,7 @@ from line_clients import Affine
 from torch.optim import SGD
 from torch_geometric.data import Data
 
-from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer, RegressionClient
+from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
 from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.data import ClientSplit, Examples, ExampleSource, GlobalSplit
 from fl_lightning.federation import OwnNames
@@ -79,7 +79,7 @@ def simulated(data: FederatedDataModule, model: ClientModule, make_trainer: Any,
     trainer.fit(model, data, FedAvg(num_epochs=3))
     outputs = trainer.predict(model, data, FedAvg(num_epochs=3), ckpt_path="last")
     parts = [
-        Predicted(holds=data.clients[client], own=data.own_names(client), output_NK=output_NK)
+        Predicted(task=data.task, holds=data.clients[client], own=data.own_names(client), output_NK=output_NK)
         for client, output_NK in outputs.items()
     ]
     write_predictions(path, parts)
@@ -113,7 +113,7 @@ def test_the_reported_accuracy_is_that_of_the_file(make_trainer, tmp_path) -> No
 def test_the_reported_error_of_a_regression_is_that_of_the_file(make_trainer, tmp_path) -> None:
     data = FederatedDataModule(Sums(), splitter=ClientSplit(0.5, 0.25), batch_size=6)
     data.setup()
-    model = RegressionClient(Affine, functools.partial(SGD, lr=0.05))
+    model = ClientModule(Affine, functools.partial(SGD, lr=0.05))
     result = simulated(data, model, make_trainer, tmp_path / "predictions.csv")
     rows = rows_of(tmp_path / "predictions.csv")
 
@@ -165,7 +165,9 @@ def test_classes_without_names_have_numbers(tmp_path) -> None:
     data = wards(tmp_path)
     own = OwnNames(number_N=torch.arange(60), class_names=("sick",))
     output_NK = torch.tensor([0.2, 0.7, 0.1]).expand(60, 3)
-    write_predictions(tmp_path / "p.csv", [Predicted(holds=data.clients[0], own=own, output_NK=output_NK)])
+    write_predictions(
+        tmp_path / "p.csv", [Predicted(task=data.task, holds=data.clients[0], own=own, output_NK=output_NK)]
+    )
     rows = rows_of(tmp_path / "p.csv")
     assert list(rows[0])[-3:] == ["probability_sick", "probability_1", "probability_2"]
     assert {row["prediction"] for row in rows} == {"1"}

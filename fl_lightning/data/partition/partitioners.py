@@ -7,7 +7,7 @@ the data module's seed, its default, goes on to vary the split: papers draw spli
 import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ class Partitioner(Counted, ABC):
         num_clients: Clients.
         seed: Fixes the partition; None for the seed of the data module.
     """
+
+    #: Whether it goes by the nodes' classes.
+    needs_classes: ClassVar[bool] = False
 
     def __init__(self, num_clients: int, seed: int | None = None) -> None:
         check_count("num_clients", num_clients)

@@ -33,6 +33,8 @@ class DirichletPartitioner(Partitioner):
     ICDE 2022, which OpenFGL takes over for the nodes of a graph.
     """
 
+    needs_classes = True
+
     def __init__(
         self,
         num_clients: int,
@@ -86,6 +88,8 @@ class DirichletPartitioner(Partitioner):
 
 class _AlikeCommunities(Partitioner):
     """Communities put together by k-means on the shares of their classes, into clients of any size."""
+
+    needs_classes = True
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:
         from sklearn.cluster import KMeans

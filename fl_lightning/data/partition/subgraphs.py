@@ -8,8 +8,8 @@ from torch_geometric.data import Data
 
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.data.adjacency import adjacency_matrix
+from fl_lightning.data.allocation import masks_of
 from fl_lightning.data.partition.record import PartitionRecord
-from fl_lightning.data.split import Role
 
 
 def client_graphs(
@@ -33,9 +33,7 @@ def client_graphs(
                 x_NF=data.x[node_idx_N],
                 edge_index_2E=torch.from_numpy(np.stack([inside.row, inside.col]).astype(np.int64)),
                 y_N=data.y[node_idx_N],
-                train_mask_N=role_N == Role.TRAIN,
-                val_mask_N=role_N == Role.VAL,
-                test_mask_N=role_N == Role.TEST,
+                **masks_of(role_N),
                 node_idx_N=node_idx_N,
                 edge_weight_E=None if weight_E is None else weight_E[number_E],
                 edge_attr_EK=None if attr_EK is None else attr_EK[number_E],

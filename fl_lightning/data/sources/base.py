@@ -4,8 +4,7 @@ import contextlib
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,20 +15,34 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from fl_lightning.counts import Counted
-from fl_lightning.data.edge_data import same_edge_data
-from fl_lightning.data.preparation import Preparation, names_of_classes, names_of_nodes, prepare_graph
+from fl_lightning.data.allocation import Allocation, Asked
+from fl_lightning.data.partition.cut import CutGraph, partition_of
+from fl_lightning.data.partition.partitioners import GivenPartitioner, Partitioner
+from fl_lightning.data.partition.subgraphs import client_graphs
+from fl_lightning.data.partition.table import PartitionTable
+from fl_lightning.data.preparation import (
+    Preparation,
+    check_num_classes,
+    dropped,
+    names_of_classes,
+    names_of_nodes,
+    prepare_graph,
+)
 from fl_lightning.data.settings import is_file, user_path
 from fl_lightning.data.sources.array_file import reading
+from fl_lightning.data.sources.joined import GRAPH, Part, joined
+from fl_lightning.tasks import NodeClassification, NodeRegression
+from fl_lightning.tasks.base import kind_of_target
 
-#: The node attribute that says which of several graphs a node is of.
-GRAPH = "graph"
 #: What is done to graphs that were prepared before they were joined.
 NOTHING_MORE = Preparation(normalize_features=False, largest_component=False, undirected=False)
 
 
 class Source(Counted, ABC):
-    """Where a federation's data come from: a :class:`GraphSource`, or an ``ExampleSource``."""
+    """Where a federation's data come from: a :class:`GraphSource`, an ``ExampleSource``, or another that allocates."""
 
+    #: Whether clients' training examples can be drawn in mini-batches.
+    takes_batches: ClassVar[bool] = True
     #: What the classes are called, in their order; None where that is not known. A graph's own ``class_names`` win.
     class_names: tuple[str, ...] | None = None
 
@@ -41,9 +54,61 @@ class Source(Counted, ABC):
     def identity(self) -> dict[str, Any]:
         """Return everything the data depend on (beside seeds that are passed on), as JSON-ready values."""
 
+    def partitioner_for(self, given: Partitioner | None) -> Partitioner | None:
+        """The partitioner that is used, of the one that was given; None where the source has clients of its own.
+
+        Raises:
+            ValueError: One is missing, or too many.
+        """
+        if given is not None:
+            raise ValueError(
+                f"data.partitioner is {type(given).__name__}, but {type(self).__name__} has its own clients: drop it"
+            )
+        return None
+
+    def prepare(self, asked: Asked) -> Any:
+        """What one process of a machine makes and caches before the others read; None for nothing."""
+        return None
+
+    @abstractmethod
+    def allocate(self, asked: Asked, prepared: Any) -> Allocation:
+        """What each client holds.
+
+        Args:
+            asked: The settings of the data module.
+            prepared: What :meth:`prepare` has made.
+
+        Raises:
+            FileNotFoundError: Files are missing.
+            ValueError: The data are not sound.
+        """
+
+    def describe(self, allocation: Allocation, *, seed: int, non_iidness: bool) -> PartitionTable:
+        """The table of the clients.
+
+        Args:
+            allocation: As allocated.
+            seed: Of what is sampled.
+            non_iidness: Whether to measure that too, where it can be.
+        """
+        names = allocation.class_names
+        return PartitionTable.from_examples(allocation.clients, num_classes=allocation.num_outputs, class_names=names)
+
+    def whole_graph(self, asked: Asked) -> Data:
+        """The prepared global graph that clients have parts of.
+
+        Raises:
+            ValueError: There is none.
+        """
+        raise ValueError(f"{type(self).__name__} is not one graph that is cut into clients")
+
 
 class GraphSource(Source):
-    """A global node-classification graph.
+    """A global graph whose nodes are the examples: with classes, labels or numbers, as its ``y`` is.
+
+    Whole numbers are classes; a matrix of zeros and ones (nan where unknown) is of labels; other numbers (nan where
+    missing) are to be predicted. A graph may say it itself by an attribute ``task``: ``classes``, ``labels``,
+    ``numbers``.
 
     Args:
         normalize_features: Row-normalise the features, which must not be negative.
@@ -52,6 +117,7 @@ class GraphSource(Source):
         ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
     """
 
+    takes_batches = False
     #: Whether the papers take the largest component of this data set: what it leaves out is then no surprise.
     benchmark: ClassVar[bool] = False
     #: The node attribute that says whose each node is, where the source's graphs are clients by themselves.
@@ -98,6 +164,89 @@ class GraphSource(Source):
         """What is still done to a loaded graph: nothing where it was joined of prepared ones."""
         return NOTHING_MORE if self.clients_by == GRAPH else self.preparation
 
+    def partitioner_for(self, given: Partitioner | None) -> Partitioner:
+        """The given one; where graphs are clients by themselves, none is needed."""
+        if given is None and self.clients_by is not None:
+            return GivenPartitioner(self.clients_by)
+        if given is None:
+            raise ValueError(
+                f"data.partitioner is missing: {type(self).__name__} is one graph, which has to be cut into clients"
+            )
+        return given
+
+    def all_identity(self, asked: Asked) -> dict[str, Any]:
+        """Everything that graph, partition and split depend on beside the graph's content, as JSON-ready values."""
+        assert asked.partitioner is not None
+        more = {"preparation": self.preparation.identity(), "partitioner": asked.partitioner.identity()}
+        return asked.identity(self.identity(), **more)
+
+    def whole_graph(self, asked: Asked) -> Data:  # noqa: D102
+        return self.prepared(asked.root, asked.cache_dir)[1]
+
+    def prepare(self, asked: Asked) -> CutGraph:
+        """The graph, and its partition and split as they are cached."""
+        raw, data = self.prepared(asked.root, asked.cache_dir)
+        title = str(self)
+        kind = kind_of_target(data.y, given=data.get("task"))
+        task = NodeRegression() if kind == "numbers" else NodeClassification(multi_label=kind == "labels")
+        class_names = None
+        if not task.target.is_numeric:
+            class_names = names_of_classes(raw, task.target.num_outputs([data.y]), title) or self.class_names
+        if task.target.has_classes:
+            check_num_classes(data.y, class_names, title)
+        left_out = dropped(raw, data)
+        if left_out.num_nodes and not self.benchmark:
+            warnings.warn(
+                f"{self}: largest_component drops {left_out.num_nodes:,} of {len(raw.x):,} nodes, "
+                f"{left_out.num_edges:,} of {raw.edge_index.shape[1]:,} edges and {left_out.num_classes} "
+                "classes; set it to false on the source to keep them.",
+                stacklevel=2,
+            )
+        return CutGraph(
+            data=data,
+            task=task,
+            record=partition_of(data, task, asked, self.all_identity(asked)),
+            class_names=class_names,
+            node_names=names_of_nodes(raw, title),
+            dropped=left_out,
+        )
+
+    def allocate(self, asked: Asked, prepared: CutGraph) -> Allocation:
+        """The subgraph of each client."""
+        data, record = prepared.data, prepared.record
+        own = getattr(asked.partitioner, "attribute", None) == self.clients_by
+        clients, edges_lost = client_graphs(data, record, self.client_names if own else None)
+        index_N = data.get("own_idx", data.source_idx)
+        named_nodes = None
+        if (names := prepared.node_names) is not None:
+            loaded = [data.source_idx[node_idx_N].tolist() for node_idx_N in record.node_idx]
+            named_nodes = tuple(tuple(names[node] for node in nodes) for nodes in loaded)
+        return Allocation(
+            task=prepared.task,
+            clients=clients,
+            num_outputs=prepared.task.target.num_outputs([data.y], len(prepared.class_names or ())),
+            source_idx=tuple(index_N[node_idx_N] for node_idx_N in record.node_idx),
+            partition_hash=record.content_hash(self.all_identity(asked)),
+            groups=record.groups(),
+            class_names=prepared.class_names,
+            node_names=prepared.node_names,
+            named_nodes=named_nodes,
+            edges_lost=edges_lost,
+            dropped=prepared.dropped,
+        )
+
+    def describe(self, allocation: Allocation, *, seed: int, non_iidness: bool) -> PartitionTable:
+        """Of graphs also lost edges and clustering, and how unlike they are."""
+        return PartitionTable.from_graphs(
+            allocation.clients,
+            edges_lost=allocation.edges_lost,
+            num_classes=allocation.num_outputs,
+            seed=seed,
+            dropped=allocation.dropped,
+            non_iidness=non_iidness,
+            class_names=allocation.class_names,
+        )
+
 
 @contextlib.contextmanager
 def allow_pickled_graphs() -> Iterator[None]:
@@ -108,110 +257,6 @@ def allow_pickled_graphs() -> Iterator[None]:
     classes = {Data, DataEdgeAttr, DataTensorAttr, GlobalStorage}
     with torch.serialization.safe_globals([*classes.difference(torch.serialization.get_safe_globals())]):
         yield
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One of many graphs.
-
-    Attributes:
-        graph: As it was read.
-        preparation: What is done to it.
-        name: What messages call it.
-        class_names: What its classes are called if it does not say so itself; None where that is not known.
-        warns: Warn where its preparation adds edges.
-    """
-
-    graph: Data
-    preparation: Preparation
-    name: str
-    class_names: tuple[str, ...] | None = None
-    warns: bool = True
-
-
-def joined(parts: Iterable[Part]) -> Data:
-    """Prepare many graphs, and make them one without edges between them.
-
-    Classes that have names are told by these: those of the first graph keep their numbers, new ones are appended.
-
-    Args:
-        parts: With the same features; what not all of them have is left out, and what differs in shape with a warning.
-
-    Returns:
-        The graph; :data:`GRAPH` is the number of the one that each node was of, ``own_idx`` its number there.
-        ``class_names`` and ``node_names`` are of all, where the graphs have them.
-
-    Raises:
-        ValueError: One is not sound, they have different features, only some name their classes, or the edges of some
-            carry what those of others do not.
-    """
-    prepared: list[Data] = []
-    named: list[tuple[str, ...] | None] = []
-    texts: list[tuple[str, ...] | None] = []
-    titles: list[str] = []
-    for part in parts:
-        graph = prepare_graph(part.graph, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
-        named.append(names_of_classes(part.graph, int(graph.y.max()) + 1, part.name) or part.class_names)
-        own = names_of_nodes(part.graph, part.name)
-        texts.append(None if own is None else tuple(own[node] for node in graph.source_idx.tolist()))
-        prepared.append(graph)
-        titles.append(part.name)
-        if graph.x.shape[1] != prepared[0].x.shape[1]:
-            raise ValueError(
-                f"{part.name} has {graph.x.shape[1]} features of each node, the first {prepared[0].x.shape[1]}: all "
-                "clients need the same features"
-            )
-    class_names = _by_name(prepared, named, titles)
-    sizes = torch.tensor([graph.num_nodes for graph in prepared])
-    first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
-    attributes = {name: torch.cat([graph[name] for graph in prepared]) for name in _shared(prepared, titles)}
-    attributes |= {name: torch.cat([graph[name] for graph in prepared]) for name in same_edge_data(prepared)}
-    whole = Data(
-        **attributes,
-        edge_index=torch.cat([graph.edge_index + start for graph, start in zip(prepared, first, strict=True)], dim=1),
-        own_idx=torch.cat([graph.source_idx for graph in prepared]),
-        **{GRAPH: torch.repeat_interleave(torch.arange(len(prepared)), sizes)},
-    )
-    whole.class_names = class_names
-    if any(texts):
-        empty = [("",) * graph.num_nodes for graph in prepared]
-        whole.node_names = [text for own, none in zip(texts, empty, strict=True) for text in own or none]
-    return whole
-
-
-def _by_name(
-    graphs: Sequence[Data], named: Sequence[tuple[str, ...] | None], titles: Sequence[str]
-) -> tuple[str, ...] | None:
-    """Number the classes of all graphs alike, by their names, and return these."""
-    silent = [title for title, names in zip(titles, named, strict=True) if names is None]
-    if len(silent) == len(named):
-        return None
-    if silent:
-        raise ValueError(
-            f"{silent[0]} has no class_names, but others of the graphs have: nothing tells whether its classes are in "
-            "their order. Give each graph a list class_names, or none of them."
-        )
-    numbers: dict[str, int] = {}
-    for graph, names in zip(graphs, named, strict=True):
-        place_K = torch.tensor([numbers.setdefault(text, len(numbers)) for text in names or ()])
-        graph.y = torch.where(graph.y >= 0, place_K[graph.y.clamp(min=0)], graph.y)
-    return tuple(numbers)
-
-
-def _shared(graphs: Sequence[Data], titles: Sequence[str]) -> list[str]:
-    """The attributes of nodes that all graphs have, in shapes that go together."""
-    shared = set.intersection(*(set(graph.node_attrs()) for graph in graphs)) - {"source_idx", "own_idx", GRAPH}
-    for name in sorted(shared):
-        kinds = [(graph[name].shape[1:], graph[name].dtype) for graph in graphs]
-        if (other := next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)) is not None:
-            warnings.warn(
-                f"{titles[other]}: {name} is {kinds[other][1]} of shape {tuple(graphs[other][name].shape)}, that of "
-                f"{titles[0]} {kinds[0][1]} of shape {tuple(graphs[0][name].shape)}. It is left out of all graphs; "
-                "give it the same shape and type in each to use it.",
-                stacklevel=2,
-            )
-            shared.remove(name)
-    return sorted(shared)
 
 
 class FileSource(GraphSource):

@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.data.allocation import Allocation, Asked, digest_of, masks_of, split_examples
 from fl_lightning.data.sources.base import Source
+from fl_lightning.data.split import Role
+from fl_lightning.tasks import ExampleClassification, ExampleRegression, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +25,13 @@ class Examples:
     Attributes:
         names: Of the clients, all different.
         x: For each client its inputs, float32, (N, *X) with one X for all; images lie in [0, 1].
-        y: For each client the classes, int64 (N,), negative where unknown; or the targets, float32 (N, H).
-        num_outputs: Classes, or numbers of a target (H).
+        y: For each client the classes, int64 (N,), negative where unknown; or labels (0 or 1) or numbers, float32
+            (N, H).
+        num_outputs: Classes, labels, or numbers of a target (H).
         relation_CC: Client relation graph where the data set has one: float32 weights, symmetric, non-negative, with a
             zero diagonal.
+        multi_label: Targets that are no classes are labels, of which an example has or lacks each.
+        gaps: Targets may be nan, where a label or a number is missing.
 
     Raises:
         ValueError: If the parts do not fit together.
@@ -35,6 +42,8 @@ class Examples:
     y: tuple[Tensor, ...]
     num_outputs: int
     relation_CC: Tensor | None = None
+    multi_label: bool = False
+    gaps: bool = False
 
     def __post_init__(self) -> None:
         num_clients = len(self.names)
@@ -53,6 +62,13 @@ class Examples:
         """Clients."""
         return len(self.names)
 
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        if self.y[0].is_floating_point() and not self.multi_label:
+            return ExampleRegression()
+        return ExampleClassification(multi_label=self.multi_label)
+
 
 class ExampleSource(Source):
     """A federation of clients with independent examples. All settings are attributes: see :meth:`identity`."""
@@ -69,6 +85,29 @@ class ExampleSource(Source):
             FileNotFoundError: If files are missing.
             ValueError: If files do not have the documented layout.
         """
+
+    def allocate(self, asked: Asked, prepared: Any) -> Allocation:
+        """Every client's examples; what has no role is left out."""
+        try:
+            examples = self.load(asked.root, asked.seed)
+        except ValueError as error:
+            raise ValueError(f"{self}: {error}") from error
+        task = examples.task
+        roles = split_examples(task, examples.y, asked)
+        used = [role_N != Role.UNUSED for role_N in roles]
+        clients = tuple(
+            ClientExamples(name=name, x_NX=x_NX[used_N], y_N=y_N[used_N], **masks_of(role_N[used_N]))
+            for name, x_NX, y_N, role_N, used_N in zip(examples.names, examples.x, examples.y, roles, used, strict=True)
+        )
+        return Allocation(
+            task=task,
+            clients=clients,
+            num_outputs=examples.num_outputs,
+            source_idx=tuple(used_N.nonzero().squeeze(1) for used_N in used),
+            partition_hash=digest_of(asked.identity(self.identity()), (*examples.x, *examples.y, *roles)),
+            relation_CC=examples.relation_CC,
+            class_names=self.class_names,
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return everything the examples depend on beside the files and the seed, as JSON-ready values."""
@@ -105,18 +144,21 @@ def _check_client(name: str, x_NX: Tensor, y_N: Tensor, examples: Examples) -> N
             f"{name}: x is {x_NX.dtype} {tuple(x_NX.shape)}; it must be float32 (N, *X) with N > 0 and the X of the "
             f"other clients, {tuple(reference_x.shape[1:])}."
         )
-    if y_N.dtype == torch.int64:
+    if y_N.dtype == torch.int64 and not examples.multi_label:
         fits = y_N.dim() == 1 and int(y_N.max()) < examples.num_outputs
     else:
         fits = y_N.dtype == torch.float32 and y_N.dim() == 2 and y_N.shape[1] == examples.num_outputs
     if fits and len(y_N) == len(x_NX):
         for kind, values in (("x", x_NX), ("y", y_N)):
-            if not bool(values.isfinite().all()):
-                example = int((~values.isfinite()).flatten(1).any(dim=1).nonzero()[0])
+            fine = values.isfinite() | values.isnan() if examples.gaps and kind == "y" else values.isfinite()
+            if not bool(fine.all()):
+                example = int((~fine).flatten(1).any(dim=1).nonzero()[0])
                 raise ValueError(
                     f"{name}: the {kind} of example {example} is not finite; correct or leave out what it comes from."
                 )
-    elif y_N.dtype == torch.int64 and y_N.dim() == 1 and len(y_N) == len(x_NX):
+        if examples.multi_label and not bool(((y_N == 0) | (y_N == 1) | y_N.isnan()).all()):
+            raise ValueError(f"{name}: labels are 0 or 1, and nan where they are not known; correct y.")
+    elif not examples.multi_label and y_N.dtype == torch.int64 and y_N.dim() == 1 and len(y_N) == len(x_NX):
         example = int(y_N.argmax())
         raise ValueError(
             f"{name}: the class of example {example} is {int(y_N[example])}, but the classes are 0 to "

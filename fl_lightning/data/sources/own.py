@@ -6,7 +6,9 @@ from typing import Any
 
 from torch_geometric.data import Data
 
-from fl_lightning.data.sources.base import GRAPH, FileSource, GraphSource, Part, joined
+from fl_lightning.data.sources.base import FileSource, GraphSource, Source
+from fl_lightning.data.sources.graph_sets import GraphSets
+from fl_lightning.data.sources.joined import GRAPH, Part, joined
 
 
 class InMemorySource(GraphSource):
@@ -93,8 +95,22 @@ class ManyGraphs(GraphSource):
         return {"source": type(self).__name__, "sources": [source.identity() for source in self.sources]}
 
 
-def as_source(source: Any) -> Any:
-    """A source, a graph in memory, or a list of graphs, of files or of sources that are a client each, as a source."""
+def as_source(source: Any) -> Source:
+    """A source, or what stands for one.
+
+    A graph in memory or a file is one graph; a list of graphs, of files or of sources are a client each; a list of
+    lists of graphs are clients whose graphs have labels.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    found = _converted(source)
+    if not isinstance(found, Source):
+        raise ValueError(f"data.source is {type(found).__name__}, which is neither a GraphSource nor an ExampleSource")
+    return found
+
+
+def _converted(source: Any) -> Any:
     if isinstance(source, Data):
         return InMemorySource(source)
     if isinstance(source, str | Path):
@@ -104,5 +120,7 @@ def as_source(source: Any) -> Any:
             )
         return FileSource(str(source))
     if isinstance(source, list | tuple):
-        return ManyGraphs([as_source(each) for each in source])
+        if source and all(isinstance(each, list | tuple) for each in source):
+            return GraphSets(source)
+        return ManyGraphs([_converted(each) for each in source])
     return source

@@ -50,7 +50,7 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
                 [0] * len(names),
                 [metric],
                 title=f"{metric} over size",
-                x_label=f"{'nodes' if record.kind == 'graphs' else 'examples'} of the client",
+                x_label=f"{record.examples} of the client",
                 y_label=metric,
                 radius=6,
             )

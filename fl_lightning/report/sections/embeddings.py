@@ -17,7 +17,7 @@ def section(run: Recorded, album: Album) -> Section:
         notes = record.left_out("embedding") if record else []
         return Section(anchor=anchor, title=title, empty="No embeddings were kept.", notes=notes)
     x, y = np.array(points.x), np.array(points.y)
-    what = "nodes" if record.kind == "graphs" else "examples"
+    what = record.examples
     first, second = (f"{axis} principal component" for axis in ("first", "second"))
     pictures = []
     if not record.regression:

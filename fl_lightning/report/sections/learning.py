@@ -114,6 +114,6 @@ def _other_figures(run: Recorded) -> Table | None:
     ]
     if not rows:
         return None
-    what = "nodes" if run.record and run.record.kind == "graphs" else "examples"
+    what = run.record.examples if run.record else "examples"
     columns = [f"{run.test_metric} at the chosen round", "mean", "std", "worst client", f"weighted by {what}"]
     return Table(title="Figures of the chosen round", columns=columns, rows=rows)

@@ -19,7 +19,7 @@ def section(run: Recorded, album: Album) -> Section:
         empty = "How the data are shared out was not kept."
         return Section(anchor="partition", title="Data and partition", empty=empty)
     names = [str(row[0]) for row in partition.rows]
-    what = "nodes" if record.kind == "graphs" else "examples"
+    what = record.examples
     pictures = []
     if partition.labels:
         counts = np.array(partition.labels, dtype=float)
@@ -29,7 +29,7 @@ def section(run: Recorded, album: Album) -> Section:
     counts = np.array([[_cell(partition, row, column) for column in splits] for row in range(len(names))])
     groups = [column.removeprefix("num_") for column in splits]
     pictures.append(album.stacked(names, counts, groups, title="Split of the clients", x_label=what))
-    if record.kind == "graphs" and "edges_lost" in partition.columns:
+    if "edges_lost" in partition.columns:
         edges = np.array(
             [[_cell(partition, row, column) for column in ("num_edges", "edges_lost")] for row in range(len(names))]
         )
@@ -40,7 +40,7 @@ def section(run: Recorded, album: Album) -> Section:
     if partition.heterogeneity is not None:
         more = "median Jensen-Shannon distance of labels, 0 to 0.833"
         facts.append(Fact(name="heterogeneity", value=number(partition.heterogeneity), more=more))
-    if record.kind == "graphs" and "clustering" in partition.columns:
+    if "clustering" in partition.columns:
         mean = float(np.mean([_cell(partition, row, "clustering") for row in range(len(names))]))
         facts.append(Fact(name="clustering coefficient", value=number(mean), more="mean over clients"))
     header = ["client", *(column.removeprefix("num_").replace("_", " ") for column in partition.columns[1:])]

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_lightning.report.document import Section
 from fl_lightning.report.folder import Recorded
@@ -17,6 +18,8 @@ def section(run: Recorded, album: Album) -> Section:
     title = "Predictions"
     if chosen is not None and chosen.confusion is not None:
         return _confusion(chosen, np.array(chosen.confusion, dtype=float), album)
+    if chosen is not None and chosen.label_counts is not None:
+        return _labels(chosen, np.array(chosen.label_counts, dtype=float), album)
     if chosen is not None and chosen.predicted is not None:
         target, predicted = np.array(chosen.predicted, dtype=float).reshape(-1, 2).T
         residual = float(np.mean((predicted - target) ** 2)) if len(target) else math.nan
@@ -73,5 +76,32 @@ def _confusion(chosen: Chosen, counts_KK: Values, album: Album) -> Section:
         pictures=[picture, recalls],
         folded=[
             Table(title="Table of the classes", columns=["class", "examples", "recall", "precision", "F1"], rows=rows)
+        ],
+    )
+
+
+def _labels(chosen: Chosen, counts_K22: NDArray[np.float64], album: Album) -> Section:
+    """Of each label who has it (row) and who is said to have it (column)."""
+    names = [str(label) for label in range(len(counts_K22))]
+    have_K, said_K, right_K = counts_K22[:, 1].sum(axis=1), counts_K22[:, :, 1].sum(axis=1), counts_K22[:, 1, 1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        recall, precision, f1 = right_K / have_K, right_K / said_K, 2 * right_K / (have_K + said_K)
+    rows = [
+        [name, *(number(values[k]) for values in (counts_K22.sum(axis=(1, 2)), have_K, recall, precision, f1))]
+        for k, name in enumerate(names)
+    ]
+    bars = album.bars([f"label {name}" for name in names], f1, title="F1 of the labels", x_label="F1, 0 to 1")
+    return Section(
+        anchor="predictions",
+        title="Predictions",
+        text=f"The result's models at round {chosen.round} on the test examples of all training clients; a label is "
+        "told where its probability is above one half.",
+        pictures=[bars],
+        folded=[
+            Table(
+                title="Table of the labels",
+                columns=["label", "examples", "have it", "recall", "precision", "F1"],
+                rows=rows,
+            )
         ],
     )

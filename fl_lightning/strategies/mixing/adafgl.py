@@ -78,7 +78,7 @@ class AdaFGL(FedAvg):
     personal: Sequence[str] = field(default=MODULES, init=False)
     blend: bool = field(default=False, init=False)
 
-    needs_graphs = True
+    needs_nodes = needs_classes = True
     takes_edge_weight = False
     needs_own_examples = True
     default_net = AdaptiveGCN
@@ -171,7 +171,7 @@ class AdaFGL(FedAvg):
         """Logits of the homophilous module and the three of the heterophilous one, (N, K)."""
         assert isinstance(batch, GraphBatch)
         p_NK = context.memory["prediction"]
-        alike_NN = likeness(p_NK.softmax(dim=1) if self.double_softmax else p_NK, batch.real_mask, self.threshold)
+        alike_NN = likeness(p_NK.softmax(dim=1) if self.double_softmax else p_NK, batch.example_mask, self.threshold)
         propagation_NN = corrected_propagation(batch, alike_NN, self.edge_share)
         own_NK = client.call_part("homophilous", parameters, batch, propagation_NN, "homophilous")
         given = (batch, propagation_NN, alike_NN, self.relation_share)
@@ -182,7 +182,7 @@ class AdaFGL(FedAvg):
         own_NK, others = self.modules(client, parameters, batch, context)
         near_NK = own_NK if self.consistency == "logits" else own_NK.softmax(dim=1)
         square_N = (near_NK - context.memory["prediction"]).square().mean(dim=1)
-        consistency = (square_N * batch.real_mask).sum() / batch.real_mask.sum()
+        consistency = (square_N * batch.example_mask).sum() / batch.example_mask.sum()
         each = torch.stack([client.loss(NetOutput(logits_NK, logits_NK), batch) for logits_NK in (own_NK, *others)])
         return each.sum() + consistency
 

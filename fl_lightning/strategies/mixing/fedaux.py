@@ -22,7 +22,6 @@ from torch.optim import Adam, Optimizer
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.models.projection_gcn import ProjectionGCN
-from fl_lightning.round.class_metrics import ClassMetric
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
@@ -31,6 +30,7 @@ from fl_lightning.round.stage import Signal
 from fl_lightning.strategies.mixing.base import example_weights
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
 from fl_lightning.strategies.objectives import sparse_masks
+from fl_lightning.tasks.class_metrics import ClassMetric
 
 #: The APV's name among the net's parameters.
 PROJECTION = "projection"
@@ -125,7 +125,7 @@ class FedAux(SimilarityMixing):
     )  # chosen by validation in studies/fedaux_alive.yaml
     default_net = ProjectionGCN
     own_net = True
-    needs_graphs = True
+    needs_nodes = True
     signature = PROJECTION
 
     def __post_init__(self) -> None:

@@ -75,7 +75,7 @@ class FedGNN(FedAvg, NotesFigures):
 
     default_net = ExpandedGCN
     own_net = True
-    needs_graphs = True
+    needs_nodes = True
     takes_edge_weight = False
     needs_own_examples = True
 
@@ -237,7 +237,7 @@ class FedGNN(FedAvg, NotesFigures):
 def ids_of(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """The hashed ids of its neighbours, 0 for none, (N, M)."""
     assert isinstance(batch, GraphBatch)
-    return batch.y.new_zeros(len(batch.y), 1) if batch.neighbour_ids is None else batch.neighbour_ids
+    return batch.degree.new_zeros(len(batch.degree), 1) if batch.neighbour_ids is None else batch.neighbour_ids
 
 
 def hidden_of(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

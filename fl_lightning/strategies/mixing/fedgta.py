@@ -63,7 +63,7 @@ class FedGTA(Mixing):
     normalize: Literal["softmax", "rows"] = "softmax"
 
     personalised = True
-    needs_graphs = True
+    needs_nodes = needs_classes = True
     server_state = ("sent",)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class FedGTA(Mixing):
         soft_NK = score_NK.softmax(dim=1) if self.normalize == "softmax" else F.normalize(score_NK, p=1, dim=1)
         sure_NK = with_labels((score_NK / self.temperature).softmax(dim=1), batch, batch.train_mask)
         certainty_N = sure_NK.shape[1] / torch.e + (sure_NK * (sure_NK + 1e-8).log()).sum(dim=1)
-        moments_D = self._moments(with_labels(soft_NK, batch, batch.train_mask), batch.real_mask)
+        moments_D = self._moments(with_labels(soft_NK, batch, batch.train_mask), batch.example_mask)
         return {"moments": moments_D, "confidence": (batch.degree * certainty_N).sum()}
 
     def _moments(self, soft_NK: Tensor, real_N: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class FedIIH(Mixing):
     aggregation: Aggregation | None = field(default=None, init=False)
 
     personalised = True
-    needs_graphs = True
+    needs_nodes = True
     default_net = DisentangledGCN
     own_net = True
     server_state = ("latents_CKD", "known_C")
@@ -153,5 +153,5 @@ def mean_latents(client: ClientModule, parameters: Parameters, batch: Batch, con
     assert isinstance(batch, GraphBatch)
     assert isinstance(client.net, DisentangledGCN)
     latents_KND = client.net.latents(client.output(parameters, batch).embedding, batch)
-    weight_N = batch.real_mask.to(latents_KND) / batch.real_mask.sum()
+    weight_N = batch.example_mask.to(latents_KND) / batch.example_mask.sum()
     return (latents_KND * weight_N[:, None]).sum(dim=1)

@@ -24,7 +24,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
 from fl_lightning.models.output import NetOutput
-from fl_lightning.round.client import ClientModule, RegressionClient
+from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Rows, Stage
@@ -49,19 +49,13 @@ class FedProto(Local):
     predict: Literal["prototypes", "head"] = "prototypes"
     own_classes_only: bool = False
 
+    needs_classes = True
     server_state = ("prototypes_KD", "known_K", "held_CK")
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
         self.require_at_least(0, "prototype_weight")
-
-    def check_client(self, client: ClientModule) -> None:
-        """Refuse clients that predict numbers, too: these are of no class."""
-        super().check_client(client)
-        if isinstance(client, RegressionClient):
-            kind = type(client).__name__
-            raise ValueError(f"FedProto is for classes, but model is {kind} for numbers: choose another strategy")
 
     def setup(self, federation: Federation) -> None:
         """No class has a prototype, and nobody is known to have a class."""
@@ -148,8 +142,6 @@ def distance(z_ND: Tensor, batch: Batch, context: Context) -> Tensor:
 
 def class_means(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
     """Each class's mean embedding, 0 where it has no training example, (K, D), and the number of these, (K,)."""
-    if batch.y.is_floating_point():
-        raise ValueError("FedProto is for classes, but these targets are numbers: choose another strategy")
     output = client.output(parameters, batch)
     z_ND = output.embedding.to(server_dtype(output.embedding.dtype))
     prototypes_KD, counts_K = means_by_class(z_ND, batch, batch.train_mask, output.logits.shape[-1])

@@ -75,7 +75,7 @@ class FedSpray(FedAvg, NotesFigures):
 
     default_net = ProxySAGE
     own_net = True
-    needs_graphs = True
+    needs_nodes = needs_classes = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -168,7 +168,7 @@ class FedSpray(FedAvg, NotesFigures):
         e_NP, logits_NK = features_of(client, context.anchor, batch)
         o_NK = logits_NK.softmax(dim=1)
         q_NP = torch.where(batch.train_mask[:, None], context.memory["proxy/value"], o_NK @ context.inbox["proxies"])
-        reliable_N = batch.train_mask | (batch.real_mask & (o_NK.amax(dim=1) > self.confidence))
+        reliable_N = batch.train_mask | (batch.example_mask & (o_NK.amax(dim=1) > self.confidence))
         return client.call_part("features.head", context.anchor, e_NP + q_NP), reliable_N
 
     def alignment(self, output: NetOutput, client: ClientModule, batch: Batch, context: Context) -> dict[str, Tensor]:
@@ -176,7 +176,7 @@ class FedSpray(FedAvg, NotesFigures):
         with torch.no_grad():
             teacher_NK, reliable_N = self.teacher(client, batch, context)
         apart = mean_divergence(teacher_NK, output.logits, reliable_N)
-        return {"alignment": apart, "reliable": reliable_N.sum() / batch.real_mask.sum()}
+        return {"alignment": apart, "reliable": reliable_N.sum() / batch.example_mask.sum()}
 
     def taught_loss(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The objective of the GNN."""

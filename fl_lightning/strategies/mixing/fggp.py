@@ -70,7 +70,7 @@ class FGGP(FedAvg):
 
     default_net = AugmentedGCN
     own_net = True
-    needs_graphs = True
+    needs_nodes = needs_classes = True
     needs_undirected = True  # as the second views are
     takes_edge_weight = False
 
@@ -108,7 +108,7 @@ class FGGP(FedAvg):
     def propose(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The nodes nearest to each by cosine, (N, P); -1 where there are no more."""
         unit_ND = F.normalize(client.output(parameters, batch).embedding.relu(), dim=1)
-        real_NN = batch.real_mask[:, None] & batch.real_mask
+        real_NN = batch.example_mask[:, None] & batch.example_mask
         itself_NN = torch.eye(len(batch.y), dtype=torch.bool, device=batch.y.device)
         cosine_NN = torch.where(real_NN & ~itself_NN, unit_ND @ unit_ND.T, -torch.inf)
         rank_NN = (cosine_NN * 1e6).round()  # of equal ones the first, however they were rounded
@@ -187,7 +187,7 @@ class FGGP(FedAvg):
 def prototypes(output: NetOutput, batch: Batch) -> dict[str, Tensor]:
     """P, (K, D), each class's mean embedding weighted by confidence, and which classes there are, boolean (K,)."""
     share_NK = output.logits.detach().softmax(dim=1)
-    confidence_N = torch.where(batch.train_mask, 1.0, share_NK.amax(dim=1)) * batch.real_mask
+    confidence_N = torch.where(batch.train_mask, 1.0, share_NK.amax(dim=1)) * batch.example_mask
     class_N = torch.where(batch.train_mask, batch.y, share_NK.argmax(dim=1))
     member_NK = class_N[:, None] == torch.arange(share_NK.shape[1], device=class_N.device)
     weight_NK = member_NK * confidence_N[:, None].to(share_NK)
@@ -209,7 +209,7 @@ def alignment(first: Mapping[str, Tensor], second: Mapping[str, Tensor], tempera
 
 def edge_loss(view: SecondView, batch: Batch) -> Tensor:
     """Ω BCE(S, A₂), of logits, with as much weight on the edges as on the other pairs."""
-    real_NN = (batch.real_mask[:, None] & batch.real_mask).to(view.score)
+    real_NN = (batch.example_mask[:, None] & batch.example_mask).to(view.score)
     pairs, edges = real_NN.sum(), view.edges.sum()
     others = (pairs - edges).clamp(min=1)
     found_NN = others / edges * view.edges * F.softplus(-view.score) + (1 - view.edges) * F.softplus(view.score)

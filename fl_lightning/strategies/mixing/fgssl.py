@@ -62,7 +62,7 @@ class FGSSL(FedAvg, NotesFigures):
     strong_edge_dropout: float = 0.8
     strong_feature_dropout: float = 0.5
 
-    needs_graphs = True
+    needs_nodes = needs_classes = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -113,7 +113,7 @@ class FGSSL(FedAvg, NotesFigures):
         rank_N = batch.degree * (1 << 31) - place_N  # of equal ones the first
         hub_M = rank_N.topk(min(self.num_hubs, num_nodes)).indices
         chosen_NM = (place_N[:, None] == hub_M).to(own.logits.dtype)
-        near_NM = block_matmul(batch.adjacency, chosen_NM, transpose=True, owner=batch.real_mask) > 0
+        near_NM = block_matmul(batch.adjacency, chosen_NM, transpose=True, owner=batch.example_mask) > 0
 
         def likeness(output: NetOutput) -> Tensor:
             unit_NK = F.normalize((output.logits / self.structural_temperature).softmax(dim=1), dim=1)

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.models.neighbour_generator import MendingNet, NeighbourGenerator, Rounding
-from fl_lightning.round.class_metrics import ClassMetric
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory
 from fl_lightning.round.privacy import RecordPrivacy
+from fl_lightning.tasks.class_metrics import ClassMetric
 
 
 class MendingClient(ClientModule):

@@ -42,10 +42,10 @@ def foreign_gradient(batch: Batch, context: Context, *, slots: int, weight: floa
     inbox, (num_clients, count, num_used, width) = context.inbox, context.inbox["features"].shape
     pair_C = subkey(inbox["keys"] ^ inbox["key"], "pair")
     draw_CMS = random_uniform(pair_C, count, slots + 1)
-    linked_N = (batch.degree > 0) & batch.real_mask
+    linked_N = (batch.degree > 0) & batch.example_mask
     order_N = (~linked_N).long().argsort(stable=True)  # the nodes with neighbours first
     node_CM = order_N[(draw_CMS[..., 0] * linked_N.sum()).long()]
-    known_NS = sample_neighbours(subkey(inbox["key"], "known"), batch.real_mask, batch.adjacency, slots)
+    known_NS = sample_neighbours(subkey(inbox["key"], "known"), batch.example_mask, batch.adjacency, slots)
     choice_CMS = (draw_CMS[..., 1:] * batch.degree.clamp(max=slots)[node_CM][..., None]).long()
     target_CMS = known_NS[node_CM].gather(-1, choice_CMS).clamp(min=0)
     target = batch.features_of(target_CMS.flatten()).view(num_clients, count, slots, width)

@@ -31,13 +31,13 @@ def hide(
         ``taught`` (N,), boolean, the nodes that stay, or the training nodes among them.
     """
     assert isinstance(batch, GraphBatch)
-    pool_N = torch.where(batch.val_mask.any(), batch.val_mask, batch.real_mask & ~batch.train_mask)
+    pool_N = torch.where(batch.val_mask.any(), batch.val_mask, batch.example_mask & ~batch.train_mask)
     number = (share * pool_N.sum() + 0.5).floor()
     hidden_N = pool_N & (random_places(subkey(key, "hide"), pool_N) < number)
     return {
         "hidden": hidden_N,
         "lost": sample_neighbours(subkey(key, "lost"), hidden_N, batch.adjacency, num_slots),
-        "taught": (batch.real_mask if taught == "all" else batch.train_mask) & ~hidden_N,
+        "taught": (batch.example_mask if taught == "all" else batch.train_mask) & ~hidden_N,
     }
 
 
@@ -46,7 +46,7 @@ def generate(
 ) -> Generated:
     """Run the client's generator on its graph without the hidden nodes."""
     generator = client.net.get_submodule("generator")
-    kept_N = batch.real_mask & ~context.memory["impaired/hidden"]
+    kept_N = batch.example_mask & ~context.memory["impaired/hidden"]
     arguments = (batch, kept_N, key)
     made: Generated = functional_call(generator, parameters_of("generator", parameters), arguments, {"drops": drops})
     return made
@@ -97,7 +97,7 @@ def figures(client: ClientModule, parameters: Parameters, batch: Batch, context:
     """How many neighbours are made, and the mean errors of their number and features over the nodes that stay."""
     assert isinstance(batch, GraphBatch)
     made = generate(client, parameters, batch, context, context.inbox["key"], drops=False)
-    kept_N = batch.real_mask & ~context.memory["impaired/hidden"]
+    kept_N = batch.example_mask & ~context.memory["impaired/hidden"]
     lost_NS = context.memory["impaired/lost"]
     target_NSF = batch.features_of(lost_NS.clamp(min=0).flatten()).view(made.features.shape)
     apart_NS = nearest(made.features, target_NSF, lost_NS >= 0)[0] * made.features.shape[-1]
@@ -123,7 +123,7 @@ def mended(graph: ClientGraph, made: Generated) -> ClientGraph:
         graph,
         x_NF=torch.cat([graph.x_NF, made.features[made.used].cpu().to(graph.x_NF)]),
         edge_index_2E=edges[:, order],
-        y_N=torch.cat([graph.y_N, nothing]),
+        y_N=torch.cat([graph.y_N, graph.y_N.new_full((len(owner), *graph.y_N.shape[1:]), -1)]),
         node_idx_N=torch.cat([graph.node_idx_N, nothing]),
         **masks,  # type: ignore[arg-type]
     )

@@ -75,7 +75,7 @@ class S2FGL(FedAvg, NotesFigures):
     num_frequencies: int = 10
     spectrum: Literal["spaces", "pairs"] = "spaces"
 
-    needs_graphs = True
+    needs_nodes = needs_classes = True
     takes_edge_weight = False
     server_state = ("prototypes_CKD", "counts_CK", "num_rounds")
 
@@ -160,12 +160,12 @@ class S2FGL(FedAvg, NotesFigures):
     def places(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """Where each node comes by its score, the highest first, (N,); of equal ones the first."""
         assert isinstance(batch, GraphBatch)
-        score_N = torch.where(batch.real_mask, importance(batch, self.restart), -1.0)
+        score_N = torch.where(batch.example_mask, importance(batch, self.restart), -1.0)
         return (score_N * 1e9).round().sort(descending=True, stable=True).indices.argsort()
 
     def important(self, batch: Batch, context: Context, share: int) -> Tensor:
         """The ⌊n / share⌋ most important nodes, boolean (N,)."""
-        return batch.real_mask & (context.memory["place"] < batch.real_mask.sum() // share)
+        return batch.example_mask & (context.memory["place"] < batch.example_mask.sum() // share)
 
     def aligned(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The objective."""
@@ -183,7 +183,7 @@ class S2FGL(FedAvg, NotesFigures):
         if self.semantic_weight and "codebook" in context.inbox:
             log_own, log_received = (assigned(each.embedding, context.inbox["codebook"]) for each in (own, received))
             apart_N = (log_received.exp() * (log_received - log_own)).sum(dim=1)
-            terms["semantic"] = (apart_N * batch.real_mask).sum() / batch.real_mask.sum()
+            terms["semantic"] = (apart_N * batch.example_mask).sum() / batch.example_mask.sum()
         if self.frequency_weight:
             terms["frequency"] = self.frequency(own.embedding, received.embedding, batch, context)
         return terms
@@ -191,7 +191,7 @@ class S2FGL(FedAvg, NotesFigures):
     def frequency(self, own_ND: Tensor, received_ND: Tensor, batch: Batch, context: Context) -> Tensor:
         """Mean squares between what both models' embeddings of I5 have of the lowest and the highest frequencies."""
         most = max(1, len(batch.y) // 5)
-        node_M = context.memory["place"].masked_fill(~batch.real_mask, len(batch.y)).argsort()[:most]
+        node_M = context.memory["place"].masked_fill(~batch.example_mask, len(batch.y)).argsort()[:most]
         chosen_M = self.important(batch, context, 5).index_select(0, node_M)
         parts = []
         for embedding_ND in (own_ND, received_ND):

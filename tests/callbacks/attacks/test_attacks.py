@@ -23,7 +23,6 @@ from fl_lightning import (
     FederatedDataModule,
     Participation,
     Payload,
-    RegressionClient,
     SequentialExecutor,
     Stage,
 )
@@ -591,8 +590,8 @@ def pictures(tmp_path):
     return build
 
 
-def image_model(kind: type[ClientModule] = ClientModule) -> ClientModule:
-    return kind(Flat, functools.partial(SGD, lr=0.3))
+def image_model() -> ClientModule:
+    return ClientModule(Flat, functools.partial(SGD, lr=0.3))
 
 
 def test_a_backdoor_poisons_half_of_the_malicious_training_images(pictures, make_trainer) -> None:
@@ -720,22 +719,21 @@ def test_tuning_starts_from_a_new_classifier(executor, pictures, make_trainer) -
 
 
 @pytest.mark.parametrize(
-    ("attack", "settings", "kind", "message"),
+    ("attack", "settings", "message"),
     [
-        (Backdoor(), {"flat": True}, ClientModule, r"Backdoor is for images .* a has examples of shape \(36,\)"),
-        (Backdoor(target=3), {}, ClientModule, r"Backdoor\.target must be one of the 3 classes, 0 to 2"),
-        (Backdoor(), {"regression": True}, RegressionClient, r"Backdoor is for classification, but a has numbers"),
+        (Backdoor(), {"flat": True}, r"Backdoor is for images .* a has examples of shape \(36,\)"),
+        (Backdoor(target=3), {}, r"Backdoor\.target must be one of the 3 classes, 0 to 2"),
+        (Backdoor(), {"regression": True}, r"Backdoor is for classification, but a has numbers"),
         (
             LabelFlipping(clients=[1]),
             {"regression": True},
-            RegressionClient,
             r"LabelFlipping is for classification, but b has numbers to predict: use ModelPoisoning, or other data",
         ),
     ],
 )
-def test_data_that_an_attack_is_not_for(attack, settings, kind, message, pictures, make_trainer) -> None:
+def test_data_that_an_attack_is_not_for(attack, settings, message, pictures, make_trainer) -> None:
     with pytest.raises(ValueError, match=message):
-        make_trainer(callbacks=attack).fit(image_model(kind), pictures(**settings), FedAvg())
+        make_trainer(callbacks=attack).fit(image_model(), pictures(**settings), FedAvg())
 
 
 def test_pictures_are_read_as_images(tmp_path) -> None:

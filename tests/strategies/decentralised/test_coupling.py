@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from line_clients import PATH, Affine, Edges, Lines, classifier, lines, small_federation, upload_of
+from line_clients import PATH, Affine, Edges, Lines, affine_client, lines, small_federation, upload_of
 
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.relations.topology import Complete, Ring
@@ -104,7 +104,7 @@ def test_between_exchanges_clients_are_alone(strategy) -> None:
 
 def test_rare_exchanges_are_counted_in_a_run(make_trainer) -> None:
     trainer = make_trainer(num_rounds=6, callbacks=CommunicationLedger())
-    trainer.fit(classifier(Affine), lines(Lines(labels=True)), DPSGD(topology=Edges(*PATH), exchange_every=3))
+    trainer.fit(affine_client(Affine), lines(Lines(labels=True)), DPSGD(topology=Edges(*PATH), exchange_every=3))
     sent = [row["comm/bytes_peer"] for row in trainer.run.history]
     assert sent == [0, 0, 6 * 6 * 4, 0, 0, 6 * 6 * 4]
     assert trainer.run.history[-1]["comm/bytes_busiest"] == 2 * 2 * 6 * 4  # a client in the middle
@@ -269,7 +269,7 @@ def test_resuming_is_exact(maps, make_trainer, assert_same, tmp_path) -> None:
             topology=Ring(), regularization=0.5, map_step_size=0, projection_fraction=0.5, maps=maps, exchange_every=2
         )
         trainer = make_trainer(num_rounds=num_rounds, callbacks=CommunicationLedger())
-        trainer.fit(classifier(Affine), lines(Lines(labels=True)), strategy, ckpt_path)
+        trainer.fit(affine_client(Affine), lines(Lines(labels=True)), strategy, ckpt_path)
         return trainer
 
     whole, first = run(9), run(5)

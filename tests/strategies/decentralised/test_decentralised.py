@@ -16,10 +16,9 @@ from line_clients import (
     Lines,
     Slope,
     Wide,
+    affine_client,
     along,
-    classifier,
     lines,
-    regression,
     small_federation,
     upload_of,
 )
@@ -27,11 +26,9 @@ from torch import Tensor, nn
 
 from fl_lightning import (
     Callback,
-    ClientModule,
     FederatedDataModule,
     Participation,
     Payload,
-    RegressionClient,
     SequentialExecutor,
     StackedExecutor,
 )
@@ -163,7 +160,7 @@ def test_rounds_are_those_of_the_printed_equations(executor, num_participants, m
         callbacks=watch,
         participation=Participation(num_clients=num_participants),
     )
-    trainer.fit(regression(Affine, Slope), data, strategy)
+    trainer.fit(affine_client(Affine, Slope), data, strategy)
 
     whole = [True, False, True, False]
     designs, targets = problem(data, whole)
@@ -196,7 +193,7 @@ def test_dfedu_rounds_are_those_of_the_printed_equation(executor, num_participan
         participation=Participation(num_clients=num_participants),
     )
     strategy = DFedU(regularization=0.8, edge_weights="relation")
-    trainer.fit(regression(), data, strategy)
+    trainer.fit(affine_client(), data, strategy)
 
     designs, targets = problem(data, [True] * 4)
     maps = {edge: np.sqrt(weight) * np.eye(3) for i, j in PATH for edge in ((i, j), (j, i))}
@@ -234,7 +231,7 @@ def test_scaled_identity_maps_are_dfedu(executor, weight, settings, make_trainer
             callbacks=CommunicationLedger(),
             participation=Participation(num_clients=3),
         )
-        trainer.fit(regression(), lines(Lines(relation=weight)), strategy)
+        trainer.fit(affine_client(), lines(Lines(relation=weight)), strategy)
         trainers.append(trainer)
 
     assert_same(sheaf.models_CP, dfedu.models_CP, tolerance=1e-12)
@@ -254,7 +251,7 @@ def test_without_regularization_it_is_local(kind, executor, make_trainer, assert
             callbacks=CommunicationLedger(),
             participation=Participation(num_clients=3),
         )
-        result = trainer.fit(classifier(momentum=0.9), lines(Lines(labels=True), batch_size=2), strategy)
+        result = trainer.fit(affine_client(momentum=0.9), lines(Lines(labels=True), batch_size=2), strategy)
         runs.append((trainer, result))
     (local, expected), (alone, result) = runs
 
@@ -279,7 +276,7 @@ def test_a_strong_pull_leads_to_consensus(kind, make_trainer) -> None:
             settings |= {"map_step_size": 0, "projection_fraction": 1, "maps": identity_maps()}
         strategy = kind(**settings)
         trainer = make_trainer(num_rounds=200, precision="64-true", evaluate_every=200)
-        trainer.fit(regression(lr=0.02), data, strategy)
+        trainer.fit(affine_client(lr=0.02), data, strategy)
         spreads.append(float((strategy.models_CP - strategy.models_CP.mean(dim=0)).norm()))
         distances.append(np.linalg.norm(strategy.models_CP.numpy() - pooled))
 
@@ -306,7 +303,7 @@ def test_a_star_of_identity_maps_is_personalised_federated_learning() -> None:
 # ------------------------------------------------------------------------------------------------------ convergence
 
 
-def sum_of_losses(data: FederatedDataModule, model: ClientModule, weight_decay: float, rows: Tensor) -> float:
+def sum_of_losses(data: FederatedDataModule, weight_decay: float, rows: Tensor) -> float:
     """Σ f_i(θ_i) in float64, with the weight decay's term."""
     total = 0.0
     for client, row in zip(data.clients, rows, strict=True):
@@ -314,7 +311,7 @@ def sum_of_losses(data: FederatedDataModule, model: ClientModule, weight_decay: 
         x, y = client.x_NX[train].double(), client.y_N[train]
         num_outputs = len(row) // 3
         logits = x @ row[: 2 * num_outputs].view(num_outputs, 2).T + row[2 * num_outputs :]
-        if isinstance(model, RegressionClient):
+        if y.is_floating_point():
             total += float((logits - y.double()).square().mean())
         else:
             total += float(nn.functional.cross_entropy(logits, y))
@@ -323,17 +320,17 @@ def sum_of_losses(data: FederatedDataModule, model: ClientModule, weight_decay: 
 
 
 @pytest.mark.parametrize("fraction", [0.4, 1.0])
-@pytest.mark.parametrize("build", [regression, classifier], ids=["least squares", "logistic regression"])
-def test_the_objective_never_rises_where_the_theorem_holds(build, fraction, make_trainer) -> None:
+@pytest.mark.parametrize("labels", [False, True], ids=["least squares", "logistic regression"])
+def test_the_objective_never_rises_where_the_theorem_holds(labels, fraction, make_trainer) -> None:
     """α < 2 / (N L), which leaves room for the coupling here, and η < 2 / (λ (|θ_i|² + |θ_j|²))."""
     decay, lam = 0.1, 0.5
-    data = lines(Lines(labels=build is classifier))
+    data = lines(Lines(labels=labels))
     data.setup()
     designs = [np.c_[client.x_NX, np.ones(client.size)][client.train_mask_N] for client in data.clients]
     largest = max(np.linalg.eigvalsh(x.T @ x / len(x))[-1] for x in designs)
-    smoothness = largest * (2 if build is regression else 0.5) + decay
+    smoothness = largest * (0.5 if labels else 2) + decay
     alpha = 1.9 / (4 * smoothness)
-    model = build(lr=alpha, weight_decay=decay)
+    model = affine_client(lr=alpha, weight_decay=decay)
     strategy = SheafFMTL(topology=Ring(), regularization=lam, map_step_size=0.05, projection_fraction=fraction)
     objective: list[float] = []
 
@@ -345,7 +342,7 @@ def test_the_objective_never_rises_where_the_theorem_holds(build, fraction, make
             assert alpha * (smoothness + lam * strategy.restriction_maps.largest_curvature()) < 2
 
         def on_stage_end(self, trainer: Any, *args: Any) -> None:
-            loss = sum_of_losses(data, model, decay, strategy.models_CP)
+            loss = sum_of_losses(data, decay, strategy.models_CP)
             objective.append(loss + strategy.metrics()["server/coupling"])
             assert lam * 0.05 * strategy.restriction_maps.largest_map_curvature(strategy._models()) < 2
 
@@ -412,7 +409,7 @@ def test_the_order_of_the_clients_changes_nothing(build, make_trainer, assert_sa
         place = {client: position for position, client in enumerate(order)}
         topology = Edges(*((place[i], place[j]) for i, j in PATH))
         trainer = make_trainer(num_rounds=5, precision="64-true")
-        result = trainer.fit(regression(), lines(Lines(order)), build(topology=topology))
+        result = trainer.fit(affine_client(), lines(Lines(order)), build(topology=topology))
         runs.append((trainer, result))
     (first, expected), (second, result) = runs
 
@@ -458,7 +455,7 @@ def test_architectures_together_on_both_executors(maps, make_trainer, assert_sam
             topology=Ring(), regularization=0.5, map_step_size=0.05, projection_fraction=0.5, num_epochs=2, maps=maps
         )
         trainer = make_trainer(num_rounds=5, executor=executor, precision="64-true")
-        result = trainer.fit(classifier(Affine, Slope, Wide), lines(Lines(labels=True), batch_size=2), strategy)
+        result = trainer.fit(affine_client(Affine, Slope, Wide), lines(Lines(labels=True), batch_size=2), strategy)
         runs.append((trainer, result))
     (reference, expected), *others = runs
 
@@ -474,7 +471,7 @@ def test_more_architectures_than_clients(make_trainer) -> None:
     """The longest net belongs to nobody, but rows are as long as its parameters."""
     strategy = SheafFMTL(topology=Ring(), projection_fraction=0.5)
     trainer = make_trainer(num_rounds=2)
-    trainer.fit(classifier(Affine, Slope, Affine, Slope, Wide), lines(Lines(labels=True)), strategy)
+    trainer.fit(affine_client(Affine, Slope, Affine, Slope, Wide), lines(Lines(labels=True)), strategy)
     assert strategy.models_CP.shape == (4, 27)
     assert (strategy.models_CP[:, 6:] == 0).all()
 
@@ -482,7 +479,7 @@ def test_more_architectures_than_clients(make_trainer) -> None:
 def test_clients_held_out_join_with_what_they_train(make_trainer) -> None:
     trainer = make_trainer(participation=Participation(held_out_fraction=0.25), precision="64-true")
     strategy = DPSGD(topology=Complete(), num_epochs=20)
-    trainer.fit(regression(lr=0.1), lines(), strategy)
+    trainer.fit(affine_client(lr=0.1), lines(), strategy)
 
     (new,) = trainer.run.new_clients
     own = trainer.run.executor.state().parameters["head.weight"][new]
@@ -496,12 +493,12 @@ def test_clients_held_out_join_with_what_they_train(make_trainer) -> None:
 @pytest.mark.parametrize("kind", [DPSGD, DFedU, SheafFMTL])
 def test_the_topology_may_be_the_datas(kind, make_trainer) -> None:
     strategy = kind()
-    make_trainer(num_rounds=1).fit(regression(), lines(Lines(relation=0.3)), strategy)
+    make_trainer(num_rounds=1).fit(affine_client(), lines(Lines(relation=0.3)), strategy)
     assert torch.equal(strategy.adjacency_CC, along(PATH).bool())
     assert torch.equal(strategy.matrices()["adjacency"], along(PATH))
 
     drawn = kind()
-    make_trainer(num_rounds=1).fit(regression(), lines(relation_graph=Star()), drawn)
+    make_trainer(num_rounds=1).fit(affine_client(), lines(relation_graph=Star()), drawn)
     assert drawn.adjacency_CC[0].tolist() == [False, True, True, True]
 
 
@@ -533,7 +530,7 @@ def test_the_topology_may_be_the_datas(kind, make_trainer) -> None:
 def test_topologies_that_do_not_fit(strategy, source, participation, message, make_trainer) -> None:
     trainer = make_trainer(participation=Participation(**participation), seed=2)
     with pytest.raises(ValueError, match=message):
-        trainer.fit(regression(), lines(Lines(**source)), strategy)
+        trainer.fit(affine_client(), lines(Lines(**source)), strategy)
 
 
 @pytest.mark.parametrize(
@@ -595,7 +592,7 @@ def test_deriving_the_opening_halves_the_bytes_and_changes_nothing(make_trainer,
             topology=Ring(), regularization=0.5, map_step_size=0.05, projection_fraction=1, derive_opening=derive
         )
         trainer = make_trainer(num_rounds=4, callbacks=CommunicationLedger())
-        trainer.fit(regression(), lines(), strategy)
+        trainer.fit(affine_client(), lines(), strategy)
         runs.append(trainer)
     sent, derived = runs
 
@@ -640,7 +637,7 @@ def test_openings_follow_from_the_closings_before(maps, make_trainer) -> None:
     trainer = make_trainer(
         num_rounds=8, precision="64-true", callbacks=Spy(), participation=Participation(num_clients=3)
     )
-    trainer.fit(regression(), lines(), strategy)
+    trainer.fit(affine_client(), lines(), strategy)
     assert len(set(compared)) == 12
     assert len(compared) < 7 * 12
 
@@ -669,7 +666,7 @@ def test_resuming_is_exact_with_maps_and_bytes(executor, maps, make_trainer, ass
             participation=Participation(num_clients=3),
         )
         trainer.fit(
-            classifier(Affine, Wide, momentum=0.9), lines(Lines(labels=True), batch_size=2), strategy, ckpt_path
+            affine_client(Affine, Wide, momentum=0.9), lines(Lines(labels=True), batch_size=2), strategy, ckpt_path
         )
         return trainer
 
@@ -693,7 +690,7 @@ def test_resuming_is_exact_with_maps_and_bytes(executor, maps, make_trainer, ass
 def test_another_topology_is_refused(make_trainer, tmp_path) -> None:
     def run(topology: Topology, ckpt_path: str | None = None) -> None:
         trainer = make_trainer(num_rounds=1 if ckpt_path is None else 2)
-        trainer.fit(regression(), lines(), DFedU(topology=topology), ckpt_path, resume_with_changes=True)
+        trainer.fit(affine_client(), lines(), DFedU(topology=topology), ckpt_path, resume_with_changes=True)
         trainer.save_checkpoint(tmp_path / "v" / "one.ckpt")
 
     run(Ring())

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 from both_executors import both_executors
+from line_clients import lines
 from torch import Tensor
 
-from fl_lightning import ClientModule, Participation, Payload, RegressionClient, SequentialExecutor, StackedExecutor
+from fl_lightning import ClientModule, Participation, Payload, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.federation import Federation
@@ -16,7 +17,7 @@ from fl_lightning.models import GCN
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedProto, Local
-from fl_lightning.strategies.mixing.fedproto import class_means, distance
+from fl_lightning.strategies.mixing.fedproto import distance
 
 
 @pytest.fixture
@@ -241,12 +242,9 @@ def test_embeddings_of_different_widths_are_refused(executor, fit) -> None:
         fit(FedProto(), executor, model=ClientModule(nets))
 
 
-def test_numbers_have_no_prototypes(graphs) -> None:
-    batch = one_batch(graphs)
-    with pytest.raises(ValueError, match="FedProto is for classes, but these targets are numbers"):
-        class_means(RegressionClient(), {}, batch.replace({"y": batch.y.double()[:, None]}), Context())
-    with pytest.raises(ValueError, match="FedProto is for classes, but model is RegressionClient for numbers"):
-        FedProto().check_client(RegressionClient())
+def test_numbers_have_no_prototypes(make_trainer) -> None:
+    with pytest.raises(ValueError, match="FedProto is for classes, but the targets are numbers: choose a source of cl"):
+        make_trainer().fit(data=lines(), strategy=FedProto())
 
 
 @pytest.mark.parametrize(

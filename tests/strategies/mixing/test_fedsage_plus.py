@@ -378,8 +378,8 @@ def test_rounding(graphs, rounding: str, number: list[int]) -> None:
         net = NeighbourGenerator(6, 3, hidden_channels=(4, 4), generator_channels=(4, 4), rounding=rounding).double()
         torch.nn.init.zeros_(net.counter.weight)
         torch.nn.init.constant_(net.counter.bias, said)
-        made = net(batch, batch.real_mask, torch.tensor(3), drops=False)
-        assert (made.used.sum(dim=1)[batch.real_mask] == whole).all()
+        made = net(batch, batch.example_mask, torch.tensor(3), drops=False)
+        assert (made.used.sum(dim=1)[batch.example_mask] == whole).all()
 
 
 def test_slots_that_nobody_uses_are_not_exchanged(graphs) -> None:

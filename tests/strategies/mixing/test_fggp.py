@@ -93,7 +93,7 @@ def test_proposed_edges_go_both_ways_and_padding_has_none(graphs) -> None:
     assert torch.equal(edges, edges.mT)
     assert edges[1, 8:].sum() == 0
     assert (edges[1, 0, :8] == 1).all()
-    assert torch.equal(edges.diagonal(dim1=1, dim2=2), batch.real_mask.double())
+    assert torch.equal(edges.diagonal(dim1=1, dim2=2), batch.example_mask.double())
 
 
 @pytest.mark.parametrize("padding", [0, 3])

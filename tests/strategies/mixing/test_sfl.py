@@ -1,5 +1,6 @@
 """SFL: its numbers on a path of three, what it is equal to, who is smoothed with whom."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -14,6 +15,7 @@ from fl_lightning import FederatedTrainer, Participation
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.federation import Roster
 from fl_lightning.strategies import SFL, FedAvg, FedProx, Local
+from fl_lightning.tasks import NodeClassification
 
 PATH = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
 COMPLETE = torch.ones(3, 3) - torch.eye(3)
@@ -25,7 +27,7 @@ def quadratics(tmp_path):
 
     def run(strategy, executor, *, num_rounds=2, relation_CC=PATH, **settings):
         data = Quadratics()
-        data.roster = Roster.of(data.clients, num_outputs=1, relation_CC=relation_CC, partition_hash="quadratics")
+        data.roster = dataclasses.replace(data.roster, relation_CC=relation_CC)
         defaults = {"accelerator": "cpu", "logger": False, "precision": "64-true", "default_root_dir": str(tmp_path)}
         trainer = FederatedTrainer(
             num_rounds=num_rounds, executor=executor, default_callbacks=False, **defaults, **settings
@@ -149,6 +151,6 @@ def test_settings(fit, graphs, given_clients, make_model, make_trainer) -> None:
         with pytest.raises(ValueError, match=message):
             SFL(**settings)
     data = given_clients(graphs)
-    data.roster = Roster.of(graphs, num_outputs=3)
+    data.roster = Roster.of(graphs, task=NodeClassification(), num_outputs=3)
     with pytest.raises(ValueError, match=r"SFL needs a client relation graph, and the data have none"):
         make_trainer().fit(make_model(), data, SFL())

@@ -9,11 +9,12 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, multiclass_auroc, multiclass_f1_score
 
-from fl_lightning import ClientModule, RegressionClient, SequentialExecutor, StackedExecutor
+from fl_lightning import ClientModule, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.examples import ExampleBatch
-from fl_lightning.round.class_metrics import CLASS_METRICS, class_scores
 from fl_lightning.round.client import LOGITS
 from fl_lightning.strategies import FedAvg
+from fl_lightning.tasks import NodeRegression
+from fl_lightning.tasks.class_metrics import CLASS_METRICS, class_scores
 
 
 def drawn(num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,7 +90,7 @@ def test_both_executors_choose_a_round_by_f1_and_agree(make_trainer: Any, federa
 def test_a_batch_in_parts_scores_as_a_whole() -> None:
     logits, y, masks = drawn(3)
     names = dict(zip(("train_mask", "val_mask", "test_mask"), masks, strict=True))
-    whole = ExampleBatch(x=logits, y=y, real_mask=torch.ones_like(y, dtype=torch.bool), key=torch.zeros(4), **names)
+    whole = ExampleBatch(x=logits, y=y, example_mask=torch.ones_like(y, dtype=torch.bool), key=torch.zeros(4), **names)
     parts = [
         whole.replace({name: t[:, rows] for name, t in whole.tensors().items() if name != "key"})
         for rows in (slice(0, 17), slice(17, 200))
@@ -109,7 +110,5 @@ def test_a_batch_in_parts_scores_as_a_whole() -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model.metrics holds 'recall', .* give some of f1, auroc, balanced_accuracy"):
         ClientModule(metrics=["recall"])  # type: ignore[list-item]
-    with pytest.raises(
-        ValueError, match=r"model.metrics holds 'f1', which RegressionClient does not measure: leave it"
-    ):
-        RegressionClient(metrics=["f1"])
+    with pytest.raises(ValueError, match=r"holds 'f1', which NodeRegression does not measure: leave it"):
+        ClientModule(metrics=["f1"]).take_task(NodeRegression())

@@ -1,0 +1,186 @@
+"""Mini-batches of the training examples that a client holds: what each local step draws.
+
+Shape legend: C clients, N examples (padded), B examples of a mini-batch.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch, Collator
+from fl_lightning.batches.client_data import ClientData
+from fl_lightning.kernels.randomness import random_order
+
+AnyDrawn = TypeVar("AnyDrawn", bound="DrawnBatch")
+
+#: Random numbers that are drawn at once to sample the examples of some steps.
+ORDER_NUMBERS = 2**18
+
+
+def batches_of(num_examples: int, batch_size: int | None, drop_last: bool = False) -> int:
+    """Mini-batches that one pass over a client's training examples takes.
+
+    Args:
+        num_examples: Training examples of the client.
+        batch_size: Examples of a mini-batch; None for all at once.
+        drop_last: Leave out a last batch that is short. A client with fewer examples than one batch keeps its only one.
+
+    Example:
+        >>> batches_of(10, 4), batches_of(10, 4, drop_last=True), batches_of(3, 4, drop_last=True)
+        (3, 2, 1)
+    """
+    if batch_size is None:
+        return 1
+    whole = num_examples // batch_size
+    return whole if drop_last and whole else math.ceil(num_examples / batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnBatch(Batch):
+    """A batch of which each local step may draw some examples.
+
+    Attributes:
+        batch_size: Examples of a mini-batch; None to train on all at once.
+        drop_last: Leave out the last mini-batch of a pass if it is short.
+        sampling: Draw every step's mini-batch by itself, instead of passing over the examples.
+    """
+
+    batch_size: int | None = None
+    drop_last: bool = False
+    sampling: bool = False
+
+    def draws(self: AnyDrawn, keys: Tensor) -> Iterator[AnyDrawn]:
+        """Mini-batches of each client's training examples.
+
+        Without ``sampling`` a client passes over its examples again and again, each time in an order that the key of
+        the pass's first step gives, cut into batches: it sees each example once in a pass, however many the other
+        clients have. The last batch may be short, or is left out with ``drop_last``. With ``sampling`` every step
+        draws ``batch_size`` examples without replacement by itself, all where a client has fewer. Padding fills up
+        what is short in a stack; one client's batches have none in a pass.
+
+        Args:
+            keys: int64 key of every step and client, (steps, C), or (steps,) for one client's batch.
+        """
+        if self.batch_size is None:
+            yield from super().draws(keys)
+        elif self.sampling:
+            yield from self._samples(keys, min(self.batch_size, self.train_mask.shape[-1]))
+        elif keys.dim() == 1:
+            yield from self._own_passes(keys, self.batch_size)
+        else:
+            yield from self._passes(keys, self.batch_size)
+
+    def _samples(self: AnyDrawn, keys: Tensor, count: int) -> Iterator[AnyDrawn]:
+        """A draw for every step by itself."""
+        for some in torch.split(keys, max(1, ORDER_NUMBERS // self.train_mask.numel())):
+            mask = self.train_mask.expand(len(some), *self.train_mask.shape)
+            for key, order, drawn_mask in zip(some, *random_order(some, mask, count), strict=True):
+                yield self._pick(key, order, drawn_mask)
+
+    def _own_passes(self: AnyDrawn, keys: Tensor, batch_size: int) -> Iterator[AnyDrawn]:
+        """Passes over one client's examples; keys (steps,)."""
+        count = int(self.train_mask.sum())
+        length = max(1, batches_of(count, batch_size, self.drop_last))
+        for step, key in enumerate(keys):
+            if step % length == 0:
+                order, drawn_mask = random_order(key, self.train_mask, max(1, count))
+            place = slice(step % length * batch_size, (step % length + 1) * batch_size)
+            yield self._pick(key, order[place], drawn_mask[place])
+
+    def _passes(self: AnyDrawn, keys: Tensor, batch_size: int) -> Iterator[AnyDrawn]:
+        """Passes over the examples of a stack, each client's as long as it takes; keys (steps, C)."""
+        count_C = self.train_mask.sum(dim=1)
+        lengths = [max(1, batches_of(count, batch_size, self.drop_last)) for count in count_C.tolist()]
+        length_C = torch.tensor(lengths, device=keys.device)
+        order_CN = torch.zeros(len(lengths), max(1, int(count_C.max())), dtype=torch.int64, device=keys.device)
+        column_B = torch.arange(min(batch_size, order_CN.shape[1]), device=keys.device)
+        for step, key in enumerate(keys):
+            begins = [client for client, length in enumerate(lengths) if step % length == 0]
+            if len(begins) == len(lengths):
+                order_CN = random_order(key, self.train_mask, order_CN.shape[1])[0]
+            elif begins:
+                rows = torch.tensor(begins, device=keys.device)
+                order_CN[rows] = random_order(key[rows], self.train_mask[rows], order_CN.shape[1])[0]
+            place_CB = (step % length_C * batch_size)[:, None] + column_B
+            order_CB = order_CN.gather(1, place_CB.clamp(max=order_CN.shape[1] - 1))
+            yield self._pick(key, order_CB, place_CB < count_C[:, None])
+
+    def _pick(self: AnyDrawn, key: Tensor, order: Tensor, drawn_mask: Tensor) -> AnyDrawn:
+        """The examples at the given places, (C, B), of which some may be padding."""
+        if key.dim():
+            order = order + torch.arange(len(key), device=key.device)[:, None] * self.train_mask.shape[-1]
+
+        def pick(tensor: Tensor) -> Tensor:
+            examples = tensor.flatten(0, key.dim())
+            return examples.index_select(0, order.flatten()).view(*order.shape, *examples.shape[1:])
+
+        nothing = torch.zeros_like(drawn_mask)
+        masks = {"example_mask": drawn_mask, "train_mask": drawn_mask, "val_mask": nothing, "test_mask": nothing}
+        others = {name: pick(tensor) for name, tensor in self.named_by("examples").items() if name not in masks}
+        return self.replace({**others, "key": key, **masks})
+
+
+class DrawnCollator(Collator):
+    """Turns what clients hold into batches that mini-batches are drawn of.
+
+    Args:
+        clients: Every client of the federation, in order.
+        batch_size: Examples of a mini-batch; None for all of a client's at once.
+        steps_per_epoch: Mini-batches that make an epoch, each drawn by itself; None for a pass over the client's
+            training examples, cut into batches.
+        drop_last: Leave out the last mini-batch of a pass if it is short.
+        device: Where batches live.
+        dtype: Floating point type of inputs and targets.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Any],
+        *,
+        batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
+        drop_last: bool = False,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.clients = clients
+        self.batch_size = batch_size
+        self.steps = steps_per_epoch
+        self.drop_last = drop_last
+        self.device = device
+        self.dtype = dtype
+
+    @property
+    def drawing(self) -> dict[str, Any]:
+        """The settings of a batch."""
+        return {"batch_size": self.batch_size, "drop_last": self.drop_last, "sampling": self.steps is not None}
+
+    def held(self, client: int) -> Any:
+        """What a client holds."""
+        return self.clients[client]
+
+    def hold(self, client: int, held: ClientData) -> None:
+        """Let a client hold something else."""
+        self.clients = [*self.clients[:client], held, *self.clients[client + 1 :]]
+
+    def size(self, client: int) -> int:
+        """Number of examples of a client."""
+        return int(self.clients[client].size)
+
+    def steps_per_epoch(self, client: int) -> int:
+        """As set, or what a pass over the client's training examples takes."""
+        if self.steps is not None:
+            return self.steps
+        return batches_of(self.clients[client].num_examples, self.batch_size, self.drop_last)
+
+    def least_examples(self, client: int) -> int:
+        """Those of the last batch of a pass; of every draw where ``steps_per_epoch`` is set."""
+        count: int = self.clients[client].num_examples
+        if self.batch_size is None or count <= self.batch_size:
+            return count
+        rest = 0 if self.steps is not None or self.drop_last else count % self.batch_size
+        return rest or self.batch_size

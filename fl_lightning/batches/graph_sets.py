@@ -1,0 +1,116 @@
+"""Many graphs of each client as one block-diagonal graph, drawn in mini-batches of whole graphs.
+
+Shape legend: C clients, G graphs and N nodes of a client (padded), B graphs of a mini-batch, M nodes of these.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.base import EXAMPLES, NODES, common_fields, pad
+from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.client_graph import ClientGraph
+from fl_lightning.batches.draws import DrawnBatch, DrawnCollator
+from fl_lightning.batches.graphs import GraphBatch, GraphCollator
+
+Pooling = Literal["sum", "mean", "max"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientGraphs(ClientData):
+    """A client's private graphs, each of which is an example.
+
+    Attributes:
+        union: All of them as one graph without edges between them, one after another; its nodes have no roles.
+        num_nodes_G: Nodes of each graph, int64, positive.
+    """
+
+    union: ClientGraph
+    num_nodes_G: Tensor
+
+    @property
+    def inputs(self) -> Tensor:
+        """The features of all nodes."""
+        return self.union.x_NF
+
+    @property
+    def work(self) -> int:
+        """Nodes and edges."""
+        return self.union.work
+
+    @property
+    def edge_facts(self) -> Any:
+        """Of the union."""
+        return self.union.edge_facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSetBatch(GraphBatch, DrawnBatch):
+    """Graphs as a client's model sees them: ``y`` and the masks are of graphs, everything else of nodes.
+
+    Attributes:
+        num_nodes: Nodes of each graph, int64 (C, G), which follow each other; 0 for padding.
+        graph_of: The graph of each node, int64 (C, N); any for padding.
+    """
+
+    num_nodes: Tensor = field(metadata=EXAMPLES)
+    graph_of: Tensor = field(metadata=NODES)
+
+    def pool(self, value_ND: Tensor, how: Pooling = "mean") -> Tensor:
+        """Sum, mean or maximum over the nodes of each graph, (G, D), 0 for padding; also on a stack and under vmap."""
+        graph_ND = self.graph_of.unsqueeze(-1).expand_as(value_ND)
+        shape = (*value_ND.shape[:-2], self.num_nodes.shape[-1], value_ND.shape[-1])
+        mask_N1, count_G1 = self.node_mask.unsqueeze(-1), self.num_nodes.unsqueeze(-1)
+        if how == "max":
+            start_GD = value_ND.new_full(shape, -torch.inf)
+            most_GD = start_GD.scatter_reduce(-2, graph_ND, value_ND.masked_fill(~mask_N1, -torch.inf), "amax")
+            return torch.where(count_G1 > 0, most_GD, 0.0)
+        total_GD = value_ND.new_zeros(shape).scatter_add(-2, graph_ND, value_ND * mask_N1)
+        return total_GD if how == "sum" else total_GD / count_G1.clamp(min=1)
+
+    def _pick(self, key: Tensor, order: Tensor, drawn_mask: Tensor) -> "GraphSetBatch":
+        """The graphs at the given places, (C, B), of which some may be padding, and their nodes alone."""
+        chosen = super()._pick(key, order, drawn_mask)
+        count_B = chosen.num_nodes * drawn_mask
+        end_B = count_B.cumsum(dim=-1)
+        first_G = self.num_nodes.cumsum(dim=-1) - self.num_nodes
+        place_M = torch.arange(max(1, int(end_B.max())), device=key.device).expand(*end_B.shape[:-1], -1).contiguous()
+        graph_M = torch.searchsorted(end_B, place_M, right=True).clamp(max=end_B.shape[-1] - 1)
+        node_mask = place_M < end_B[..., -1:]
+        moved_B = first_G.gather(-1, order) - (end_B - count_B)
+        node_M = torch.where(node_mask, place_M + moved_B.gather(-1, graph_M), 0)
+
+        def pick(value: Tensor) -> Tensor:
+            index = node_M.view(*node_M.shape, *[1] * (value.dim() - node_M.dim()))
+            return value.take_along_dim(index, dim=node_M.dim() - 1)
+
+        others = {"num_nodes": count_B, "graph_of": graph_M, "node_mask": node_mask}
+        tensors = {name: pick(tensor) for name, tensor in self.named_by("nodes").items() if name not in others}
+        return dataclasses.replace(
+            chosen.replace({**tensors, **others}),
+            adjacency=self.adjacency.moved(node_M, node_mask),
+            links=None if self.links is None else self.links.moved(node_M, node_mask),
+        )
+
+
+class GraphSetCollator(DrawnCollator):
+    """Turns clients' graphs into batches; the arguments are those of :class:`DrawnCollator`."""
+
+    def __call__(self, clients: Sequence[int]) -> GraphSetBatch:
+        """Batch the given clients' graphs, padded to the most graphs and to the most nodes."""
+        members = [self.clients[client] for client in clients]
+        unions = [each.union for each in members]
+        nodes = GraphCollator(unions, layout={"sparse_features": False}, device=self.device, dtype=self.dtype)
+        return GraphSetBatch(
+            num_nodes=pad([each.num_nodes_G for each in members], self.device),
+            graph_of=pad(
+                [torch.arange(each.size).repeat_interleave(each.num_nodes_G) for each in members], self.device
+            ),
+            **common_fields(members, device=self.device, dtype=self.dtype),
+            **{**nodes.graph_fields(unions), "plain": None},
+            **self.drawing,
+        )

@@ -1,0 +1,96 @@
+"""What a source gives the clients of a federation, and what it is asked with."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from fl_lightning.data.partition.partitioners import Partitioner
+from fl_lightning.data.partition.record import canonical_json
+from fl_lightning.data.preparation import Dropped
+from fl_lightning.data.split import Role, Splitter
+from fl_lightning.tasks import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The settings of a data module that a source's clients depend on.
+
+    Attributes:
+        partitioner: Assigns a graph's nodes to clients; None where the source has clients of its own.
+        splitter: Gives examples their roles.
+        root: Folder of the data sets.
+        cache_dir: Folder of derived files.
+        seed: Of all draws.
+    """
+
+    partitioner: Partitioner | None
+    splitter: Splitter
+    root: Path
+    cache_dir: Path
+    seed: int
+
+    def identity(self, source: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        """What the clients of a source depend on, as JSON-ready values."""
+        return {"source": source, "splitter": self.splitter.identity(), "seed": self.seed, **more}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """What each client holds, and what is known of all of them.
+
+    Attributes:
+        task: What is learned.
+        clients: What each client holds.
+        num_outputs: Classes or labels of the whole federation, or numbers of a target.
+        source_idx: For each client the user's own numbers of its examples, int64.
+        partition_hash: SHA-256 (hex) of data, partition and split.
+        groups: Each client's group, where several are drawn from one part of a graph; else empty.
+        relation_CC: Client relation graph; None if the data have none.
+        class_names: What the classes are called; None where that is not known.
+        node_names: The name of each of the source's nodes; None where they have none.
+        named_nodes: For each client the names of its nodes; None likewise.
+        edges_lost: For each client the directed edges that a partition cut off; empty without graphs.
+        dropped: What the preparation of a graph left out.
+    """
+
+    task: Task
+    clients: tuple[Any, ...]
+    num_outputs: int
+    source_idx: tuple[Tensor, ...]
+    partition_hash: str
+    groups: tuple[int, ...] = ()
+    relation_CC: Tensor | None = None
+    class_names: tuple[str, ...] | None = None
+    node_names: tuple[str, ...] | None = None
+    named_nodes: tuple[tuple[str, ...], ...] | None = None
+    edges_lost: tuple[int, ...] = ()
+    dropped: Dropped = field(default_factory=Dropped)
+
+
+def split_examples(task: Task, targets: Sequence[Tensor], asked: Asked) -> list[Tensor]:
+    """The role of each example of clients that have their own, by its targets."""
+    labels = [task.target.strata(y_N) for y_N in targets]
+    offsets = torch.tensor([0, *map(len, labels)]).cumsum(0)
+    slices = [torch.arange(*offsets[client : client + 2].tolist()) for client in range(len(labels))]
+    label_N = torch.cat(labels)
+    return asked.splitter(Data(y=label_N, num_nodes=len(label_N)), slices, asked.seed)
+
+
+def masks_of(role_N: Tensor) -> dict[str, Any]:
+    """The fields of a client's data that say its examples' roles."""
+    return {f"{role.name.lower()}_mask_N": role_N == role for role in (Role.TRAIN, Role.VAL, Role.TEST)}
+
+
+def digest_of(identity: Mapping[str, Any], tensors: Sequence[Tensor]) -> str:
+    """SHA-256 (hex) of what data depend on, and of the data themselves."""
+    digest = hashlib.sha256(canonical_json(identity).encode())
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

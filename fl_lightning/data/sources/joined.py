@@ -1,0 +1,130 @@
+"""Many graphs as one without edges between them, so that they are clients by themselves."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch_geometric.data import Data
+
+from fl_lightning.data.edge_data import same_edge_data
+from fl_lightning.data.preparation import Preparation, names_of_classes, names_of_nodes, prepare_graph
+
+#: The node attribute that says which of several graphs a node is of.
+GRAPH = "graph"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One of many graphs.
+
+    Attributes:
+        graph: As it was read.
+        preparation: What is done to it.
+        name: What messages call it.
+        class_names: What its classes are called if it does not say so itself; None where that is not known.
+        warns: Warn where its preparation adds edges.
+    """
+
+    graph: Data
+    preparation: Preparation
+    name: str
+    class_names: tuple[str, ...] | None = None
+    warns: bool = True
+
+
+def joined(parts: Iterable[Part]) -> Data:
+    """Prepare many graphs, and make them one without edges between them.
+
+    Classes that have names are told by these: those of the first graph keep their numbers, new ones are appended.
+
+    Args:
+        parts: With the same features; what not all of them have is left out, and what differs in shape with a warning.
+
+    Returns:
+        The graph; :data:`GRAPH` is the number of the one that each node was of, ``own_idx`` its number there.
+        ``class_names`` and ``node_names`` are of all, where the graphs have them.
+
+    Raises:
+        ValueError: One is not sound, they have different features, only some name their classes, or the edges of some
+            carry what those of others do not.
+    """
+    prepared: list[Data] = []
+    named: list[tuple[str, ...] | None] = []
+    texts: list[tuple[str, ...] | None] = []
+    titles: list[str] = []
+    for part in parts:
+        graph = prepare_graph(part.graph, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
+        num_names = graph.y.shape[1] if graph.y.dim() > 1 else int(graph.y.max()) + 1
+        named.append(names_of_classes(part.graph, num_names, part.name) or part.class_names)
+        own = names_of_nodes(part.graph, part.name)
+        texts.append(None if own is None else tuple(own[node] for node in graph.source_idx.tolist()))
+        prepared.append(graph)
+        titles.append(part.name)
+        if graph.x.shape[1] != prepared[0].x.shape[1]:
+            raise ValueError(
+                f"{part.name} has {graph.x.shape[1]} features of each node, the first {prepared[0].x.shape[1]}: all "
+                "clients need the same features"
+            )
+        if graph.y.shape[1:] != prepared[0].y.shape[1:] or graph.get("task") != prepared[0].get("task"):
+            raise ValueError(
+                f"{part.name} has targets of shape {tuple(graph.y.shape)}, the first {tuple(prepared[0].y.shape)}: all "
+                "clients need classes, or as many labels, or as many numbers"
+            )
+    class_names = _by_name(prepared, named, titles)
+    sizes = torch.tensor([graph.num_nodes for graph in prepared])
+    first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
+    attributes = {name: torch.cat([graph[name] for graph in prepared]) for name in _shared(prepared, titles)}
+    attributes |= {name: torch.cat([graph[name] for graph in prepared]) for name in same_edge_data(prepared)}
+    whole = Data(
+        **attributes,
+        edge_index=torch.cat([graph.edge_index + start for graph, start in zip(prepared, first, strict=True)], dim=1),
+        own_idx=torch.cat([graph.source_idx for graph in prepared]),
+        **{GRAPH: torch.repeat_interleave(torch.arange(len(prepared)), sizes)},
+    )
+    whole.class_names = class_names
+    if (given := prepared[0].get("task")) is not None:
+        whole.task = given
+    if any(texts):
+        empty = [("",) * graph.num_nodes for graph in prepared]
+        whole.node_names = [text for own, none in zip(texts, empty, strict=True) for text in own or none]
+    return whole
+
+
+def _by_name(
+    graphs: Sequence[Data], named: Sequence[tuple[str, ...] | None], titles: Sequence[str]
+) -> tuple[str, ...] | None:
+    """Number the classes of all graphs alike, by their names, and return these."""
+    silent = [title for title, names in zip(titles, named, strict=True) if names is None]
+    if len(silent) == len(named):
+        return None
+    if silent:
+        raise ValueError(
+            f"{silent[0]} has no class_names, but others of the graphs have: nothing tells whether its classes are in "
+            "their order. Give each graph a list class_names, or none of them."
+        )
+    if graphs[0].y.is_floating_point():
+        if other := next((title for title, names in zip(titles, named, strict=True) if names != named[0]), None):
+            raise ValueError(f"{other} has other class_names of its labels than {titles[0]}: give all the same")
+        return named[0]
+    numbers: dict[str, int] = {}
+    for graph, names in zip(graphs, named, strict=True):
+        place_K = torch.tensor([numbers.setdefault(text, len(numbers)) for text in names or ()])
+        graph.y = torch.where(graph.y >= 0, place_K[graph.y.clamp(min=0)], graph.y)
+    return tuple(numbers)
+
+
+def _shared(graphs: Sequence[Data], titles: Sequence[str]) -> list[str]:
+    """The attributes of nodes that all graphs have, in shapes that go together."""
+    shared = set.intersection(*(set(graph.node_attrs()) for graph in graphs)) - {"source_idx", "own_idx", GRAPH}
+    for name in sorted(shared):
+        kinds = [(graph[name].shape[1:], graph[name].dtype) for graph in graphs]
+        if (other := next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)) is not None:
+            warnings.warn(
+                f"{titles[other]}: {name} is {kinds[other][1]} of shape {tuple(graphs[other][name].shape)}, that of "
+                f"{titles[0]} {kinds[0][1]} of shape {tuple(graphs[0][name].shape)}. It is left out of all graphs; "
+                "give it the same shape and type in each to use it.",
+                stacklevel=2,
+            )
+            shared.remove(name)
+    return sorted(shared)

@@ -1,0 +1,53 @@
+"""A graph convolutional network that reads whole graphs: what it makes of their nodes is pooled."""
+
+from fl_lightning.batches.graph_sets import GraphSetBatch, Pooling
+from fl_lightning.models.gcn import GCN
+from fl_lightning.models.output import NetOutput
+
+
+class PooledGCN(GCN):
+    """:class:`GCN` whose head reads the pooled output of the last convolution.
+
+    Args:
+        in_channels: Width of the node features.
+        out_channels: Number of classes, labels or numbers.
+        hidden_channels: Width of every convolution.
+        num_layers: Number of convolutions.
+        dropout: Drop probability after each convolution, in [0, 1).
+        batch_norm: Normalise the output of each convolution over the nodes of the graphs.
+        pooling: ``sum``, ``mean`` or ``max`` over the nodes of a graph.
+
+    Shapes:
+        batch: Of G graphs. logits ``(G, out_channels)``; embedding ``(G, hidden_channels)``, pooled likewise.
+    """
+
+    #: Its outputs are of graphs.
+    pools = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        hidden_channels: int = 64,
+        num_layers: int = 3,
+        dropout: float = 0.5,
+        batch_norm: bool = False,
+        pooling: Pooling = "mean",
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            hidden_channels=hidden_channels,
+            num_layers=num_layers,
+            dropout=dropout,
+            batch_norm=batch_norm,
+        )
+        if pooling not in ("sum", "mean", "max"):
+            raise ValueError(f"pooling must be sum, mean or max, got {pooling!r}")
+        self.pooling: Pooling = pooling
+
+    def forward(self, batch: GraphSetBatch) -> NetOutput:  # type: ignore[override]
+        """Return logits and embeddings of all graphs of one client."""
+        embedding_ND, h_ND = self.encode(batch)
+        return NetOutput(self.head(batch.pool(h_ND, self.pooling)), batch.pool(embedding_ND, self.pooling))

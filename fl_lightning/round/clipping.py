@@ -1,0 +1,30 @@
+"""Gradients of bounded length."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+
+def clipped(
+    gradients: Mapping[str, Tensor | None], most: float, models: Collection[str] = ()
+) -> dict[str, Tensor | None]:
+    """Scale each client's gradient down to a Euclidean norm, (C, *shape) by name; None stays None.
+
+    Args:
+        gradients: Of all parameters.
+        most: The largest norm.
+        models: Parts that are models by themselves, by the first part of their parameters' names: each has a norm of
+            its own.
+    """
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, gradient in gradients.items():
+        part = name.partition(".")[0]
+        if gradient is not None:
+            groups.setdefault(part if part in models else "", {})[name] = gradient
+    found: dict[str, Tensor | None] = dict(gradients)
+    for group in groups.values():
+        norm_C = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in group.values()]).norm(dim=0)
+        factor_C = (most / (norm_C + 1e-6)).clamp(max=1.0)
+        found |= {name: g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in group.items()}
+    return found

@@ -1,0 +1,135 @@
+"""Metrics of a classification that are no means over examples, each client's own: F1, AUROC, average precision ...
+
+They are computed from all of a client's logits of a split at once, and for all clients of a stack at once;
+torchmetrics, with which they agree, would be called for each client, split and class.
+
+Shape legend: S splits, C clients (or no such dimension), N examples, K classes, or L labels that an example has or not.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ClassMetric = Literal["f1", "auroc", "balanced_accuracy"]
+
+#: The metrics by name.
+CLASS_METRICS: tuple[str, ...] = get_args(ClassMetric)
+#: Those of labels, of which an example may have several.
+LABEL_METRICS = ("auroc", "average_precision")
+
+
+def class_scores(
+    metrics: Sequence[str], logits_CNK: Tensor, y_CN: Tensor, masks_SCN: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Numerator and denominator of metrics for every split and client.
+
+    ``f1`` is the mean of the classes' F1, over the classes that occur among the labels or the predictions;
+    ``balanced_accuracy`` the mean recall of the classes that occur among the labels; ``auroc`` the mean area under the
+    curve of a class against the others, over the classes that some example of the split has and another has not (with
+    two classes that of class 1).
+
+    Args:
+        metrics: Names of :data:`CLASS_METRICS`.
+        logits_CNK: Logits, or log-probabilities.
+        y_CN: Labels.
+        masks_SCN: Examples of each split.
+
+    Returns:
+        By the metric's name the value times the number of examples, and that number, both (S, C): a mean weighted by
+        the latter counts every example. Both are 0 where there is no value: without examples, and of ``auroc`` with
+        examples of one class alone.
+    """
+    logits_CNK, weight_SCN = logits_CNK.double(), masks_SCN.double()
+    count_SC = weight_SCN.sum(dim=-1)
+    num_classes = logits_CNK.shape[-1]
+    truth_CNK = F.one_hot(y_CN, num_classes)
+
+    def counts_SCK(which_CNK: Tensor) -> Tensor:
+        return (weight_SCN.unsqueeze(-2) @ which_CNK.double()).squeeze(-2)
+
+    values: dict[str, Tensor] = {}
+    if "f1" in metrics or "balanced_accuracy" in metrics:
+        said_CNK = F.one_hot(logits_CNK.argmax(dim=-1), num_classes)
+        hits_SCK, true_SCK = counts_SCK(truth_CNK * said_CNK), counts_SCK(truth_CNK)
+        values["f1"] = _mean_over_classes(2 * hits_SCK, true_SCK + counts_SCK(said_CNK))
+        values["balanced_accuracy"] = _mean_over_classes(hits_SCK, true_SCK)
+    if "auroc" in metrics:
+        if num_classes == 2:  # ordered by the difference, of which the softmax makes ties
+            certainty_CNK, truth_CNK = logits_CNK[..., 1:] - logits_CNK[..., :1], truth_CNK[..., 1:]
+        else:
+            certainty_CNK = logits_CNK.softmax(dim=-1)
+        areas = [_ordered_pairs(certainty_CNK.mT, truth_CNK.mT.bool(), mask_CN[..., None, :]) for mask_CN in masks_SCN]
+        values["auroc"] = torch.stack([_mean_over_classes(*area) for area in areas])
+    return {name: _weighted(values[name], count_SC) for name in metrics}
+
+
+def label_scores(
+    metrics: Sequence[str], logits_CNL: Tensor, y_CNL: Tensor, masks_SCN: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """The same as :func:`class_scores` of labels, of which each is told from its absence.
+
+    ``auroc`` is the mean area under the curve, ``average_precision`` the mean over a label's examples of the precision
+    among all that are scored at least as high; both over the labels that some example of the split has and another has
+    not, as Hu et al., "Open Graph Benchmark", NeurIPS 2020, average them.
+
+    Args:
+        metrics: Names of :data:`LABEL_METRICS`.
+        logits_CNL: Logits of the labels.
+        y_CNL: 1 or 0; nan where it is not known, which leaves the example out of this label.
+        masks_SCN: Examples of each split.
+
+    Example:
+        >>> logits, y = torch.tensor([[2.0], [1.0], [0.0]]), torch.tensor([[1.0], [0.0], [1.0]])
+        >>> found = label_scores(LABEL_METRICS, logits, y, torch.ones(1, 3, dtype=torch.bool))
+        >>> {name: (total / count).tolist() for name, (total, count) in found.items()}
+        {'auroc': [0.5], 'average_precision': [0.8333333333333334]}
+    """
+    measures = {"auroc": _ordered_pairs, "average_precision": _precisions}
+    score_CLN, truth_CLN, known_CLN = logits_CNL.double().mT, (y_CNL > 0.5).mT, ~y_CNL.isnan().mT
+    count_SC = masks_SCN.double().sum(dim=-1)
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in metrics:
+        parts = [measures[name](score_CLN, truth_CLN, mask_CN[..., None, :] & known_CLN) for mask_CN in masks_SCN]
+        found[name] = _weighted(torch.stack([_mean_over_classes(*part) for part in parts]), count_SC)
+    return found
+
+
+def _weighted(value_SC: Tensor, count_SC: Tensor) -> tuple[Tensor, Tensor]:
+    """Numerators and denominators of values, which are nan where there is none."""
+    nobody_SC = value_SC.isnan()
+    return torch.where(nobody_SC, 0.0, value_SC * count_SC), torch.where(nobody_SC, 0.0, count_SC)
+
+
+def _mean_over_classes(part_K: Tensor, whole_K: Tensor) -> Tensor:
+    """Mean of the classes' shares (..., K), over those that have one; nan where none has."""
+    occurs_K = whole_K > 0
+    return torch.where(occurs_K, part_K / whole_K, 0.0).sum(dim=-1) / occurs_K.sum(dim=-1)
+
+
+def _ordered_pairs(certainty_KN: Tensor, truth_KN: Tensor, mask_KN: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of an example of the class and one of the others in the right order (a tie is half), and all pairs."""
+    inside_KN, outside_KN = truth_KN & mask_KN, ~truth_KN & mask_KN
+    certainty_KN = torch.where(certainty_KN.isnan(), -torch.inf, certainty_KN).contiguous()  # as if it came last
+    others_KN = torch.where(outside_KN, certainty_KN, torch.inf).sort(dim=-1).values.contiguous()
+    beaten_KN = torch.searchsorted(others_KN, certainty_KN) + torch.searchsorted(others_KN, certainty_KN, right=True)
+    right_K = torch.where(inside_KN, beaten_KN / 2, 0.0).sum(dim=-1, dtype=torch.float64)
+    return right_K, (inside_KN.sum(dim=-1) * outside_KN.sum(dim=-1)).double()
+
+
+def _precisions(certainty_KN: Tensor, truth_KN: Tensor, mask_KN: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over the class's examples of the precision down to each, and their number; 0 where there are no others."""
+    inside_KN, outside_KN = truth_KN & mask_KN, ~truth_KN & mask_KN
+    certainty_KN = torch.where(certainty_KN.isnan(), -torch.inf, certainty_KN).contiguous()
+
+    def at_least(chosen_KN: Tensor) -> Tensor:
+        """How many of the chosen ones are scored as high as each."""
+        ordered_KN = torch.where(chosen_KN, certainty_KN, -torch.inf).sort(dim=-1).values.contiguous()
+        above_KN = chosen_KN.shape[-1] - torch.searchsorted(ordered_KN, certainty_KN)
+        return torch.minimum(above_KN, chosen_KN.sum(dim=-1, keepdim=True)).double()
+
+    precision_KN = at_least(inside_KN) / at_least(inside_KN | outside_KN).clamp(min=1)
+    number_K = torch.where(outside_KN.any(dim=-1), inside_KN.sum(dim=-1), 0).double()
+    return torch.where(inside_KN, precision_KN, 0.0).sum(dim=-1), number_K

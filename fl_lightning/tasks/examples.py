@@ -1,0 +1,53 @@
+"""Tasks on independent examples: rows of a table, series, images."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_lightning.batches.base import Collator
+from fl_lightning.batches.examples import ExampleCollator
+from fl_lightning.models.cnn import CNN
+from fl_lightning.models.gru import GRUForecaster
+from fl_lightning.models.mlp import MLP
+from fl_lightning.tasks.base import Classification, Drawing, Regression, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleTask(Task):
+    """A client holds independent examples (:class:`~fl_lightning.batches.ClientExamples`)."""
+
+    examples = "examples"
+    example = "example"
+
+    def collator(  # noqa: D102
+        self,
+        clients: Sequence[Any],
+        *,
+        layout: Mapping[str, Any] | None = None,
+        drawing: Drawing | None = None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Collator:
+        return ExampleCollator(clients, **asdict(drawing or Drawing()), device=device, dtype=dtype)
+
+    def default_net(
+        self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None
+    ) -> Callable[..., nn.Module]:
+        """Of images (channels, rows, columns) a CNN; of series (steps, features) with numbers to forecast a GRU."""
+        num_dims = 1 if isinstance(num_features, int) else len(num_features)
+        if num_dims == 2 and self.target.is_numeric:
+            return GRUForecaster
+        return CNN if num_dims == 3 else MLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleClassification(ExampleTask, Classification):
+    """The class of each example, or its labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleRegression(ExampleTask, Regression):
+    """Numbers of each example."""

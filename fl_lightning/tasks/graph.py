@@ -1,0 +1,58 @@
+"""Tasks on whole graphs, of which each client holds many."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_lightning.batches.base import Collator
+from fl_lightning.batches.graph_sets import GraphSetCollator
+from fl_lightning.models.pooled_gcn import PooledGCN
+from fl_lightning.tasks.base import Classification, Drawing, Regression, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphTask(Task):
+    """A client holds graphs (:class:`~fl_lightning.batches.ClientGraphs`), which are the examples."""
+
+    examples = "graphs"
+    example = "graph"
+    has_graphs = True
+    not_private = "is for clients that hold independent rows, series or images so far, but these hold graphs"
+
+    def collator(  # noqa: D102
+        self,
+        clients: Sequence[Any],
+        *,
+        layout: Mapping[str, Any] | None = None,
+        drawing: Drawing | None = None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Collator:
+        return GraphSetCollator(clients, **asdict(drawing or Drawing()), device=device, dtype=dtype)
+
+    def default_net(
+        self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None
+    ) -> Callable[..., nn.Module]:
+        """A GCN that pools."""
+        return PooledGCN
+
+    def check_net(self, net: nn.Module) -> None:
+        """Refuse a net whose outputs are of nodes."""
+        if not getattr(net, "pools", False):
+            raise ValueError(
+                f"{type(self).__name__} needs a net with an output for each graph: set model.net to "
+                "fl_lightning.models.PooledGCN, or give a net of your own that pools, with pools = True"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphClassification(GraphTask, Classification):
+    """The class of each graph, or its labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphRegression(GraphTask, Regression):
+    """Numbers of each graph."""

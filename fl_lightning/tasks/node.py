@@ -1,0 +1,61 @@
+"""Tasks on the nodes of a client's graph, which is trained full-batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_lightning.batches.base import Collator
+from fl_lightning.batches.graphs import GraphCollator
+from fl_lightning.models.gcn import GCN
+from fl_lightning.tasks.base import Classification, Drawing, Regression, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTask(Task):
+    """A client holds a graph (:class:`~fl_lightning.batches.ClientGraph`), whose nodes are the examples."""
+
+    examples = "nodes"
+    example = "node"
+    has_graphs = is_on_nodes = True
+    not_private = (
+        "is for clients that hold independent examples, but these hold graphs: a node enters the losses of its "
+        "neighbors, and so more gradients than its own"
+    )
+
+    def collator(  # noqa: D102
+        self,
+        clients: Sequence[Any],
+        *,
+        layout: Mapping[str, Any] | None = None,
+        drawing: Drawing | None = None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Collator:
+        return GraphCollator(clients, layout=layout, device=device, dtype=dtype)
+
+    def layout_of(self, clients: Sequence[Any]) -> dict[str, Any]:
+        """Whether features are multiplied as sparse matrices."""
+        return GraphCollator.layout_of(clients)
+
+    def layout_for(self, density: float) -> dict[str, Any]:
+        """The same."""
+        return GraphCollator.layout_for(density)
+
+    def default_net(
+        self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None
+    ) -> Callable[..., nn.Module]:
+        """The strategy's own, or a GCN."""
+        return own or GCN
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeClassification(NodeTask, Classification):
+    """The class of each node, or its labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRegression(NodeTask, Regression):
+    """Numbers of each node."""

@@ -1,0 +1,310 @@
+"""What is predicted of an example, whatever it is: its class, which labels it has, or numbers.
+
+Shape legend: N examples, with a leading C where it is a stack of clients; K outputs: classes, labels or numbers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.round.direction import KNOWN, Direction
+from fl_lightning.tasks.class_metrics import CLASS_METRICS, LABEL_METRICS, class_scores, label_scores
+
+#: The roles of examples.
+SPLITS = ("train", "val", "test")
+
+#: With fewer classes PyTorch's softmax over the last dimension is not vectorised on a CPU, and ten times slower.
+_VECTOR = 16
+
+
+class Target(ABC):
+    """Loss, metrics and predictions. It has no state."""
+
+    #: In words.
+    name: ClassVar[str]
+    #: The validation metric that chooses the reported round.
+    monitor: ClassVar[str]
+    #: Whether ``max`` or ``min`` of each metric is best.
+    directions: ClassVar[Mapping[str, Direction]]
+    #: Metrics that are computed from all of a client's outputs at once: those that always are, and those on demand.
+    always: ClassVar[tuple[str, ...]] = ()
+    on_demand: ClassVar[tuple[str, ...]] = ()
+    #: Whether each example is of one class.
+    has_classes: ClassVar[bool] = False
+    #: Whether targets are numbers.
+    is_numeric: ClassVar[bool] = False
+
+    @abstractmethod
+    def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """What each example adds to the metrics that are means over examples, (N,) by name; ``loss`` among them."""
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean loss over the training examples, scalar (or one for each client of a stack)."""
+        value_N = self.example_loss(logits, batch.y)
+        weight_N = batch.train_mask.to(value_N.dtype)
+        return (value_N * weight_N).sum(dim=-1) / weight_N.sum(dim=-1).clamp(min=1)
+
+    @abstractmethod
+    def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Loss of every example, (N,)."""
+
+    def scores(self, logits: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Numerator and denominator of each metric that is a mean over examples, by ``val/name`` and so on."""
+        return split_scores(batch, self.values(logits, batch.y))
+
+    def whole_scores(
+        self, metrics: Sequence[str], logits: Tensor, y: Tensor, masks: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Numerators and denominators (splits, ...) of metrics that are computed from all outputs at once.
+
+        Args:
+            metrics: Of those in ``always`` and ``on_demand``.
+            logits: (..., N, K).
+            y: The targets.
+            masks: Examples of each split, (splits, ..., N).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no such metrics")
+
+    @abstractmethod
+    def predictions(self, logits: Tensor) -> Tensor:
+        """What a user is told of every example, (N, K)."""
+
+    @abstractmethod
+    def strata(self, y_N: Tensor) -> Tensor:
+        """Each example's class where it has one, else 0 if anything is known of it and -1 if nothing is, int64 (N,)."""
+
+    @abstractmethod
+    def num_outputs(self, targets: Sequence[Tensor], num_names: int = 0) -> int:
+        """Outputs of a net for these clients' targets, and for as many classes as have names."""
+
+    @abstractmethod
+    def constant(self, y_N: Tensor, num_outputs: int) -> Tensor:
+        """The best output that is the same for all examples, by some of their targets: a trivial reference, (K,)."""
+
+    # ------------------------------------------------------------------ the file of predictions
+
+    @abstractmethod
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """The columns of a table of targets and predictions, for outputs with these names."""
+
+    @abstractmethod
+    def row(self, answer: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
+        """What stands in them for one example: its target, and the predictions of it."""
+
+    # ------------------------------------------------------------------ the report
+
+    @abstractmethod
+    def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
+        """What a report keeps of the test examples.
+
+        Returns:
+            Of classes how many of each are taken for each, int64 (K, K); of labels the same of having and lacking each,
+            int64 (K, 2, 2); of numbers one target of each example with its prediction, (N, 2).
+        """
+
+
+class Classes(Target):
+    """Each example is of one class: cross entropy and accuracy."""
+
+    name = "classes"
+    monitor = "val/acc"
+    directions = {name: KNOWN[name] for name in ("acc", "loss", *CLASS_METRICS)}  # noqa: RUF012
+    on_demand = CLASS_METRICS
+    has_classes = True
+
+    def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Whether the class is right, and the cross entropy."""
+        return {"acc": logits.argmax(dim=-1) == y, "loss": self.example_loss(logits, y)}
+
+    def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Cross entropy, (N,)."""
+        if logits.shape[-1] < _VECTOR and logits.device.type == "cpu":  # classes first: examples fill the vectors
+            if logits.dim() == 2:
+                return F.cross_entropy(logits.t()[None], y[None], reduction="none")[0]
+            return F.cross_entropy(logits.mT, y, reduction="none")
+        return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view_as(y)
+
+    def whole_scores(  # noqa: D102
+        self, metrics: Sequence[str], logits: Tensor, y: Tensor, masks: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        return class_scores(metrics, logits, y, masks)
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """Probabilities of the classes."""
+        return logits.softmax(dim=-1)
+
+    def strata(self, y_N: Tensor) -> Tensor:
+        """The classes."""
+        return y_N
+
+    def num_outputs(self, targets: Sequence[Tensor], num_names: int = 0) -> int:
+        """The largest class, or as many as have names."""
+        return max(*(int(y_N.max()) + 1 for y_N in targets), num_names)
+
+    def constant(self, y_N: Tensor, num_outputs: int) -> Tensor:
+        """Logarithms of the classes' shares: the largest class, and the entropy as the loss."""
+        count_K = torch.bincount(y_N[y_N >= 0], minlength=num_outputs).double()
+        return (count_K / count_K.sum().clamp(min=1)).clamp(min=1e-9).log()
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """The label, the prediction, and the probability of each class."""
+        return ["label", "prediction", *(f"probability_{name}" for name in names)]
+
+    def row(self, answer: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
+        """Both classes by their names."""
+        assert isinstance(answer, int)
+        best = max(range(len(outputs)), key=lambda place: outputs[place])
+        return [names[answer] if answer >= 0 else "", names[best], *(f"{value:.6g}" for value in outputs)]
+
+    def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
+        """The confusion matrix: rows are the true classes."""
+        count, known_N = predicted_NK.shape[1], y_N >= 0
+        place_N = y_N[known_N] * count + predicted_NK.argmax(dim=1)[known_N]
+        return torch.bincount(place_N, minlength=count * count).view(count, count)
+
+
+class Labels(Target):
+    """Each example has or lacks each of several labels: binary cross entropy, AUROC and average precision over labels.
+
+    Where it is not known whether an example has a label, its target is nan, and it does not count for this label.
+    """
+
+    name = "labels"
+    monitor = "val/auroc"
+    directions = {name: KNOWN[name] for name in ("acc", "loss", *LABEL_METRICS)}  # noqa: RUF012
+    always = LABEL_METRICS
+
+    def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The share of the known labels that are told rightly, and the loss."""
+        right = ((logits > 0) == (y > 0.5)).to(logits.dtype)
+        return {"acc": mean_of_known(right, ~y.isnan()), "loss": self.example_loss(logits, y)}
+
+    def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Mean binary cross entropy over an example's known labels, (N,)."""
+        known = ~y.isnan()
+        value = F.binary_cross_entropy_with_logits(logits, torch.where(known, y, 0.0), reduction="none")
+        return mean_of_known(value, known)
+
+    def whole_scores(  # noqa: D102
+        self, metrics: Sequence[str], logits: Tensor, y: Tensor, masks: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        return label_scores(metrics, logits, y, masks)
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """The probability of each label."""
+        return logits.sigmoid()
+
+    def strata(self, y_N: Tensor) -> Tensor:
+        """0 where any label is known."""
+        return (~y_N.isnan()).any(dim=1).long() - 1
+
+    def num_outputs(self, targets: Sequence[Tensor], num_names: int = 0) -> int:
+        """The labels."""
+        return targets[0].shape[1]
+
+    def constant(self, y_N: Tensor, num_outputs: int) -> Tensor:
+        """The logits of the labels' shares."""
+        share_K = torch.nanmean(y_N.double(), dim=0).nan_to_num(0.5)
+        return torch.logit(share_K, eps=1e-9)
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """Of each label whether the example has it, and how probable that is."""
+        return [f"{kind}_{name}" for name in names for kind in ("label", "probability")]
+
+    def row(self, answer: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
+        """Empty where a label is not known."""
+        return _pairs(answer, outputs)
+
+    def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
+        """Of each label a confusion matrix."""
+        true_NK, said_NK, known_NK = y_N > 0.5, predicted_NK > 0.5, ~y_N.isnan()
+        cells = [((true_NK == t) & (said_NK == s) & known_NK).sum(dim=0) for t in (0, 1) for s in (0, 1)]
+        return torch.stack(cells, dim=1).view(-1, 2, 2)
+
+
+class Numbers(Target):
+    """Each example has one or several numbers, of which some may be missing (nan): mean squared error."""
+
+    name = "numbers"
+    monitor = "val/mse"
+    directions = {name: KNOWN[name] for name in ("mse", "loss")}  # noqa: RUF012
+    is_numeric = True
+
+    def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The squared error, under both names."""
+        error_N = self.example_loss(logits, y)
+        return {"mse": error_N, "loss": error_N}
+
+    def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Mean squared error over an example's known numbers, (N,)."""
+        known = ~y.isnan()
+        return mean_of_known((logits - torch.where(known, y, 0.0)).square(), known)
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """The predicted numbers."""
+        return logits
+
+    def strata(self, y_N: Tensor) -> Tensor:
+        """0 where any number is known."""
+        return (~y_N.isnan()).any(dim=1).long() - 1
+
+    def num_outputs(self, targets: Sequence[Tensor], num_names: int = 0) -> int:
+        """The numbers of a target."""
+        return targets[0].shape[1]
+
+    def constant(self, y_N: Tensor, num_outputs: int) -> Tensor:
+        """The means of the known numbers."""
+        return torch.nanmean(y_N.double(), dim=0).nan_to_num(0.0)
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """Each number and its prediction."""
+        return [f"{kind}_{place}" for place in range(len(names)) for kind in ("target", "prediction")]
+
+    def row(self, answer: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
+        """Empty where a number is missing."""
+        return _pairs(answer, outputs)
+
+    def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
+        """Of each example one number, in turn."""
+        row_N = torch.arange(len(y_N))
+        place_N = row_N % y_N.shape[1]
+        return torch.stack([each[row_N, place_N] for each in (y_N, predicted_NK)], dim=1)
+
+
+#: One of each, for they have no state.
+CLASSES, LABELS, NUMBERS = Classes(), Labels(), Numbers()
+
+
+def mean_of_known(value_NK: Tensor, known_NK: Tensor) -> Tensor:
+    """The mean of an example's known values, (N,); 0 where it has none."""
+    return torch.where(known_NK, value_NK, 0.0).sum(dim=-1) / known_NK.sum(dim=-1).clamp(min=1)
+
+
+def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Sum and count of each value over the training, validation and test examples.
+
+    Args:
+        batch: Of one client, or of a stack.
+        values: One number (or boolean) for every example, (..., N), by the metric's name.
+
+    Returns:
+        By ``train/name``, ``val/name``, ``test/name``.
+    """
+    mask_SN = torch.stack([batch.train_mask, batch.val_mask, batch.test_mask])
+    counts = mask_SN.sum(dim=-1).unbind()
+    totals = {name: (value_N * mask_SN).sum(dim=-1).unbind() for name, value_N in values.items()}
+    return {
+        f"{split}/{name}": (totals[name][place], counts[place]) for place, split in enumerate(SPLITS) for name in values
+    }
+
+
+def _pairs(answer: int | Sequence[float], outputs: Sequence[float]) -> list[str]:
+    """Targets and predictions in turn."""
+    assert not isinstance(answer, int)
+    pairs = zip(answer, outputs, strict=True)
+    return [text for target, told in pairs for text in ("" if target != target else f"{target:.6g}", f"{told:.6g}")]
