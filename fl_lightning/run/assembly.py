@@ -140,6 +140,7 @@ def assemble(
     if fabric.is_global_zero:
         say_unused_edge_data(strategy, model, roster)
     strategy.setup(describe_federation(fabric, model, roster, training_clients, architectures, seed))
+    strategy.check_server_state()
     check_privacy(strategy, model, roster, training_clients)
     return Run(
         fabric=fabric,

@@ -9,7 +9,7 @@ import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import ClassVar, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from fl_lightning.round.client import (
 )
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
+from fl_lightning.strategies.server_state import ServerState
 
 #: More local epochs than this are a mistake.
 MOST_EPOCHS = 10**6
@@ -43,14 +44,15 @@ SumWeighting = Literal["examples", "equal"] | None
 
 
 @dataclass(kw_only=True, eq=False)
-class Strategy(ABC):
+class Strategy(ServerState, ABC):
     """Base of all strategies. A strategy is one subclass in one file; nothing else has to be edited.
 
     A round runs the stages in order: ``configure`` says what is sent, the clients work, ``aggregate`` takes in what
     came back (only of the clients that answered well). All processes run the same server on the same payloads.
 
     The fields of the dataclass are the settings, checked in ``__post_init__``. A subclass adds its own, and redeclares
-    one to change its default; what is no setting is a ``ClassVar``, or is made in ``setup``.
+    one to change its default; what is no setting is a ``ClassVar``, or is made in ``setup``. What lives on between
+    rounds is named in ``server_state``, which is saved and loaded.
 
     Args:
         num_epochs: Local epochs a round.
@@ -330,17 +332,14 @@ class Strategy(ABC):
         """
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything of the server that lives on between rounds; loads with ``weights_only=True``."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        return
+    def _state_device(self) -> torch.device:
+        return self.federation.device
 
 
 class NotesFigures(Strategy):
     """A strategy that notes its figures in ``figures`` when they arise; they are logged and in checkpoints."""
+
+    server_state: ClassVar[tuple[str, ...]] = ("figures",)
 
     def setup(self, federation: Federation) -> None:
         """Begin without figures."""
@@ -350,15 +349,6 @@ class NotesFigures(Strategy):
     def metrics(self) -> Mapping[str, float]:
         """The figures that were noted last."""
         return self.figures
-
-    def state_dict(self) -> dict[str, Any]:
-        """The figures, and what the strategy itself keeps."""
-        return super().state_dict() | {"figures": self.figures}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.figures = dict(state["figures"])
 
 
 def select_names(names: Sequence[str], patterns: Sequence[str], head: Sequence[str] = ()) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class Decentralised(Strategy):
     topology: Topology | None = None
     num_epochs: int = 1
     exchange_every: int = 1
+
+    server_state: ClassVar[tuple[str, ...]] = ("models_CP", "adjacency_CC")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -134,22 +136,19 @@ class Decentralised(Strategy):
         """The topology among the training clients."""
         return {"adjacency": self.neighbours(self.members).to(self.models_CP.dtype)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The clients' models and the topology."""
-        return {"models": self.models_CP, "adjacency": self.adjacency_CC}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the clients' models.
 
         Raises:
             ValueError: They lived on another topology.
         """
-        if not torch.equal(state["adjacency"].to(self.adjacency_CC), self.adjacency_CC):
+        adjacency_CC = self.adjacency_CC
+        super().load_state_dict(state)
+        if not torch.equal(adjacency_CC, self.adjacency_CC):
             raise ValueError(
                 "the checkpoint's topology is not the one drawn now: set strategy.topology and its seed (or "
                 "data.relation_graph) as they were"
             )
-        self.models_CP = state["models"].to(self.federation.device)
 
 
 def warn_if_weak(product: float, factors: str, exchange_every: int) -> None:

@@ -19,7 +19,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -76,6 +76,7 @@ class SheafFMTL(Decentralised):
     derive_opening: bool = False
 
     takes_architectures = True
+    server_state = ("restriction_maps", "coupling", "up_to_date_CC")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -226,15 +227,3 @@ class SheafFMTL(Decentralised):
         """The topology, and the Frobenius norms of the maps (row i has ‖P_ij‖), among the training clients."""
         rank = self.rank_C[self.members]
         return {**super().matrices(), "map_norms": self.restriction_maps.norms()[rank][:, rank]}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Models, topology, maps, and which neighbours know each other's last changes."""
-        own = {"maps": self.restriction_maps.state_dict(), "coupling": self.coupling, "in_step": self.up_to_date_CC}
-        return super().state_dict() | own
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.restriction_maps.load_state_dict(state["maps"])
-        self.coupling = state["coupling"]
-        self.up_to_date_CC = state["in_step"].to(self.federation.device)

@@ -51,6 +51,7 @@ class Hypernetwork(Strategy):
 
     #: Whether the squared distances are averaged over the clients that answered instead of summed.
     mean_distance: ClassVar[bool] = False
+    server_state: ClassVar[tuple[str, ...]] = ("generator", "optimizer", "num_steps", "num_collapsed_rounds", "figures")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -247,23 +248,9 @@ class Hypernetwork(Strategy):
             torch.manual_seed(derive_key(self.federation.seed, *key))
             yield
 
-    def state_dict(self) -> dict[str, Any]:
-        """Generator, optimiser, step count and the last round's figures."""
-        return {
-            "generator": self.generator.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "num_steps": self.num_steps,
-            "num_collapsed_rounds": self.num_collapsed_rounds,
-            "figures": self.figures,
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore generator, optimiser, step count and the last round's figures."""
-        self.generator.load_state_dict(state["generator"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.num_steps = state["num_steps"]
-        self.num_collapsed_rounds = state["num_collapsed_rounds"]
-        self.figures = dict(state["figures"])
+        """Restore the state; what was generated from another is forgotten."""
+        super().load_state_dict(state)
         self._generated_for_evaluation = None
 
 

@@ -6,7 +6,6 @@ Shape legend: C clients, M of them, D channels, E edges.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +16,10 @@ from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.hypernetwork.collaboration_graph import knn_graph
+from fl_lightning.strategies.server_state import ServerState
 
 
-class ClientEmbeddings:
+class ClientEmbeddings(ServerState):
     """The clients' embeddings, as they arrive.
 
     Args:
@@ -36,6 +36,8 @@ class ClientEmbeddings:
     Raises:
         ValueError: There are not as many neighbours, no vector for held-out clients, or no convolution to embed with.
     """
+
+    server_state = ("rows_CD", "known_C")
 
     def __init__(
         self, federation: Federation, *, one_hot: bool, num_neighbors: int | None, normalize: bool, permute: bool
@@ -128,12 +130,3 @@ class ClientEmbeddings:
         adjacency_CC = x_CD.new_zeros(len(x_CD), len(x_CD))
         adjacency_CC[source_E, target_E] = 1.0
         return {"embedding": cosine_similarity(x_CD), "adjacency": adjacency_CC}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What clients have sent."""
-        return {"embeddings": self.rows_CD, "known": self.known_C}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
-        self.rows_CD = state["embeddings"].to(self.rows_CD.device)
-        self.known_C = state["known"].to(self.rows_CD.device)

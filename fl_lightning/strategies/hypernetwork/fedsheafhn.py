@@ -118,6 +118,7 @@ class FedSheafHN(Hypernetwork):
     start_from_clients: bool = True
 
     needs_graphs = True
+    server_state = ("embeddings", "trials")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -347,14 +348,12 @@ class FedSheafHN(Hypernetwork):
         return self.embeddings.matrices()
 
     def state_dict(self) -> dict[str, Any]:
-        """Generator, optimiser and the clients' embeddings."""
+        """The state, with the last layer as chosen."""
         self._fill()
-        return super().state_dict() | self.embeddings.state_dict() | {"choice": self.trials.state_dict()}
+        return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore generator, optimiser and the clients' embeddings."""
+        """Restore the state; the last layer has to be filled anew."""
         super().load_state_dict(state)
-        self.embeddings.load_state_dict(state)
-        self.trials.load_state_dict(state.get("choice", self.trials.choice))  # older checkpoints have none
         if self.closed_form is not None:
             self.closed_form.forget()

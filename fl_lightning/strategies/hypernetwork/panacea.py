@@ -16,7 +16,7 @@ Shape legend: C clients asked for, M members of the graph, T training clients, D
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +73,8 @@ class Panacea(PFedHN):
     encoder: Literal["gnn", "mlp"] = "gnn"
     relation_weight: float = 0.1
     num_pairs: int | None = None
+
+    server_state = ("relation_loss",)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -158,12 +160,3 @@ class Panacea(PFedHN):
     def matrices(self) -> Mapping[str, Tensor]:
         """Cosines of z, and the relation graph."""
         return {**super().matrices(), "relation": self.relation_TT}
-
-    def state_dict(self) -> dict[str, Any]:
-        """That of the family, and the last round's L_d."""
-        return super().state_dict() | {"relation_loss": float(self.relation_loss)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.relation_loss = state["relation_loss"]

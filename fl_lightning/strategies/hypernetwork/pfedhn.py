@@ -75,6 +75,7 @@ class PFedHN(Hypernetwork):
     new_embedding: Literal["initial", "mean"] = "initial"
 
     mean_distance: ClassVar[bool] = True
+    server_state: ClassVar[tuple[str, ...]] = ("has_trained",)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -166,15 +167,6 @@ class PFedHN(Hypernetwork):
         first = Evaluation(payload=self.model_for(untrained), tuning=tune(self.num_epochs)) if untrained else None
         trained = Evaluation(others={client: first for client in untrained} if first else {})
         return {"": Evaluation(payload=self.model_for(clients)), "trained/": trained}
-
-    def state_dict(self) -> dict[str, Any]:
-        """That of the family, and who has trained."""
-        return super().state_dict() | {"has_trained": sorted(self.has_trained)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.has_trained = set(state["has_trained"])
 
     def matrices(self) -> Mapping[str, Tensor]:
         """Cosines of the encoded embeddings."""

@@ -26,7 +26,7 @@ and memory of the second phase are quadratic in a client's nodes.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -83,6 +83,7 @@ class AdaFGL(FedAvg):
     needs_own_examples = True
     default_net = AdaptiveGCN
     own_net = True
+    server_state = ("kept", "kept_accuracy", "num_averages", "extracted_C")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -220,22 +221,6 @@ class AdaFGL(FedAvg):
             "server/kept_accuracy": max(self.kept_accuracy, 0.0),
             "server/adapting_clients": float(self.extracted_C.sum()),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The models, and who has the kept one."""
-        return super().state_dict() | {
-            "kept": dict(self.kept),
-            "kept_accuracy": self.kept_accuracy,
-            "num_averages": self.num_averages,
-            "extracted": self.extracted_C,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.kept = {name: tensor.to(self.federation.device) for name, tensor in state["kept"].items()}
-        self.kept_accuracy, self.num_averages = state["kept_accuracy"], state["num_averages"]
-        self.extracted_C = state["extracted"].cpu()
 
 
 def predicted(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

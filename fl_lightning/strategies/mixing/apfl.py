@@ -18,7 +18,7 @@ Evaluated is v̄_i, of clients that answered in the last round with their own tr
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ class APFL(Twins):
     mixture_lr: float | None = None
 
     takes_statistics = False
+    server_state = ("answered",)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -134,15 +135,6 @@ class APFL(Twins):
     def metrics(self) -> Mapping[str, float]:
         """How many of the evaluated mixtures are with the client's own w_i."""
         return {"server/own_mixtures": len(self.answered) / len(self.federation.training_clients)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The global model, and who has answered."""
-        return super().state_dict() | {"answered": self.answered}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.answered = state["answered"]
 
 
 def without_alpha(gradients: Parameters, parameters: Parameters, context: Context) -> Parameters:

@@ -9,7 +9,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class Mixing(Strategy):
 
     #: Whether W has a row for every client of the round, not one common row. (Without a type it is no setting.)
     personalised = False
+    server_state: ClassVar[tuple[str, ...]] = ("models", "breadth")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -195,16 +196,6 @@ class Mixing(Strategy):
         """How broad the last mixing was, if each client has a row of its own (``relations/similarity.py``)."""
         found = super().metrics()
         return found if self.breadth is None else {**found, "server/mixing_breadth": self.breadth}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The mixed models, and how broadly they were mixed."""
-        return super().state_dict() | {"models": dict(self.models), "breadth": self.breadth}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the mixed models."""
-        super().load_state_dict(state)
-        self.models = {name: tensor.to(self.federation.device) for name, tensor in state["models"].items()}
-        self.breadth = state.get("breadth")  # older checkpoints have none
 
 
 def mix(mixing_RC: Tensor, sent: Tensor, received: Tensor | None) -> Tensor:

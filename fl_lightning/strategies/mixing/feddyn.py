@@ -19,7 +19,6 @@ The ĝ_i are kept by the server, which sends them beside θ, so that no client w
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +40,8 @@ class FedDyn(Mixing):
     """
 
     regularization: float = 0.01
+
+    server_state = ("sent", "h", "duals")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -103,13 +104,3 @@ class FedDyn(Mixing):
     def metrics(self) -> Mapping[str, float]:
         """‖h‖, which goes to 0 as the clients come to agree."""
         return {"server/dual_norm": float(flatten({name: h[None] for name, h in self.h.items()}).norm())}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The mean model, θ, h and the ĝ_i."""
-        return super().state_dict() | {"sent": dict(self.sent), "h": dict(self.h), "duals": dict(self.duals)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        for kind in ("sent", "h", "duals"):
-            setattr(self, kind, {name: tensor.to(self.federation.device) for name, tensor in state[kind].items()})

@@ -71,6 +71,8 @@ class FedGNN(FedAvg, NotesFigures):
     blend: bool = field(default=False, init=False)
     aggregation: Aggregation | None = field(default=None, init=False)
 
+    server_state = ("sent", "num_nodes_C", "lends_C", "num_exchanges")
+
     default_net = ExpandedGCN
     own_net = True
     needs_graphs = True
@@ -226,17 +228,10 @@ class FedGNN(FedAvg, NotesFigures):
             for kind, payload in {"": model, "trained/": dataclasses.replace(model, parameters={})}.items()
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The model, and what has been sent."""
-        kept = {"num_nodes": self.num_nodes_C, "lends": self.lends_C, "num_exchanges": self.num_exchanges}
-        return super().state_dict() | {"sent": dict(self.sent), **kept}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore the state; pairs have to be matched anew."""
         super().load_state_dict(state)
-        self.sent = {name: tensor.cpu() for name, tensor in state["sent"].items()}
-        self.num_nodes_C, self.lends_C = state["num_nodes"].cpu(), state["lends"].cpu()
-        self.num_exchanges, self.pairs = state["num_exchanges"], None
+        self.pairs = None
 
 
 def ids_of(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

@@ -20,7 +20,7 @@ the mean of the training clients' models until it sends moments, and then what i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +64,7 @@ class FedGTA(Mixing):
 
     personalised = True
     needs_graphs = True
+    server_state = ("sent",)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -161,12 +162,3 @@ class FedGTA(Mixing):
             "server/confidence_spread": float(weight_C.std(correction=0) / weight_C.mean().clamp(min=1e-12)),
         }
         return {**super().metrics(), **figures}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The mixed models, moments and weights."""
-        return super().state_dict() | {"sent": dict(self.sent)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.sent = {name: tensor.to(self.federation.device) for name, tensor in state["sent"].items()}

@@ -22,7 +22,6 @@ over the training clients.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +55,7 @@ class FedIIH(Mixing):
     needs_graphs = True
     default_net = DisentangledGCN
     own_net = True
+    server_state = ("latents_CKD", "known_C")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -135,16 +135,6 @@ class FedIIH(Mixing):
         first, *others = self.matrices().values()
         apart = max([float((other - first).abs().sum(dim=1).mean() / 2) for other in others], default=0.0)
         return {**super().metrics(), "server/factors_apart": apart}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The mixed models and the latents."""
-        return super().state_dict() | {"latents": self.latents_CKD, "known": self.known_C}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        device = self.federation.device
-        self.latents_CKD, self.known_C = state["latents"].to(device), state["known"].to(device)
 
 
 def divergence(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:

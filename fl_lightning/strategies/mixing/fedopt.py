@@ -15,9 +15,8 @@ of the training examples, which are the default here. A round in which nobody an
 """
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +48,7 @@ class FedOpt(FedAvg):
     shares_statistics = False
     #: As in the paper: Adam is the server's; with Adam at both ends nothing is learned.
     default_optimizer = functools.partial(SGD, lr=0.3, fused=True)
+    server_state = ("m", "v")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -84,12 +84,3 @@ class FedOpt(FedAvg):
         if self.server_optimizer == "adam":
             return self.second_momentum * v + (1 - self.second_momentum) * square
         return v - (1 - self.second_momentum) * square * (v - square).sign()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model, m and v."""
-        return super().state_dict() | {"m": dict(self.m), "v": dict(self.v)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.m, self.v = ({n: t.to(self.federation.device) for n, t in state[kind].items()} for kind in ("m", "v"))

@@ -16,7 +16,7 @@ prototypes, the loss is f_i and the classifier predicts.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class FedProto(Local):
     weighting: Literal["examples", "clients"] = "examples"
     predict: Literal["prototypes", "head"] = "prototypes"
     own_classes_only: bool = False
+
+    server_state = ("prototypes_KD", "known_K", "held_CK")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -132,15 +134,6 @@ class FedProto(Local):
         return {
             "proto/" if self.predict == "head" else "": Evaluation(payload=self._sent(clients), output=self.nearest)
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The prototypes, and who has which classes."""
-        return {name: getattr(self, name) for name in ("prototypes_KD", "known_K", "held_CK")}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        for name, tensor in state.items():
-            setattr(self, name, tensor.to(self.federation.device))
 
 
 def distance(z_ND: Tensor, batch: Batch, context: Context) -> Tensor:

@@ -25,7 +25,7 @@ A round trains two models, which on Cora takes a stack of 20 clients two to thre
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -69,6 +69,8 @@ class FedSpray(FedAvg, NotesFigures):
     personal: Sequence[str] = field(default=(), init=False)
     blend: bool = field(default=False, init=False)
     aggregation: Aggregation | None = field(default=None, init=False)
+
+    server_state = ("proxies_KP",)
 
     default_net = ProxySAGE
     own_net = True
@@ -233,15 +235,6 @@ class FedSpray(FedAvg, NotesFigures):
         """The GNNs are the result; ``features/...`` is the common model that sees no edges."""
         payload = self.configure(self.gnn_stage(), clients)
         return {"": Evaluation(), "features/": Evaluation(payload=payload, output=self.without_edges)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model of features and the proxies."""
-        return super().state_dict() | {"proxies": self.proxies_KP}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.proxies_KP = state["proxies"].to(self.federation.device)
 
 
 def logits_of_gnn(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

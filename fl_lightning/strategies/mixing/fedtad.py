@@ -28,7 +28,6 @@ round the server takes ``num_iterations`` passes through all clients' models, tw
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +86,7 @@ class FedTAD(FedAvg, NotesFigures):
     needs_undirected = True  # its random walks go along edges and back
     takes_edge_weight = False
     takes_statistics = False  # the server runs the clients' models, and their statistics stay at home
+    server_state = ("averaged", "generator", "optimizers", "reliability_CK", "num_rounds")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -221,26 +221,6 @@ class FedTAD(FedAvg, NotesFigures):
         """The distilled model is the result; ``averaged/...`` is before distillation, ``trained/...`` before that."""
         averaged = Evaluation(payload=one_model(self.averaged, clients))
         return {**super().evaluations(clients), "averaged/": averaged}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The models, generator and optimisers, and how reliable the clients are."""
-        return super().state_dict() | {
-            "averaged": dict(self.averaged),
-            "generator": self.generator.state_dict(),
-            "optimizer": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "reliability": self.reliability_CK,
-            "num_rounds": self.num_rounds,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.averaged = {name: tensor.to(self.federation.device) for name, tensor in state["averaged"].items()}
-        self.generator.load_state_dict(state["generator"])
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizer"][name])
-        self.reliability_CK = state["reliability"].to(self.federation.device)
-        self.num_rounds = state["num_rounds"]
 
 
 def return_probabilities(batch: GraphBatch, num_steps: int) -> Tensor:

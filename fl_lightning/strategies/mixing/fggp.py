@@ -23,7 +23,6 @@ Dense in a client's nodes: time and memory are quadratic.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +65,8 @@ class FGGP(FedAvg):
     temperature: float = 0.5
     num_votes: int = 20
     queue_length: int = 10
+
+    server_state = ("queue", "num_rounds")
 
     default_net = AugmentedGCN
     own_net = True
@@ -181,16 +182,6 @@ class FGGP(FedAvg):
         """Entries of the queue, and classes that have one."""
         classes = self.queue["classes"][self.queue["classes"] >= 0]
         return {"server/prototypes": len(classes), "server/classes": len(set(classes.tolist()))}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model and the queue."""
-        return super().state_dict() | {"queue": dict(self.queue), "num_rounds": self.num_rounds}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.queue = {name: tensor.to(self.federation.device) for name, tensor in state["queue"].items()}
-        self.num_rounds = state["num_rounds"]
 
 
 def prototypes(output: NetOutput, batch: Batch) -> dict[str, Tensor]:

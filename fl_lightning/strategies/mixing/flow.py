@@ -24,7 +24,6 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +64,7 @@ class Flow(FedAvg):
     examples_optimizer = functools.partial(SGD, lr=0.01)
     takes_statistics = False
     own_net = True
+    server_state = ("answered", "share")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -153,12 +153,3 @@ class Flow(FedAvg):
     def metrics(self) -> Mapping[str, float]:
         """How many of the last round's training examples and layers take the global model; 0 or 1: a stuck policy."""
         return {} if self.share != self.share else {"server/shared_routes": self.share}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model, the policy, and who has answered."""
-        return super().state_dict() | {"answered": self.answered, "share": self.share}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.answered, self.share = state["answered"], state["share"]

@@ -18,7 +18,7 @@ Released code reports each client's best test accuracy over all clusters it was 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class GCFL(Mixing):
     personalised = True
     #: Whether no more than one cluster is cut in a round. (Without a type it is no setting.)
     one_at_a_time = False
+    server_state = ("server", "first_length", "num_rounds")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -159,14 +160,3 @@ class GCFL(Mixing):
         mean, longest = self.lengths(max(clusters, key=len))
         figures = {"server/clusters": len(clusters), "server/mean_update": mean, "server/longest_update": longest}
         return {**super().metrics(), **figures}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The models, the clusters, and what the next cut is decided by."""
-        own = {"server": dict(self.server), "first_length": self.first_length, "num_rounds": self.num_rounds}
-        return super().state_dict() | own
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.server = {name: tensor.to(self.federation.device) for name, tensor in state["server"].items()}
-        self.first_length, self.num_rounds = state["first_length"], state["num_rounds"]

@@ -7,7 +7,7 @@ more.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class ModelTable(Mixing):
     """
 
     personalised = True
+    server_state: ClassVar[tuple[str, ...]] = ("last", "examples_C", "known_C", "mixing_CC")
 
     @abstractmethod
     def weights(self, models: Mapping[str, Tensor], examples_C: Tensor) -> Tensor:
@@ -107,21 +108,3 @@ class ModelTable(Mixing):
         """The last row of W of each training client."""
         members = list(self.federation.training_clients)
         return {"mixing": self.mixing_CC[members][:, members]}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The mixed models, what was sent last, and W."""
-        return super().state_dict() | {
-            "last": dict(self.last),
-            "examples": self.examples_C,
-            "known": self.known_C,
-            "mixing": self.mixing_CC,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        device = self.federation.device
-        self.last = {name: tensor.to(device) for name, tensor in state["last"].items()}
-        self.examples_C, self.known_C, self.mixing_CC = (
-            state[name].to(device) for name in ("examples", "known", "mixing")
-        )

@@ -18,7 +18,7 @@ Leaves the client: its model.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -65,6 +65,8 @@ class PFedGraph(ModelTable):
     penalty_of: Literal["cosine", "mixed"] = "cosine"
     compared: Sequence[str] = ("*",)
     snap: float | None = 0.9
+
+    server_state = ("directions",)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -129,15 +131,6 @@ class PFedGraph(ModelTable):
         if self.alignment_weight and not self.sends_directions:
             signals["has_taken_part"] = self.known_C[list(clients)]
         return dataclasses.replace(payload, signals=signals)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The models, W, and the directions."""
-        return super().state_dict() | {"directions": dict(self.directions)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.directions = {name: tensor.to(self.federation.device) for name, tensor in state["directions"].items()}
 
 
 def _product(left: Parameters, right: Parameters, names: Sequence[str]) -> Tensor:

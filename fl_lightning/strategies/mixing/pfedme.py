@@ -20,7 +20,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ class PFedMe(FedAvg):
     blend: bool = field(default=False, init=False)
 
     shares_statistics = False
+    server_state = ("anchors", "known_C")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -140,13 +141,3 @@ class PFedMe(FedAvg):
             "global/": Evaluation(payload=shared),
             "anchored/": Evaluation(payload=dataclasses.replace(shared, parameters=anchored)),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """w, the w_i and whose there are."""
-        return super().state_dict() | {"anchors": dict(self.anchors), "known": self.known_C}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.anchors = {name: tensor.to(self.federation.device) for name, tensor in state["anchors"].items()}
-        self.known_C = state["known"].to(self.federation.device)

@@ -34,7 +34,7 @@ labels, λ_s 5 to 300 and λ_f up to 20.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +77,7 @@ class S2FGL(FedAvg, NotesFigures):
 
     needs_graphs = True
     takes_edge_weight = False
+    server_state = ("prototypes_CKD", "counts_CK", "num_rounds")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -217,18 +218,6 @@ class S2FGL(FedAvg, NotesFigures):
     def judge(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
         """The two terms of the trained model against the received one."""
         return self.terms(client.output(parameters, batch), client.frozen_output(context.anchor, batch), batch, context)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model, and what the clients sent last."""
-        sent = {"prototypes": self.prototypes_CKD, "counts": self.counts_CK, "num_rounds": self.num_rounds}
-        return super().state_dict() | sent
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        device = self.federation.device
-        self.prototypes_CKD, self.counts_CK = state["prototypes"].to(device), state["counts"].to(device)
-        self.num_rounds = state["num_rounds"]
 
 
 def assigned(embedding_ND: Tensor, codebook_QD: Tensor) -> Tensor:

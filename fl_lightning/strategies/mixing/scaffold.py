@@ -21,7 +21,7 @@ gradients instead of y_i and the change of c_i: as many bytes, and no client who
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ class SCAFFOLD(Mixing):
 
     control: Literal["gradient_mean", "displacement"] = "gradient_mean"
     server_lr: float = 1.0
+
+    server_state = ("controls",)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -136,12 +138,3 @@ class SCAFFOLD(Mixing):
         """The global model is the result; ``trained/...`` are the clients' before they are averaged."""
         shared = super().configure(self.stages(0)[0], clients)
         return {"": Evaluation(payload=shared), "trained/": Evaluation(), **self.blended(clients)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model and the controls."""
-        return super().state_dict() | {"controls": dict(self.controls)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self.controls = {name: tensor.to(self.federation.device) for name, tensor in state["controls"].items()}

@@ -48,6 +48,8 @@ class SFL(Mixing):
     start: Literal["global", "personal"] = "global"
     aggregation: Aggregation | None = field(default=None, init=False)
 
+    server_state = ("last",)
+
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
@@ -138,12 +140,7 @@ class SFL(Mixing):
         """Â^L."""
         return {"mixing": self.hops_TT}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The model w, and what was sent last."""
-        return super().state_dict() | {"last": dict(self.last)}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore the state; the personal models follow from it."""
         super().load_state_dict(state)
-        self.last = {name: tensor.to(self.federation.device) for name, tensor in state["last"].items()}
         self.smooth()

@@ -59,6 +59,14 @@ class SimilarityMixing(Mixing):
     predict: Literal["trained", "mixed"] = "trained"
 
     personalised = True
+    server_state: ClassVar[tuple[str, ...]] = (
+        "signatures_CD",
+        "known_C",
+        "examples_C",
+        "num_uniform_rounds",
+        "trials",
+        "common_shares",
+    )
     #: Name of the signal that is the signature.
     signature: ClassVar[str]
 
@@ -345,27 +353,10 @@ class SimilarityMixing(Mixing):
                 stacklevel=2,
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        """The mixed models and the signatures."""
-        return super().state_dict() | {
-            "signatures": self.signatures_CD,
-            "known": self.known_C,
-            "examples": self.examples_C,
-            "common_shares": dict(self.common_shares),
-            "choice": self.trials.state_dict(),
-            "num_uniform_rounds": self.num_uniform_rounds,
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the mixed models and the signatures."""
+        """Restore the state; newcomers have to join anew."""
         super().load_state_dict(state)
         self.newcomers = None
-        self.signatures_CD = state["signatures"].to(self.federation.device)
-        self.known_C = state["known"].to(self.federation.device)
-        self.examples_C = state["examples"].to(self.federation.device)
-        self.common_shares = dict(state["common_shares"])
-        self.trials.load_state_dict(state.get("choice", self.trials.choice))  # older checkpoints have none
-        self.num_uniform_rounds = state["num_uniform_rounds"]
 
 
 def with_common_share(kin_CK: Tensor, examples_K: Tensor, common_share: float) -> Tensor:

@@ -1,0 +1,123 @@
+"""The state of a server is declared, as buffers of an ``nn.Module`` are: what is named is saved, loaded and moved."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class ServerState:
+    """Saves and loads the attributes that its class and the classes it derives from name in ``server_state``.
+
+    An attribute may be a tensor, a number, a string, None, a set of numbers or strings, whatever has a ``state_dict``
+    and a ``load_state_dict`` of its own (modules, optimizers), and dicts, lists and tuples of all these. Loading
+    needs the objects that ``setup`` created; tensors are replaced, so their shapes may differ.
+    """
+
+    #: Names of the attributes that live on between rounds, beside those of the classes that it derives from.
+    server_state: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def state_names(cls) -> tuple[str, ...]:
+        """``server_state`` of the class and of those that it derives from, base classes first.
+
+        Raises:
+            ValueError: One of them is a single string.
+        """
+        found: dict[str, None] = {}
+        for kind in reversed(cls.__mro__):
+            names = vars(kind).get("server_state", ())
+            if isinstance(names, str):
+                raise ValueError(f"{kind.__name__}.server_state is the string {names!r}: write ({names!r},)")
+            found |= dict.fromkeys(names)
+        return tuple(found)
+
+    def check_server_state(self) -> None:
+        """Refuse names of attributes that there are not; called after ``setup``.
+
+        Raises:
+            ValueError: There is none by one of the names.
+        """
+        own = type(self).__name__
+        if missing := [name for name in self.state_names() if not hasattr(self, name)]:
+            raise ValueError(
+                f"{own}.server_state names {', '.join(missing)}, which {own} does not have after setup: correct the "
+                "name, or create the attribute in setup"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``server_state`` names, by name, tensors not copied; loads with ``weights_only=True``.
+
+        Raises:
+            ValueError: A name is of no attribute, or of one that cannot be saved.
+        """
+        self.check_server_state()
+        own = type(self).__name__
+        return {name: _saved(getattr(self, name), f"{own}.{name}") for name in self.state_names()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`: tensors are copied to where the present ones lie, and have the types they had.
+
+        Raises:
+            ValueError: The state lacks a name.
+        """
+        self.check_server_state()
+        own = type(self).__name__
+        if missing := [name for name in self.state_names() if name not in state]:
+            raise ValueError(
+                f"the state to load into {own} lacks {', '.join(missing)}: it is of another strategy, or of another "
+                "version of it"
+            )
+        for name in self.state_names():
+            setattr(self, name, self._restored(getattr(self, name), state[name], f"{own}.{name}"))
+
+    def _state_device(self) -> torch.device:
+        """Where tensors are put that there are none of at present."""
+        return torch.device("cpu")
+
+    def _restored(self, present: Any, saved: Any, name: str) -> Any:
+        """The value of an attribute from what was saved of it; objects with a state of their own take it in."""
+        if hasattr(present, "load_state_dict"):
+            present.load_state_dict(saved if isinstance(present, nn.Module) else copy.deepcopy(saved))
+            return present
+        if isinstance(saved, Tensor):
+            device = present.device if isinstance(present, Tensor) else self._state_device()
+            if isinstance(present, Tensor) and present.requires_grad:  # an optimizer holds it
+                with torch.no_grad():
+                    return present.copy_(saved)
+            # a deep copy keeps the strides, and with them the size of what is the same for all clients
+            return copy.deepcopy(saved.detach()) if saved.device == device else saved.detach().to(device)
+        if isinstance(saved, Mapping):
+            now = present if isinstance(present, Mapping) else {}
+            if missing := [key for key, value in now.items() if hasattr(value, "load_state_dict") and key not in saved]:
+                raise ValueError(f"the state to load into {name} lacks {', '.join(map(str, missing))}")
+            return {key: self._restored(now.get(key), value, f"{name}[{key!r}]") for key, value in saved.items()}
+        if isinstance(saved, list | tuple):
+            elements = list(present) if isinstance(present, list | tuple) else []
+            elements += [None] * (len(saved) - len(elements))
+            pairs = zip(elements, saved, strict=False)
+            return type(saved)(self._restored(*pair, f"{name}[{i}]") for i, pair in enumerate(pairs))
+        return copy.copy(saved)
+
+
+def _saved(value: Any, name: str) -> Any:
+    """A value as a checkpoint holds it."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return value.state_dict()
+    if isinstance(value, Mapping):
+        return {key: _saved(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_saved(item, f"{name}[{i}]") for i, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, set | frozenset) and all(isinstance(item, int | float | str) for item in value):
+        return set(value)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise ValueError(
+        f"{name} is in server_state, but a {type(value).__name__} cannot be saved: give tensors, numbers, strings, "
+        "None, dicts, lists or tuples of these, or an object with state_dict and load_state_dict"
+    )
