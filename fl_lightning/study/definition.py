@@ -81,7 +81,7 @@ class Study:
         common = list(itertools.product(*(_values(name, axis) for name, axis in axes.items())))
         own = list(itertools.product(*(_values(name, axis) for name, axis in self.methods[method].tune.items())))
         budget = self.tuning.budget
-        draw = random.Random(f"{method}")
+        draw = random.Random(self.methods[method].drawn_as or method)
         chosen = common if budget == len(common) else [common[0], *draw.sample(common[1:], budget - 1)]
         rounds = [draw.sample(own, len(own)) for _ in range(-(-budget // len(own)))]
         rest = [point for turn in rounds for point in turn]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import shlex
 import statistics
 import time
@@ -136,7 +135,7 @@ class Runner:
         arguments = task_arguments(self.study, cell)
         if cell.purpose == "tuning":
             return arguments, scratch
-        folder = self.store.folder / "files" / _plain(cell.method) / _plain(cell.case) / str(cell.seed)
+        folder = self.store.files({"method": cell.method, "case": cell.case, "seed": cell.seed})
         return arguments, scratch, self.study.history, self.study.keep, folder
 
     def _check_settings(self, pool: Pool) -> None:
@@ -324,8 +323,3 @@ def count_of(number: int) -> str:
 def _any_of(cell: Cell, method: str, case: str, seed: int) -> Cell:
     """Stands for a reported cell whose setting is not chosen yet."""
     return dataclasses.replace(cell, method=method, case=case, seed=seed, purpose="report", key="")
-
-
-def _plain(name: str) -> str:
-    """A name that can be a folder's."""
-    return re.sub(r"[^\w.-]+", "_", name)

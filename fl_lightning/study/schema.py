@@ -26,6 +26,7 @@ class Method(_Part):
         settings: Overrides, before those of the case.
         final: Overrides that win over the case's and the chosen ones.
         tune: At most two axes of the method's own, beside those of all methods.
+        drawn_as: The name by which its settings are drawn from the grid; its own if None, a former one keeps its draw.
         tuned_as: The method whose chosen setting it takes, instead of tuning by itself.
         cases: Shell-style patterns of the cases it is for.
         tier: Methods of tier 1 run before those of tier 2, so that a part is already a table.
@@ -35,6 +36,7 @@ class Method(_Part):
     settings: Settings = {}
     final: Settings = {}
     tune: dict[str, Axis] = {}
+    drawn_as: str | None = None
     tuned_as: str | None = None
     cases: list[str] = ["*"]
     tier: int = Field(default=1, ge=1)

@@ -61,6 +61,11 @@ class Store:
             _append(self.rounds, {"key": record["key"], "rounds": rounds})
         _append(self.cells, record)
 
+    def files(self, record: Record) -> Path:
+        """The folder of what is kept of a reported cell's run."""
+        plain = (re.sub(r"[^\w.-]+", "_", str(record[name])) for name in ("method", "case", "seed"))
+        return self.folder.joinpath("files", *plain)
+
     def known_sources(self) -> dict[str, dict[str, str]]:
         """The digest of each source file, by the digest of all."""
         try:
