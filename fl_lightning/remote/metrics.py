@@ -110,3 +110,14 @@ def from_summands(total_D: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     if total_D.numel() != NUM_SUMMED * len(names):
         raise ValueError(f"{total_D.numel()} numbers arrived for {len(names)} metrics")
     return dict(zip(sorted(names), total_D.view(-1, NUM_SUMMED), strict=True))
+
+
+def of_model(sums: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
+    """Those of one of several models, whose metrics are named ``place/name``."""
+    prefix = f"{place}/"
+    return {name.removeprefix(prefix): total for name, total in sums.items() if name.startswith(prefix)}
+
+
+def unknown_sums(names: Sequence[str]) -> dict[str, Tensor]:
+    """The sums of an evaluation that nobody has answered: nan."""
+    return {name: torch.full((NUM_SUMMED,), torch.nan, dtype=torch.float64) for name in names}
