@@ -5,7 +5,7 @@ Shape legend: C clients, T training clients, N nodes or examples, D width of an 
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +21,8 @@ from fl_lightning.kernels.randomness import generator
 from fl_lightning.report.record import (
     MOST_CLIENTS,
     Chosen,
-    Partition,
-    Points,
     RunRecord,
     Snapshot,
-    Timing,
 )
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
@@ -35,6 +32,7 @@ from fl_lightning.run import result
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather_objects
 
+from .report_parts import chosen_round, data_of, describe, project, scores_of_unseen, timing
 from .similarity import cosines_among
 
 Kept = TypeVar("Kept")
@@ -106,7 +104,7 @@ class RunReport(Callback):
         self._samples: dict[int, NDArray[np.int64]] = {}
         self._sent: dict[str, Tensor] = {}
         self._warned: set[str] = set()
-        self._record = self._attempt("the description of the clients", lambda: _describe(trainer))
+        self._record = self._attempt("the description of the clients", lambda: describe(trainer))
         self._save(trainer)
 
     def on_round_start(self, trainer: Trainer) -> None:
@@ -125,10 +123,12 @@ class RunReport(Callback):
             if len(self.failures) < _MOST_FAILURES:
                 self.failures.append((run.round_idx, name, why))
         if run.selection.best_round == run.round_idx and run.selection.monitor in metrics:
-            wanted = self.predictions and _held(trainer) is not None
+            wanted = self.predictions and data_of(trainer) is not None
             mine = self._attempt("the predictions", lambda: self._predict(trainer)) if wanted else None
             parts = gather_objects(trainer.fabric, mine)
-            self.chosen = self._attempt("the scores", lambda: _choose(trainer, [p for p in parts if p is not None]))
+            self.chosen = self._attempt(
+                "the scores", lambda: chosen_round(trainer, [p for p in parts if p is not None])
+            )
         if self._due(trainer):
             self._attempt("the matrices", lambda: self._snap(trainer, run.round_idx))
 
@@ -139,13 +139,13 @@ class RunReport(Callback):
         if self.num_snapshots and last >= 0 and last not in _snapshot_rounds(trainer, self.num_snapshots):
             self._attempt("the matrices", lambda: self._snap(trainer, last))
         parts: list[Any] = []
-        if self.embeddings and _held(trainer) is not None and self._can_embed(trainer):
+        if self.embeddings and data_of(trainer) is not None and self._can_embed(trainer):
             parts = gather_objects(trainer.fabric, self._attempt("the embeddings", lambda: self._embed(trainer)))
         if not trainer.fabric.is_global_zero or self._record is None:
             return
         found = [part for part in parts if part is not None]
-        self._record.points = self._attempt("the embeddings", lambda: _project(trainer, found)) if found else None
-        self._record.newcomers = _newcomers(trainer)
+        self._record.points = self._attempt("the embeddings", lambda: project(trainer, found)) if found else None
+        self._record.newcomers = scores_of_unseen(trainer)
         self._save(trainer)
         if self.page:
             self._attempt("report.html", lambda: self._write_page(trainer))
@@ -190,7 +190,7 @@ class RunReport(Callback):
         if record is None or not trainer.fabric.is_global_zero:
             return
         record.chosen, record.snapshots, record.failures = self.chosen, self.snapshots, self.failures
-        record.unkept, record.timing = list(self.unkept), _timing(trainer, self._first_round)
+        record.unkept, record.timing = list(self.unkept), timing(trainer, self._first_round)
         self._attempt("report.json", lambda: record.write(trainer.run.folder))
 
     def _write_page(self, trainer: Trainer) -> None:
@@ -238,7 +238,7 @@ class RunReport(Callback):
 
     def _predict(self, trainer: Trainer) -> NDArray[Any]:
         """Of this process's clients' test examples what the task tallies; of numbers a sample (P, 2)."""
-        run, clients = trainer.run, _held(trainer)
+        run, clients = trainer.run, data_of(trainer)
         assert clients is not None
         evaluation = run.strategy.evaluations(run.training_clients)[""]
         predicted = run.executor.predict(evaluation, run.training_clients, run.scored_round)
@@ -264,7 +264,7 @@ class RunReport(Callback):
 
     def _embed(self, trainer: Trainer) -> tuple[list[int], NDArray[np.float32], list[float | None]]:
         """Clients, embeddings (P, D) and labels of this process's sample, by the clients' own models."""
-        run, clients = trainer.run, _held(trainer)
+        run, clients = trainer.run, data_of(trainer)
         assert clients is not None
         stage = Stage(name="report", signals={"embedding": _embedding}, rows={"embedding": Rows(of="example")})
         address = StageAddress(phase="callback", round_idx=run.round_idx, name=stage.name)
@@ -292,115 +292,6 @@ def _embedding(client: ClientModule, parameters: Parameters, batch: Batch, conte
     return client.output(parameters, batch).embedding
 
 
-def _held(trainer: Trainer) -> Sequence[Any] | None:
-    """What the clients hold; None where that lies elsewhere."""
-    clients: Sequence[Any] | None = getattr(trainer.run.datamodule, "clients", None)
-    return None if clients is None or any(client is None for client in clients) else clients
-
-
 def _snapshot_rounds(trainer: Trainer, number: int) -> set[int]:
     """Evenly from the first round to the last."""
     return {round(place * (trainer.num_rounds - 1) / max(1, number - 1)) for place in range(number)}
-
-
-def _describe(trainer: Trainer) -> RunRecord:
-    """What is known of a run before its first round."""
-    run, clients = trainer.run, _held(trainer)
-    partition = None
-    if clients is not None and hasattr(run.datamodule, "statistics"):
-        table = run.datamodule.statistics(non_iidness=False)
-        partition = Partition(
-            columns=list(table.columns),
-            rows=[list(dataclasses.astuple(row)) for row in table.rows],
-            labels=[list(row) for row in table.label_counts],
-            heterogeneity=table.heterogeneity,
-        )
-    return RunRecord(
-        strategy=type(run.strategy).__name__,
-        task=run.roster.task.plain,
-        examples=run.roster.task.examples,
-        monitor=run.selection.monitor,
-        mode="max" if run.selection.sign > 0 else "min",
-        planned_rounds=trainer.num_rounds,
-        names=list(run.roster.names),
-        sizes=list(run.roster.sizes),
-        training=list(run.training_clients),
-        regression=not run.roster.task.target.has_classes,
-        seed=run.seed,
-        partition_hash=run.roster.partition_hash,
-        reference={}
-        if clients is None
-        else run.roster.task.reference([clients[c] for c in run.training_clients], run.roster.num_outputs),
-        settings={} if run.config else dict(run.settings),
-        machine={
-            "device": str(trainer.fabric.device),
-            "precision": str(trainer.dtype).removeprefix("torch."),
-            "processes": str(trainer.fabric.world_size),
-            "threads": str(torch.get_num_threads()),
-        },
-        partition=partition,
-    )
-
-
-def _choose(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> Chosen:
-    """The scores of the present round, and what was predicted in it."""
-    run = trainer.run
-    scores: dict[str, dict[str, list[float | None]]] = {}
-    examples: dict[str, dict[str, list[int]]] = {}
-    clients = run.scores[""].clients
-    for kind, payload in run.scores.items():
-        if payload.clients == clients:
-            named = {n: pair for n, pair in payload.signals.items() if n.startswith(("val/", "test/"))}
-            scores[kind] = {name: _values(pair) for name, pair in named.items()}
-            examples[kind] = {name: pair[:, 1].int().tolist() for name, pair in named.items()}
-    chosen = Chosen(round=run.round_idx, clients=list(clients), scores=scores, examples=examples)
-    if parts and run.roster.task.target.is_numeric:
-        chosen.predicted = np.concatenate(parts).tolist()
-    elif parts and run.roster.task.target.has_classes:
-        chosen.confusion = np.sum(parts, axis=0).tolist()
-    elif parts:
-        chosen.label_counts = np.sum(parts, axis=0).tolist()
-    return chosen
-
-
-def _values(totals_C2: Tensor) -> list[float | None]:
-    """Each client's mean; None for one without examples."""
-    return [total / count if count else None for total, count in totals_C2.double().cpu().tolist()]
-
-
-def _newcomers(trainer: Trainer) -> dict[str, dict[str, float | None]]:
-    """What the clients that joined at the end score, by metric and name."""
-    scores = trainer.run.scores.get("new/")
-    if scores is None:
-        return {}
-    names = [trainer.run.roster.names[client] for client in scores.clients]
-    return {metric: dict(zip(names, _values(pair), strict=True)) for metric, pair in scores.signals.items()}
-
-
-def _timing(trainer: Trainer, first_round: int) -> Timing | None:
-    clock = trainer.run.clock
-    if not clock.num_rounds:
-        return None
-    seconds = {name: share * clock.total for name, _, share in clock.rows()}
-    return Timing(first_round=first_round, num_rounds=clock.num_rounds, seconds=seconds)
-
-
-def _project(trainer: Trainer, parts: Sequence[tuple[list[int], NDArray[np.float32], list[float | None]]]) -> Points:
-    """The first two principal components of the sample."""
-    rows = np.concatenate([part[1] for part in parts if len(part[1])]).astype(np.float64)
-    centred_PD = rows - rows.mean(axis=0)
-    _, variance, axes = np.linalg.svd(centred_PD, full_matrices=False)
-    axes *= np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])[:, None]  # else the sign is anyone's
-    place_P2 = centred_PD @ axes[:2].T
-    if place_P2.shape[1] < 2:
-        place_P2 = np.pad(place_P2, ((0, 0), (0, 1)))
-    total = max(float((variance**2).sum()), 1e-30)
-    return Points(
-        round=trainer.run.round_idx - 1,
-        x=place_P2[:, 0].tolist(),
-        y=place_P2[:, 1].tolist(),
-        client=[client for part in parts for client in part[0]],
-        label=[label for part in parts for label in part[2]],
-        explained=(variance[:2] ** 2 / total).tolist(),
-        total=sum(trainer.run.roster.sizes[client] for client in trainer.run.training_clients),
-    )

@@ -1,4 +1,4 @@
-"""The rooms of the package depend on each other one way only."""
+"""What the package imports is declared, and all of it is installed."""
 
 import ast
 import re
@@ -7,50 +7,14 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-import networkx as nx
+from test_layers import modules
 
 ROOT = Path(__file__).parents[1]
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the package, callbacks included."""
-    found = {}
-    for folder, prefix in ((ROOT / "fl_lightning", ""), (ROOT / "callbacks", "fl_lightning.")):
-        for path in folder.rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[prefix + ".".join(parts).removesuffix(".__init__")] = path
-    return found
-
-
-def test_no_import_circle_also_none_for_types_only() -> None:
-    known = modules()
-    imports = nx.DiGraph()
-    for name, path in known.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("fl_lightning"):
-                inner = [f"{node.module}.{alias.name}" for alias in node.names]
-                targets = [target if target in known else node.module for target in inner]
-                imports.add_edges_from((name, target) for target in targets if target != name)
-    assert imports.number_of_edges() > 300
-    assert not list(nx.simple_cycles(imports))
 
 
 def test_every_package_is_installed() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     assert sorted(listed) == sorted(name for name, path in modules().items() if path.name == "__init__.py")
-
-
-def test_the_package_does_not_import_callbacks_or_the_command_line() -> None:
-    # a study runs the command line; a job of NVFlare reads the settings that it was given; the others list words
-    above = ("callbacks", "study", "remote.job", "completion_command", "refusals")
-    for name, path in modules().items():
-        if name not in ("fl_lightning.cli", "fl_lightning.trainer") and not name.startswith(
-            tuple(f"fl_lightning.{room}" for room in above)
-        ):
-            text = path.read_text()
-            assert "fl_lightning.callbacks" not in text.split('"""')[-1], name
-            assert "import fl_lightning.cli" not in text, name
-            assert "from fl_lightning.cli" not in text, name
 
 
 #: What is imported under another name than it is installed by.

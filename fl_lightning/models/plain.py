@@ -8,22 +8,22 @@ it. It computes on one client's graph at a time, so the sequential executor runs
 import contextlib
 import copy
 import importlib
-import inspect
-import traceback
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.models.batch_norm import adopt, adopt_statistics
+from fl_lightning.models.batch_norm import adopt_statistics
 from fl_lightning.models.output import NetOutput
+from fl_lightning.models.plain_inputs import (
+    EDGE_INPUTS,
+    Inputs,
+    check_inputs,
+    parameters_of,
+)
+from fl_lightning.models.plain_trial import Trial
 
-#: What ``forward`` may read of the edges, by the names of its parameters; None where the data have none.
-EDGE_INPUTS = ("edge_weight", "edge_attr")
-#: What it may read after the features.
-GIVEN = ("edge_index", *EDGE_INPUTS)
 #: The head that is added to a module whose output is no row of logits.
 ADDED_HEAD = "head"
 
@@ -58,15 +58,15 @@ class PlainNet(nn.Module):
 
     def __init__(self, net: nn.Module, num_features: int, num_outputs: int) -> None:
         super().__init__()
-        _check(net)
+        check_inputs(net)
         adopt_statistics(net)
         self._net = (net,)  # in a tuple, which is not registered: its parts are this module's own
-        self._inputs = _Inputs(net)
+        self._inputs = Inputs(net)
         self.takes_edge_weight, self.takes_edge_attr = (
             self._inputs.takes_data or name in self._inputs.edges for name in EDGE_INPUTS
         )
         self._head = ""
-        trial = _Trial(net, self._inputs, num_features)
+        trial = Trial(net, self._inputs, num_features)
         output = trial.run()
         trial.adopt_buffers()
         self._adopted: tuple[str, ...] = getattr(net, "_adopted", ())
@@ -139,206 +139,6 @@ def _drawn_by(key: Tensor) -> Iterator[None]:
         yield
 
 
-class _Inputs:
-    """How a module is called.
-
-    Attributes:
-        takes_data: With a PyG ``Data``.
-        edges: What it reads of the edges, and whether it cannot do without.
-    """
-
-    def __init__(self, net: nn.Module) -> None:
-        self.takes_data = _names(net.forward)[:1] == ["data"]
-        self.edges = {} if self.takes_data else edge_inputs(net)
-
-    def __call__(self, net: nn.Module, graph: Any) -> Any:
-        """What the module makes of a graph with ``x``, ``edge_index`` and, maybe, ``edge_weight`` and ``edge_attr``.
-
-        Raises:
-            ValueError: ``forward`` cannot do without what the graph does not have.
-        """
-        edges = {name: getattr(graph, name, None) for name in EDGE_INPUTS}
-        if self.takes_data:
-            from torch_geometric.data import Data  # takes a second
-
-            return net(Data(x=graph.x, edge_index=graph.edge_index, **edges))
-        if missing := [name for name, is_needed in self.edges.items() if is_needed and edges[name] is None]:
-            raise ValueError(f"{type(net).__name__}.forward needs {missing[0]}, which the clients' graphs do not have")
-        return net(graph.x, edge_index=graph.edge_index, **{name: edges[name] for name in self.edges})
-
-
-class _Graph:
-    """Three nodes on a path."""
-
-    def __init__(self, num_features: int, *, like: Tensor | None, edge_width: int | None) -> None:
-        to: dict[str, Any] = {} if like is None else {"dtype": like.dtype, "device": like.device}
-        self.x = torch.linspace(-1, 1, 3 * num_features, **to).view(3, num_features)
-        self.edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]], device=self.x.device)
-        self.edge_weight = None if edge_width is None else self.x.new_ones(4)
-        self.edge_attr = None if edge_width is None else self.x.new_ones(4, edge_width)
-
-
-class _Trial:
-    """Calls copies of a module on three nodes, to see what it is like."""
-
-    def __init__(self, net: nn.Module, inputs: _Inputs, num_features: int) -> None:
-        self.net, self.inputs, self.name = net, inputs, type(net).__name__
-        ready = [p for p in net.parameters() if not isinstance(p, nn.parameter.UninitializedParameter)]
-        is_lazy = len(ready) < sum(1 for _ in net.parameters())
-        like, failures = next(iter(ready), None), []
-        for width in (None, *(_edge_widths(net) if inputs.edges or inputs.takes_data else ())):
-            self.graph = _Graph(num_features, like=like, edge_width=width)
-            try:
-                self._call(net if is_lazy else copy.deepcopy(net))
-            except Exception as error:  # it is its user's code
-                failures.append(error)
-            else:
-                return
-        why = failures[0]
-        said = str(why) or traceback.extract_tb(why.__traceback__)[-1].line  # an assertion may say nothing
-        others = [] if inputs.takes_data else [n for n in _names(net.forward)[1:] if n not in GIVEN]
-        missing = f"; it was not given {', '.join(others)}, which clients' graphs do not have" if others else ""
-        raise ValueError(
-            f"{self.name} cannot compute on nodes of {num_features} features ({type(why).__name__}: {said}){missing}"
-        ) from why
-
-    def _call(self, net: nn.Module, *, training: bool = False) -> Any:
-        mode = net.training
-        net.train(training)
-        try:
-            with torch.no_grad(), torch.random.fork_rng([]):
-                return self.inputs(net, self.graph)
-        finally:
-            net.train(mode)
-
-    def run(self) -> Any:
-        """What the module returns: a tensor or a pair of them."""
-        found = self._call(copy.deepcopy(self.net))
-        parts = found[:2] if isinstance(found, tuple) else (found,)
-        if not parts or not all(isinstance(part, Tensor) and part.dim() == 2 and len(part) == 3 for part in parts):
-            shape = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
-            raise ValueError(
-                f"{self.name} returns {shape} for 3 nodes: return logits of shape (num_nodes, "
-                "num_outputs), or a tuple of them and an embedding"
-            )
-        return tuple(parts) if len(parts) > 1 else parts[0]
-
-    def adopt_buffers(self) -> None:
-        """Make buffers that training changes parameters without gradient, as running statistics are.
-
-        Raises:
-            ValueError: One is no number with a fraction, or is not changed in place.
-        """
-        if not (changing := self._changing()):
-            return
-        for name, value in changing.items():
-            if not value.is_floating_point():
-                raise ValueError(
-                    f"{self.name} counts in its buffer {name} while it trains, and only numbers with a "
-                    "fraction can be kept with a client's parameters: leave the counter out"
-                )
-            adopt(self.net, name)
-        try:
-            self._call(copy.deepcopy(self.net), training=True)
-        except TypeError as error:
-            raise ValueError(
-                f"{self.name} replaces its buffer {', '.join(changing)} while it trains: change it in "
-                "place (self.name.copy_(...)), so that it can be kept with a client's parameters"
-            ) from error
-
-    def _changing(self) -> dict[str, Tensor]:
-        if not dict(self.net.named_buffers()):
-            return {}
-        copied = copy.deepcopy(self.net)
-        self._call(copied, training=True)
-        now = dict(copied.named_buffers())
-        before = dict(self.net.named_buffers())
-        return {
-            name: value
-            for name, value in before.items()
-            if name not in now or not torch.equal(now[name].nan_to_num(), value.nan_to_num())
-        }
-
-    def embedding_of(self, wrapped: PlainNet) -> Tensor:
-        """The embedding of the three nodes."""
-        with torch.no_grad(), torch.random.fork_rng([]):
-            found: NetOutput = copy.deepcopy(wrapped).eval()(SimpleNamespace(plain=self.graph))
-        return found.embedding
-
-    def last_layer(self, num_outputs: int) -> str:
-        """Name of the layer that makes the logits; empty if none does.
-
-        It is the outermost one that ends last, reads a row for each node and leaves other parameters outside.
-        """
-        ended: list[tuple[str, bool]] = []
-
-        def note(name: str, inputs: tuple[Any, ...], output: Any) -> None:
-            read = bool(inputs) and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == self.graph.x.shape[:1]
-            ended.append((name, read and isinstance(output, Tensor) and output.shape[-1] == num_outputs))
-
-        net = copy.deepcopy(self.net)
-        layers = {
-            name: layer for name, layer in net.named_modules() if name and next(layer.parameters(), None) is not None
-        }
-        for name, layer in layers.items():
-            layer.register_forward_hook(lambda _, inputs, output, name=name: note(name, inputs, output))
-        self._call(net)
-        total = sum(1 for _ in net.parameters())
-        last = ""
-        for name, makes_logits in reversed(ended):
-            if last and not name.startswith(f"{last}."):
-                break
-            if not makes_logits:
-                return ""
-            last = name
-            if sum(1 for _ in layers[name].parameters()) < total:
-                return name
-        return last
-
-
-def _check(net: nn.Module) -> None:
-    """Refuse modules that would remember one client's graph, or need what clients' graphs do not have.
-
-    Raises:
-        ValueError: It is one.
-    """
-    for name, module in net.named_modules():
-        if getattr(module, "cached", False) is True:
-            where = f"{name} ({type(module).__name__})" if name else type(module).__name__
-            raise ValueError(f"{where} keeps the first graph that it sees for all others: leave out cached=True")
-    parameters = list(inspect.signature(net.forward).parameters.values())[1:]
-    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY)
-    others = [p.name for p in parameters if p.kind in plain and p.default is p.empty and p.name not in GIVEN]
-    if others:
-        raise ValueError(
-            f"{type(net).__name__}.forward needs {', '.join(others)}, which clients' graphs do not have: it may take "
-            f"features, {', '.join(GIVEN)}, and what has a default"
-        )
-
-
-def edge_inputs(net: nn.Module) -> dict[str, bool]:
-    """What a module's ``forward`` reads of the edges, and whether it cannot do without.
-
-    A layer or a model of PyG's that was made without ``edge_dim``, or that says it takes none, does not read them.
-    """
-    parameters = inspect.signature(net.forward).parameters
-    found = {name: parameters[name].default is inspect.Parameter.empty for name in EDGE_INPUTS if name in parameters}
-    for name in EDGE_INPUTS:
-        if getattr(net, f"supports_{name}", True) is False:
-            found.pop(name, None)
-    dimensions = [module.edge_dim for module in net.modules() if hasattr(module, "edge_dim")]
-    if dimensions and all(dimension is None for dimension in dimensions):
-        found.pop("edge_attr", None)
-    return found
-
-
-def _edge_widths(net: nn.Module) -> Iterator[int]:
-    """How wide the attributes of edges may be that a module reads: as wide as what one of its layers takes."""
-    named = ("edge_dim", "in_edge_channels", "dim", "in_features", "in_channels")
-    values = (vars(module).get(name) for name in named for module in net.modules())
-    yield from dict.fromkeys([*(v for v in values if isinstance(v, int) and v > 0), 1])
-
-
 def plain_parts(net: nn.Module) -> list[PlainNet]:
     """The plain PyG modules in a net; they compute on one client's graph at a time."""
     return [part for part in net.modules() if isinstance(part, PlainNet)]
@@ -367,7 +167,7 @@ def fitted(factory: Callable[..., nn.Module], num_features: Any, num_outputs: in
 
 
 def _made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **settings: Any) -> nn.Module:
-    if {"in_channels", "out_channels"} <= set(_names(factory)):
+    if {"in_channels", "out_channels"} <= set(parameters_of(factory)):
         net = factory(in_channels=num_features, out_channels=num_outputs, **settings)
     else:
         net = factory(num_features, num_outputs, **settings)
@@ -377,15 +177,8 @@ def _made(factory: Callable[..., Any], num_features: Any, num_outputs: int, **se
 
 
 def _is_plain(net: nn.Module) -> bool:
-    names = _names(net.forward)
+    names = parameters_of(net.forward)
     return "edge_index" in names or names[:1] == ["data"]
-
-
-def _names(function: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of what is not written in Python
-        return []
 
 
 class PyGNet(PlainNet):

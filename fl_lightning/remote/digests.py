@@ -5,13 +5,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.remote.message import Message
 from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload
 from fl_lightning.run import settings
 from fl_lightning.strategies import Strategy
+
+_DIGEST = "digest"
 
 
 def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
@@ -41,3 +45,16 @@ def digest_of(architectures: Sequence[Mapping[str, Tensor]]) -> str:
     """The same for the same initial parameters of every architecture."""
     named = {f"{place}/{name}": p for place, net in enumerate(architectures) for name, p in net.items()}
     return Message(kind="parameters", tensors=named).name
+
+
+def payload_of(digests: Mapping[int, str]) -> Payload:
+    """The digest of each client's state, as checkpoints hold it."""
+    rows = [list(bytes.fromhex(digest)) for digest in digests.values()]
+    return Payload(clients=tuple(digests), signals={_DIGEST: torch.tensor(rows, dtype=torch.uint8)})
+
+
+def digests_of(state: Payload) -> dict[int, str]:
+    """Undo :func:`payload_of`."""
+    return {
+        client: bytes(row.tolist()).hex() for client, row in zip(state.clients, state.signals[_DIGEST], strict=True)
+    }

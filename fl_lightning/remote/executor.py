@@ -1,7 +1,5 @@
 """The server's side of a remote federation: an executor whose clients are elsewhere, and what is known of them."""
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,10 +15,10 @@ from fl_lightning.executors.sequential import misfits
 from fl_lightning.remote.answers import Answers, check_answer, outsized
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.data import RemoteData
-from fl_lightning.remote.digests import digest_of, settings_of
-from fl_lightning.remote.message import Message, packed
-from fl_lightning.remote.metrics import NUM_SUMMED, from_summands, wrong_summands
-from fl_lightning.remote.references import describe
+from fl_lightning.remote.digests import digest_of, digests_of, payload_of
+from fl_lightning.remote.message import Message
+from fl_lightning.remote.metrics import NUM_SUMMED, from_summands, of_model, unknown_sums, wrong_summands
+from fl_lightning.remote.requests import evaluation_request, prediction_request, start_facts, work_request
 from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.remote.secure import (
     DEFAULT_SHARE,
@@ -39,7 +37,6 @@ from fl_lightning.round.stage import Evaluation, Slot
 from fl_lightning.strategies import Strategy
 
 _log = logging.getLogger(__name__)
-_DIGEST = "digest"
 
 
 class RemoteExecutor(Executor):
@@ -131,23 +128,16 @@ class RemoteExecutor(Executor):
         self.architectures = tuple({n: p for n, p in net.items()} for net in federation.architectures)
         self.architecture_of = federation.architecture_of
         self.longest = max(sum(parameter.numel() for parameter in net.values()) for net in self.architectures)
-        common = {
-            "strategy": type(self.strategy).__name__,
-            "settings": settings_of(self.strategy, client),
-            "names": list(roster.names),
-            "task": roster.task.plain,
-            "num_features": roster.num_features,
-            "num_outputs": roster.num_outputs,
-            "layout": dict(roster.layout),
-            "training_clients": list(federation.training_clients),
-            "seed": seed,
-            "precision": self.precision,
-            "dtype": str(collator.dtype).removeprefix("torch."),
-            "secure": self.secure,
-            "secure_share": self.sums.share,
-        }
-        identity = json.dumps([common, roster.partition_hash], sort_keys=True).encode()
-        common["federation"] = hashlib.sha256(identity).hexdigest()
+        common = start_facts(
+            self.strategy,
+            client,
+            roster,
+            seed=seed,
+            precision=self.precision,
+            dtype=str(collator.dtype).removeprefix("torch."),
+            secure=self.secure,
+            secure_share=self.sums.share,
+        )
         relation = {} if roster.relation_CC is None else {"relation": roster.relation_CC}
         answers = self._insist(
             {c: Message(kind="start", about={**common, "index": c}, tensors=relation) for c in self.clients},
@@ -253,16 +243,12 @@ class RemoteExecutor(Executor):
             found = self.answers.upload(answer, client, work.stage, net, self.longest)
             uploads[client] = found._map(found.clients, lambda tensor: tensor.to(self.fabric.device))
 
-        _, failures = self._ask({client: self._work(work, client) for client in clients}, report, read)
+        _, failures = self._ask(
+            {client: work_request(work, client, self.digests[client]) for client in clients}, report, read
+        )
         failures |= misfits(uploads, work.stage.per_example) | outsized(uploads)
         upload = concatenate(uploads[client] for client in sorted(uploads) if client not in failures)
         return Outcome(upload=upload, failures=dict(sorted(failures.items())))
-
-    def _work(self, work: Work, client: int, **about: Any) -> Message:
-        """The message that has a client do its part of a stage."""
-        address = {"phase": work.address.phase, "round_idx": work.address.round_idx, "name": work.address.name}
-        facts = {"address": address, "effort": work.effort[client], "state": self.digests[client], **about}
-        return Message(kind="run", about=facts, tensors=packed(work.payload, client))
 
     def _run_sum(self, work: Work, clients: Sequence[int]) -> Outcome:
         """The stage as a secure sum."""
@@ -271,7 +257,7 @@ class RemoteExecutor(Executor):
         length = sum(self.architectures[0][name].numel() for name in work.stage.upload) + 1
 
         def message(client: int, shares: Mapping[int, str]) -> Message:
-            return self._work(work, client, shares={str(peer): text for peer, text in shares.items()})
+            return work_request(work, client, self.digests[client], shares=_by_name(shares))
 
         found = self.sums.run("run", place, self.digests.__getitem__, clients, message, length, wrong_weight)
         upload = Payload(clients=())
@@ -311,13 +297,9 @@ class RemoteExecutor(Executor):
             failures = {client: shown(why, 1000) for client, why in told.items() if why is not None} | lost
             parts = [scores[client][kind] for client in sorted(answers) if client not in failures]
             upload = concatenate(part._map(part.clients, lambda t: t.to(self.fabric.device)) for part in parts)
-            sums = {} if upload.clients else self._nothing()
+            sums = {} if upload.clients else unknown_sums(self.metric_names())
             outcomes[kind] = Outcome(upload=upload, failures=dict(sorted(failures.items())), sums=sums)
         return outcomes
-
-    def _nothing(self) -> dict[str, Tensor]:
-        """The sums of an evaluation that nobody has answered: nan."""
-        return {name: torch.full((NUM_SUMMED,), torch.nan, dtype=torch.float64) for name in self.metric_names()}
 
     def metric_names(self) -> list[str]:
         """What the clients are scored by, as most of their sites have told."""
@@ -330,9 +312,7 @@ class RemoteExecutor(Executor):
         """Sums of all metrics over the clients, of which nothing else is known; nan where a sum is void."""
 
         def message(client: int, shares: Mapping[int, str]) -> Message:
-            return self._evaluation(
-                evaluations, client, round_idx, shares={str(peer): text for peer, text in shares.items()}
-            )
+            return self._evaluation(evaluations, client, round_idx, shares=_by_name(shares))
 
         names = sorted(f"{place}/{name}" for place in range(len(evaluations)) for name in self.metric_names())
         length, place_of_sum = NUM_SUMMED * len(names) + 1, ["evaluate", round_idx]
@@ -354,24 +334,14 @@ class RemoteExecutor(Executor):
             outcomes[kind] = Outcome(
                 upload=Payload(clients=()),
                 failures=dict(sorted(failures.items())),
-                sums=_behind(f"{place}/", sums) or self._nothing(),
+                sums=of_model(sums, place) or unknown_sums(self.metric_names()),
             )
         return outcomes
 
     def _evaluation(self, evaluations: Mapping[str, Evaluation], client: int, round_idx: int, **facts: Any) -> Message:
-        ways = {kind: each.others.get(client, each) for kind, each in evaluations.items()}
-        tensors: dict[str, Tensor] = {}
-        for place, way in enumerate(ways.values()):
-            tensors |= packed(way.payload, client, f"{place}/")
-        described = [[kind, describe(way, self.strategy)] for kind, way in ways.items()]
-        about = {
-            "evaluations": described,
-            "round_idx": round_idx,
-            "state": self.digests[client],
-            "forget": self.unneeded.pop(client, []),  # which saves a message
-            **facts,
-        }
-        return Message(kind="evaluate", about=about, tensors=tensors)
+        unneeded = self.unneeded.pop(client, [])  # which saves a message
+        about = {"round_idx": round_idx, "state": self.digests[client], "forget": unneeded, **facts}
+        return evaluation_request(evaluations, self.strategy, client, **about)
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
@@ -381,18 +351,8 @@ class RemoteExecutor(Executor):
 
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Have the clients write their predictions into their sites' folders; none comes here."""
-        messages = {
-            client: Message(
-                kind="predict",
-                about={
-                    "evaluation": describe(evaluation, self.strategy),
-                    "round_idx": round_idx,
-                    "state": self.digests[client],
-                },
-                tensors=packed(evaluation.payload, client, "0/"),
-            )
-            for client in clients
-        }
+        about = {client: {"round_idx": round_idx, "state": self.digests[client]} for client in clients}
+        messages = {c: prediction_request(evaluation, self.strategy, c, **about[c]) for c in clients}
         self._insist(messages, "write predictions")
         return {}
 
@@ -401,8 +361,7 @@ class RemoteExecutor(Executor):
     def state(self) -> Payload:
         """The digests of the clients' states, which their sites keep until :meth:`forget`."""
         self.pinned |= set(self.digests.items())
-        rows = [list(bytes.fromhex(self.digests[client])) for client in self.clients]
-        return Payload(clients=self.clients, signals={_DIGEST: torch.tensor(rows, dtype=torch.uint8)})
+        return payload_of({client: self.digests[client] for client in self.clients})
 
     def load_state(self, state: Payload) -> None:
         """Have the clients go back to the states of a checkpoint.
@@ -441,12 +400,5 @@ class RemoteExecutor(Executor):
         self.pinned -= {(client, digest) for client, digests in of_client.items() for digest in digests}
 
 
-def _behind(prefix: str, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): total for name, total in sums.items() if name.startswith(prefix)}
-
-
-def digests_of(state: Payload) -> dict[int, str]:
-    """The digest of each client's state in what a checkpoint holds."""
-    return {
-        client: bytes(row.tolist()).hex() for client, row in zip(state.clients, state.signals[_DIGEST], strict=True)
-    }
+def _by_name(shares: Mapping[int, str]) -> dict[str, str]:
+    return {str(peer): text for peer, text in shares.items()}

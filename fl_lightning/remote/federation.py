@@ -6,7 +6,8 @@ from typing import Any
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.channel import Channel
 from fl_lightning.remote.data import RemoteData
-from fl_lightning.remote.executor import RemoteExecutor, digests_of
+from fl_lightning.remote.digests import digests_of
+from fl_lightning.remote.executor import RemoteExecutor
 from fl_lightning.remote.secure import DEFAULT_SHARE
 from fl_lightning.round.payload import Payload
 from fl_lightning.run import checkpoint

@@ -134,3 +134,14 @@ def wrong_summands(total_D: Tensor, names: Sequence[str], num_clients: int) -> s
         if not fits:
             return f"{name} is {value:g} of {count:g} clients and {total:g} of {weight:g} examples, which cannot be"
     return ""
+
+
+def of_model(sums: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
+    """Those of one of several models, whose metrics are named ``place/name``."""
+    prefix = f"{place}/"
+    return {name.removeprefix(prefix): total for name, total in sums.items() if name.startswith(prefix)}
+
+
+def unknown_sums(names: Sequence[str]) -> dict[str, Tensor]:
+    """The sums of an evaluation that nobody has answered: nan."""
+    return {name: torch.full((NUM_SUMMED,), torch.nan, dtype=torch.float64) for name in names}

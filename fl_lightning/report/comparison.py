@@ -6,7 +6,6 @@ configurations have runs of the same seed on the same partition.
 
 import html
 import math
-import textwrap
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,38 +13,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich import box
 from rich.console import Group
 from rich.table import Table as RichTable
 from scipy import stats
 
+from fl_lightning.report.comparison_tables import gaps_table, rich_table, settings_table, summary_table
+from fl_lightning.report.configurations import UNSET, configuration_of, grouped, partition_of, seed_of, total_of
 from fl_lightning.report.document import Document, Section
+from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import Album, Curve, Picture, Table
-from fl_lightning.report.wording import count, duration, number, setting, signed, size, size_unit
+from fl_lightning.report.pictures import Album
+from fl_lightning.report.wording import count, number, size_unit
 
-#: Settings in which runs of one configuration may differ.
-_OF_A_RUN = (
-    "ckpt_path",
-    "config",
-    "data.cache_dir",
-    "data.partitioner.seed",
-    "data.root",
-    "data.seed",
-    "profile",
-    "resume_with_changes",
-    "seed",
-    "seed_everything",
-    "trainer.accelerator",
-    "trainer.default_root_dir",
-    "trainer.devices",
-    "trainer.executor",
-    "trainer.logger",
-    "trainer.num_nodes",
-    "trainer.run_name",
-    "trainer.strategy",
-)
-_UNSET = "–"
 #: Fewer pairs have no p-value below 0.05.
 _FEWEST_FOR_RANKS = 6
 _TIE = 1e-9
@@ -77,7 +56,7 @@ class Comparison:
         self.metric = metrics[0]
         self.less_is_better = runs[0].less_is_better
         self.notes: list[str] = []
-        self._group_of, self.labels = _grouped(self.recorded)
+        self._group_of, self.labels = grouped(self.recorded)
         if reference is not None and reference not in self.labels:
             raise ValueError(f"there is no configuration {reference!r} among {', '.join(map(repr, self.labels))}")
         self.reference = reference or self.labels[0]
@@ -98,7 +77,7 @@ class Comparison:
                 {
                     "run": run.name,
                     "configuration": label,
-                    "seed": _seed(run),
+                    "seed": seed_of(run),
                     "status": run.status,
                     "rounds": len(run.rounds),
                     "chosen_round": run.chosen_round,
@@ -106,8 +85,8 @@ class Comparison:
                     self.metric: figures.get(self.metric, math.nan),
                     f"{self.metric}_std": figures.get(f"{self.metric}_std", math.nan),
                     f"{self.metric}_worst": figures.get(f"{self.metric}_worst", math.nan),
-                    "bytes": _total(run, "comm/bytes_total", last=True),
-                    "seconds": _total(run, "seconds", last=False),
+                    "bytes": total_of(run, "comm/bytes_total", last=True),
+                    "seconds": total_of(run, "seconds", last=False),
                     "folder": str(run.path),
                 }
             )
@@ -136,14 +115,14 @@ class Comparison:
     @cached_property
     def settings(self) -> pd.DataFrame:
         """The settings that differ: a row for each, a column for each configuration; those that all have come first."""
-        firsts = {label: _configuration(self.members(label)[0]) for label in self.labels}
+        firsts = {label: configuration_of(self.members(label)[0]) for label in self.labels}
         names = dict.fromkeys(name for settings in firsts.values() for name in settings)
         rows = {
-            name: [settings.get(name, _UNSET) for settings in firsts.values()]
+            name: [settings.get(name, UNSET) for settings in firsts.values()]
             for name in names
-            if len({str(settings.get(name, _UNSET)) for settings in firsts.values()}) > 1
+            if len({str(settings.get(name, UNSET)) for settings in firsts.values()}) > 1
         }
-        order = sorted(rows, key=lambda name: rows[name].count(_UNSET) > 0)
+        order = sorted(rows, key=lambda name: rows[name].count(UNSET) > 0)
         rows = {name: rows[name] for name in order}
         return pd.DataFrame.from_dict(rows, orient="index", columns=self.labels, dtype=object).rename_axis("setting")
 
@@ -157,7 +136,7 @@ class Comparison:
             columns = {
                 "run": run.name,
                 "configuration": label,
-                "seed": _seed(run),
+                "seed": seed_of(run),
                 "round": run.rounds,
                 run.monitor: run.history.get(run.monitor, nothing),
                 self.metric: run.history.get(self.metric, nothing),
@@ -171,7 +150,7 @@ class Comparison:
     def clients(self) -> pd.DataFrame:
         """A row for each client of each run: its value of the metric at the chosen round."""
         rows = [
-            {"run": run.name, "configuration": label, "seed": _seed(run), "client": client, self.metric: value}
+            {"run": run.name, "configuration": label, "seed": seed_of(run), "client": client, self.metric: value}
             for run, label in zip(self.recorded, self._group_of, strict=True)
             for client, value in run.client_values(run.client_metric).items()
         ]
@@ -216,7 +195,7 @@ class Comparison:
         for seed, run in mine.items():
             if seed not in theirs:
                 continue
-            first, second = (_partition(each) for each in (run, theirs[seed]))
+            first, second = (partition_of(each) for each in (run, theirs[seed]))
             if first and second and first != second:
                 self._note(f"{label} and {self.reference} are not paired at seed {seed}: their partitions differ.")
             else:
@@ -228,9 +207,9 @@ class Comparison:
     def _by_seed(self, label: str) -> dict[Any, Recorded]:
         found: dict[Any, Recorded] = {}
         for run in self.members(label):
-            if _seed(run) in found:
-                self._note(f"{label} has several runs of seed {_seed(run)}: the last one is paired.")
-            found[_seed(run)] = run
+            if seed_of(run) in found:
+                self._note(f"{label} has several runs of seed {seed_of(run)}: the last one is paired.")
+            found[seed_of(run)] = run
         return found
 
     def _note(self, text: str) -> None:
@@ -252,20 +231,27 @@ class Comparison:
     def __rich__(self) -> Group:
         """Tables for a terminal."""
         tables: list[RichTable | str] = [
-            _rich(f"{count(len(self.recorded), 'run')}, {self.metric} at the chosen round", self._summary_table()),
-            *([_rich("Settings that differ", self._settings_table(shared=True))] if len(self.settings) else []),
+            rich_table(
+                f"{count(len(self.recorded), 'run')}, {self.metric} at the chosen round",
+                summary_table(self.configurations, self.metric),
+            ),
+            *(
+                [rich_table("Settings that differ", settings_table(self.settings, self.labels, shared=True))]
+                if len(self.settings)
+                else []
+            ),
         ]
-        if lone := sum((self.settings == _UNSET).any(axis=1)):
+        if lone := sum((self.settings == UNSET).any(axis=1)):
             tables.append(
                 f"(and {count(int(lone), 'setting')} that not every configuration has: they are on the page)\n"
             )
         if self._others:
             tables.append(
-                _rich(f"Differences from {self.reference}, paired over seeds", self._gaps_table(self.over_seeds))
+                rich_table(f"Differences from {self.reference}, paired over seeds", gaps_table(self.over_seeds))
             )
             if len(self.clients):
-                paired = self._gaps_table(self.over_clients)
-                tables.append(_rich(f"Differences from {self.reference}, paired over clients", paired))
+                paired = gaps_table(self.over_clients)
+                tables.append(rich_table(f"Differences from {self.reference}, paired over clients", paired))
         return Group(*tables, *self.notes)
 
     def _repr_html_(self) -> str:
@@ -295,43 +281,12 @@ class Comparison:
 
     def _overview(self) -> Section:
         empty = "" if len(self.settings) else "The runs have the same settings, but for seeds, names and folders."
-        tables = [self._summary_table(), *([self._settings_table()] if len(self.settings) else [])]
+        tables = [
+            summary_table(self.configurations, self.metric),
+            *([settings_table(self.settings, self.labels)] if len(self.settings) else []),
+        ]
         text = f"{self.metric} at the round that validation chose: means over the runs of a configuration."
         return Section(anchor="overview", title="Overview", text=text, tables=tables, empty=empty)
-
-    def _summary_table(self) -> Table:
-        columns = ["mean", "std over runs", "over clients", "worst client", "runs", "sent", "time"]
-        rows = [
-            [
-                str(row["configuration"]),
-                *(
-                    number(row[name])
-                    for name in (self.metric, "std_over_runs", "std_over_clients", "worst_client", "runs")
-                ),
-                size(row["bytes"]) if math.isfinite(row["bytes"]) else _UNSET,
-                duration(row["seconds"]) if math.isfinite(row["seconds"]) else _UNSET,
-            ]
-            for row in self.configurations.to_dict("records")
-        ]
-        return Table(title="Configurations", columns=["configuration", *columns], rows=rows)
-
-    def _settings_table(self, *, shared: bool = False) -> Table:
-        """All of them, or those that every configuration has."""
-        found = [(str(name), *map(setting, values)) for name, *values in self.settings.itertuples()]
-        rows = [row for row in found if not (shared and _UNSET in row)]
-        return Table(title="Settings that differ", columns=["setting", *self.labels], rows=rows)
-
-    def _gaps_table(self, gaps: pd.DataFrame) -> Table:
-        what = gaps.columns[1]
-        columns = ["configuration", what, "mean", "95 % interval", "better", "worse"]
-        columns += ["p (signed ranks)"] if "p_value" in gaps else []
-        rows = []
-        for row in gaps.to_dict("records"):
-            interval = f"{signed(row['low'])} to {signed(row['high'])}" if math.isfinite(row["low"]) else _UNSET
-            line = [str(row["configuration"]), number(row[what]), signed(row["mean"]), interval]
-            line += [number(row["better"]), number(row["worse"])]
-            rows.append(line + ([number(row["p_value"])] if "p_value" in gaps else []))
-        return Table(title=f"Paired over {what}", columns=columns, rows=rows)
 
     def _curves(self, album: Album) -> Section:
         validation = self.recorded[0].monitor
@@ -386,7 +341,7 @@ class Comparison:
             if not len(gaps) or not gaps[what].sum():
                 continue
             known = gaps[gaps[what] > 0]
-            tables.append(self._gaps_table(gaps))
+            tables.append(gaps_table(gaps))
             columns = (known[name].to_numpy(dtype=float) for name in ("mean", "low", "high"))
             names = [str(name) for name in known["configuration"]]
             heading = f"Paired over {what}"
@@ -415,7 +370,7 @@ class Comparison:
                     album.bars(
                         names,
                         np.array([own[name] for name in names]),
-                        title=f"{label} and {self.reference}, seed {_seed(pairs[0][0])}",
+                        title=f"{label} and {self.reference}, seed {seed_of(pairs[0][0])}",
                         x_label=self.metric,
                         other=np.array([theirs[name] for name in names]),
                         labels=(label, self.reference),
@@ -431,54 +386,6 @@ class Comparison:
         return Section(anchor="runs", title="Runs", folded=[table])
 
 
-def _grouped(runs: Sequence[Recorded]) -> tuple[list[str], list[str]]:
-    """The label of each run's configuration, and all labels."""
-    settings = [_configuration(run) for run in runs]
-    keys = [
-        repr(sorted((name, str(value)) for name, value in each.items())) + run.strategy
-        for each, run in zip(settings, runs, strict=True)
-    ]
-    firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
-    order = sorted(firsts.values())
-    differing = [
-        name
-        for name in dict.fromkeys(name for place in order for name in settings[place])
-        if name != "strategy" and len({str(settings[place].get(name, _UNSET)) for place in order}) > 1
-    ]
-    labels: dict[str, str] = {}
-    for place in order:
-        alike = [other for other in order if runs[other].strategy == runs[place].strategy]
-        telling = [n for n in differing if len({str(settings[other].get(n, _UNSET)) for other in alike}) > 1]
-        parts = [f"{n.rpartition('.')[2]} {setting(settings[place].get(n, _UNSET))}" for n in telling[:3]]
-        label = ", ".join([runs[place].strategy or "run", *parts])
-        labels[keys[place]] = label if label not in labels.values() else f"{label} ({runs[place].name})"
-    return [labels[key] for key in keys], [labels[keys[place]] for place in order]
-
-
-def _configuration(run: Recorded) -> dict[str, Any]:
-    """The settings that make a configuration."""
-    return {
-        name: value
-        for name, value in run.flat_settings.items()
-        if not any(name == own or name.startswith(f"{own}.") for own in _OF_A_RUN)
-    }
-
-
-def _seed(run: Recorded) -> Any:
-    return run.result.get("seed", run.record.seed if run.record else None)
-
-
-def _partition(run: Recorded) -> str:
-    return str(run.result.get("partition_hash") or (run.record.partition_hash if run.record else ""))
-
-
-def _total(run: Recorded, name: str, *, last: bool) -> float:
-    column = run.column(name)
-    if column is None:
-        return math.nan
-    return float(np.nanmax(column)) if last else float(np.nansum(column))
-
-
 def _client_gaps(first: Recorded, second: Recorded) -> list[float]:
     own, other = first.client_values(first.client_metric), second.client_values(second.client_metric)
     return [own[name] - other[name] for name in own if name in other]
@@ -490,21 +397,3 @@ def _columns(what: str) -> list[str]:
 
 def _cell(value: Any) -> str:
     return number(value) if isinstance(value, int | float) else str(value)
-
-
-#: Cells up to so many characters are not broken in a terminal; labels and long values are.
-_SHORT = 20
-
-
-def _rich(title: str, table: Table) -> RichTable:
-    style = {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
-    drawn = RichTable(title=title, box=box.SIMPLE_HEAD, **style)  # type: ignore[arg-type]
-    for place, column in enumerate(table.columns):
-        longest = max((len(row[place]) for row in table.rows), default=0)
-        is_short = place > 0 and longest <= _SHORT
-        room = max([longest, *map(len, column.split())])
-        head = "\n".join(textwrap.wrap(column, room)) if is_short else column
-        drawn.add_column(head, justify="right" if place else "left", overflow="fold", no_wrap=is_short)
-    for row in table.rows:
-        drawn.add_row(*row)
-    return drawn

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fl_lightning.report.pictures import Picture, Table
+from fl_lightning.report.figures import Picture, Table
 from fl_lightning.report.theme import variables
 from fl_lightning.run.folder import whole_file
 

@@ -14,24 +14,26 @@ from typing import Any
 import matplotlib
 import networkx as nx
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path as Outline
-from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
-from fl_lightning.report.theme import NUM_SERIES, as_css, dash, inline, series, stand_in
+from fl_lightning.report.axes import (
+    class_colours,
+    draw_boxes,
+    draw_dots,
+    draw_rows,
+    draw_scales,
+    new_axes,
+    node_places,
+)
+from fl_lightning.report.figures import Curve, Key, Picture, Table, Values
+from fl_lightning.report.theme import as_css, dash, inline, series, stand_in
 from fl_lightning.report.wording import number, short_names
-
-Values = NDArray[np.float64]
 
 #: A matrix of more rows is shown without its numbers.
 MOST_CELLS = 20
 
-_WIDTH = 4.5  # inches of 72 units
 _MOST_BARS = 60
 _FILL = (47 / 255, 131 / 255, 197 / 255)  # between the schemes: its opacity is what a heat map shows
 _UNKNOWN = (0.5, 0.5, 0.5, 0.25)
@@ -47,72 +49,6 @@ _STYLE: dict[str, Any] = {
     "text.parse_math": False,  # names are names, with a $ in them too
     "lines.linewidth": 1.7,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    """An entry of a legend.
-
-    Attributes:
-        label: What it stands for.
-        colour: CSS colour.
-        dash: Matplotlib's line style; empty for a dot.
-    """
-
-    label: str
-    colour: str
-    dash: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """The numbers beside a picture, in words; the first column names the row."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str = "Table"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A picture with what goes with it.
-
-    Attributes:
-        title: What it is.
-        svg: A part of a page.
-        note: A line beneath it.
-        keys: Its legend.
-        scale: Lowest and highest value of a heat map, in words.
-        table: Its numbers.
-    """
-
-    title: str
-    svg: str
-    note: str = ""
-    keys: Sequence[Key] = ()
-    scale: tuple[str, str] | None = None
-    table: Table | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A line of a picture.
-
-    Attributes:
-        label: For the legend.
-        x: Places.
-        y: Values; what is nan is passed over.
-        low: Lower edge of a band around it.
-        high: Upper edge.
-        place: Of its colour; None for the order in which the curves come.
-    """
-
-    label: str
-    x: Values
-    y: Values
-    low: Values | None = None
-    high: Values | None = None
-    place: int | None = None
 
 
 @dataclass
@@ -162,7 +98,7 @@ class Album:
         """
         keys, told = [], []
         with self._drawing():
-            figure, axes = _new(2.75)
+            figure, axes = new_axes(2.75)
             for order, curve in enumerate(curves):
                 place = order if curve.place is None else curve.place
                 known = np.isfinite(curve.y)
@@ -182,7 +118,7 @@ class Album:
             if from_zero:
                 axes.set_ylim(bottom=0)
             whole = all(np.array_equal(curve.x, np.round(curve.x)) for curve in curves)
-            _scales(axes, x_label, whole_x=whole)
+            draw_scales(axes, x_label, whole_x=whole)
             alt = f"{title}: {y_label} over {x_label}; {'; '.join(told) or 'nothing is known'}."
             svg = self._finish(figure, alt)
         full_title = f"{title}" if y_label in title else f"{title}: {y_label}"
@@ -219,20 +155,20 @@ class Album:
         keys = [Key(label=mark, colour=as_css(series(1)))] if marked else []
         with self._drawing():
             few = len(names) <= _MOST_BARS
-            figure, axes = _new(0.75 + (0.165 * len(names) if few else 2.2), left=0.05 + 0.02 * _longest(names))
+            figure, axes = new_axes(0.75 + (0.165 * len(names) if few else 2.2), left=0.05 + 0.02 * _longest(names))
             place = np.arange(len(names), dtype=np.float64)
             colours = [series(1) if name in marked else series(0) for name in names]
             if other is None:
                 for colour in dict.fromkeys(colours):
                     mine = np.array([each == colour for each in colours])
                     length = np.nan_to_num(values[mine])
-                    _boxes(axes, np.zeros(len(length)), length, place[mine], 0.62 if few else 1.0, colour)
+                    draw_boxes(axes, np.zeros(len(length)), length, place[mine], 0.62 if few else 1.0, colour)
             else:
                 axes.hlines(place, np.fmin(values, other), np.fmax(values, other), color=stand_in("line"), lw=2)
                 axes.plot(other, place, "o", ms=5, mfc="none", mec=series(1), mew=1.4)
                 axes.plot(values, place, "o", ms=5, color=series(0))
                 keys = [Key(label=label, colour=as_css(series(order))) for order, label in enumerate(labels)]
-            _rows(axes, short_names(names) if few else [""] * len(names), x_label)
+            draw_rows(axes, short_names(names) if few else [""] * len(names), x_label)
             known = np.isfinite(values)
             alt = f"{title}: {x_label} of {len(names)} clients"
             if known.any():
@@ -253,13 +189,13 @@ class Album:
     ) -> Picture:
         """A dot and an interval for each row, beside zero; an interval that is unknown is left out."""
         with self._drawing():
-            figure, axes = _new(0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
+            figure, axes = new_axes(0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
             place = np.arange(len(names), dtype=np.float64)
             axes.axvline(0, color=stand_in("faint"), lw=1)
             axes.hlines(place, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle))
             axes.collections[0].set(color=series(0), lw=2.4)
             axes.plot(middle, place, "o", ms=6, color=series(0))
-            _rows(axes, names, x_label)
+            draw_rows(axes, names, x_label)
             told = "; ".join(
                 f"{name} {number(m)}, {number(lo)} to {number(hi)}"
                 for name, m, lo, hi in zip(names, middle, low, high, strict=True)
@@ -281,14 +217,14 @@ class Album:
         """Bars of parts: classes of every client, (C, K)."""
         with self._drawing():
             few = len(names) <= _MOST_BARS
-            figure, axes = _new(0.75 + (0.165 * len(names) if few else 2.6), left=0.05 + 0.02 * _longest(names))
+            figure, axes = new_axes(0.75 + (0.165 * len(names) if few else 2.6), left=0.05 + 0.02 * _longest(names))
             colours = class_colours(len(groups))
             left = np.cumsum(counts, axis=1) - counts
             place = np.arange(len(names), dtype=np.float64)
             for group, colour in enumerate(colours):
                 ends = left[:, group] + counts[:, group]
-                _boxes(axes, left[:, group], ends, place, 0.78 if few else 1.0, colour)
-            _rows(axes, short_names(names) if few else [""] * len(names), x_label)
+                draw_boxes(axes, left[:, group], ends, place, 0.78 if few else 1.0, colour)
+            draw_rows(axes, short_names(names) if few else [""] * len(names), x_label)
             largest = [groups[int(row.argmax())] for row in counts]
             alt = f"{title}: {x_label} of {len(names)} clients in {len(groups)} groups; the largest group of each is "
             svg = self._finish(figure, alt + ", ".join(largest[:12]) + (", ..." if len(largest) > 12 else "") + ".")
@@ -323,7 +259,7 @@ class Album:
         """
         low, high = limits
         with self._drawing():
-            figure, axes = _new(4.1, left=0.095 + 0.018 * min(_longest(names), 9), bottom=0.12)
+            figure, axes = new_axes(4.1, left=0.095 + 0.018 * min(_longest(names), 9), bottom=0.12)
             share = np.clip((matrix - low) / max(high - low, 1e-12), 0, 1)
             image = np.empty((*matrix.shape, 4))
             image[..., :3] = _FILL
@@ -388,7 +324,7 @@ class Album:
         """
         colours = colours or class_colours(len(groups))
         with self._drawing():
-            figure, axes = _new(3.6, left=0.16)
+            figure, axes = new_axes(3.6, left=0.16)
             if diagonal:
                 ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
                 axes.plot(ends, ends, color=stand_in("faint"), lw=1, ls=(0, (3, 2)))
@@ -396,14 +332,14 @@ class Album:
             for place, colour in enumerate(colours):
                 chosen = np.flatnonzero(member == place)
                 if len(chosen):
-                    _dots(axes, x[chosen], y[chosen], colour, radius)
+                    draw_dots(axes, x[chosen], y[chosen], colour, radius)
             if len(x):
                 axes.update_datalim(np.stack([x, y], axis=1))
             axes.margins(0.06)
             axes.autoscale_view()
             for place, word in enumerate(names):
                 axes.annotate(word, (x[place], y[place]), (5, 2), textcoords="offset points", fontsize=8.5)
-            _scales(axes, x_label, y_label=y_label)
+            draw_scales(axes, x_label, y_label=y_label)
             alt = f"{title}: {len(x)} points in {len(groups)} groups, {y_label} over {x_label}."
             svg = self._finish(figure, alt)
         keys = [Key(label=name, colour=as_css(colour)) for name, colour in zip(groups, colours, strict=True)]
@@ -415,16 +351,16 @@ class Album:
         """The graph of the clients; where they are many they stand on a circle."""
         graph = nx.from_numpy_array(np.nan_to_num(adjacency) > 0)
         graph.remove_edges_from(list(nx.selfloop_edges(graph)))
-        place = _layout(graph)
+        place = node_places(graph)
         with self._drawing():
-            figure, axes = _new(3.6, left=0.02, bottom=0.02, right=0.98)
+            figure, axes = new_axes(3.6, left=0.02, bottom=0.02, right=0.98)
             ends = [(place[i], place[j]) for i, j in graph.edges]
             axes.add_collection(LineCollection(ends, colors=stand_in("line"), linewidths=1.1, zorder=1))
             few = len(names) <= 40
             width = 15.0 if few else 7.0
             for row, name in enumerate(names):
                 colour = series(1) if name in marked else series(0)
-                _dots(axes, place[row : row + 1, 0], place[row : row + 1, 1], colour, width)
+                draw_dots(axes, place[row : row + 1, 0], place[row : row + 1, 1], colour, width)
             for row, name in enumerate(short_names(names)) if few else ():
                 inside = _longest(names) <= 3
                 shift = (0, 0) if inside else (0, 9)
@@ -449,119 +385,13 @@ class Album:
         """A bar for each part of a whole."""
         names, values = list(parts), np.array(list(parts.values()))
         with self._drawing():
-            figure, axes = _new(0.7 + 0.24 * len(names), left=0.05 + 0.021 * max(map(len, names), default=0))
-            _boxes(axes, np.zeros(len(names)), values, np.arange(len(names), dtype=np.float64), 0.6, series(0))
-            _rows(axes, names, x_label)
+            figure, axes = new_axes(0.7 + 0.24 * len(names), left=0.05 + 0.021 * max(map(len, names), default=0))
+            draw_boxes(axes, np.zeros(len(names)), values, np.arange(len(names), dtype=np.float64), 0.6, series(0))
+            draw_rows(axes, names, x_label)
             told = ", ".join(f"{name} {number(value)}" for name, value in parts.items())
             svg = self._finish(figure, f"{title}, {x_label}: {told}.")
         return Picture(title=title, svg=svg, table=table)
 
 
-def class_colours(number_of: int) -> list[str]:
-    """A colour for each class: the page's own while they last, then those of Matplotlib's maps."""
-    if number_of <= NUM_SERIES:
-        return [series(place) for place in range(number_of)]
-    if number_of <= 20:  # the darker ones of its pairs first
-        pairs = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
-        return [matplotlib.colors.to_hex(colour) for colour in (*pairs[::2], *pairs[1::2])[:number_of]]
-    steps = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, number_of))
-    return [matplotlib.colors.to_hex(colour) for colour in steps]
-
-
-def _new(
-    height: float, *, left: float = 0.125, right: float = 0.985, bottom: float | None = None
-) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; margins are shares of the width, and half an inch below."""
-    figure = Figure(figsize=(_WIDTH, height))
-    below = 0.5 / height if bottom is None else bottom
-    left = min(left, 0.4)
-    axes = figure.add_axes((left, below, right - left, 0.97 - below))
-    return figure, axes
-
-
-def _scales(axes: Axes, x_label: str, *, y_label: str = "", grid: str = "y", whole_x: bool = False) -> None:
-    """Few numbers, faint lines, no frame: drawn by hand, for Matplotlib's ticks take half of a picture's time."""
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    axes.set(xlim=(left, right), ylim=(bottom, top))
-    levels = _ticks(bottom, top, whole=False) if grid == "y" else []
-    if levels:  # their numbers need room
-        place = axes.get_position()
-        margin = 0.035 + 0.0195 * max(len(_tick(tick)) for tick in levels) + (0.04 if y_label else 0)
-        axes.set_position((margin, place.y0, place.x1 - margin, place.height))
-    axes.set_axis_off()
-    below, beside = axes.get_xaxis_transform(), axes.get_yaxis_transform()
-    faint: dict[str, Any] = {"color": stand_in("faint")}
-    upright = _ticks(left, right, whole=whole_x)
-    inches = axes.get_window_extent().height / axes.figure.dpi
-    for tick in upright:
-        axes.text(tick, -0.07 / inches, _tick(tick), ha="center", va="top", transform=below, **faint)
-    lines = [((tick, 0), (tick, 1)) for tick in upright] if grid == "x" or y_label else []
-    axes.add_artist(_lines(lines, below))
-    for tick in levels:
-        axes.text(-0.012, tick, _tick(tick), ha="right", va="center", transform=beside, **faint)
-    axes.add_artist(_lines([((0, tick), (1, tick)) for tick in levels], beside))
-    axes.text(0.5, -0.44 / inches, x_label, ha="center", va="bottom", transform=axes.transAxes, **faint)
-    if y_label:
-        axes.figure.text(0.012, 0.55, y_label, ha="left", va="center", rotation=90, **faint)
-
-
-def _ticks(low: float, high: float, *, whole: bool) -> list[float]:
-    found = MaxNLocator(5, integer=whole).tick_values(min(low, high), max(low, high))
-    slack = 1e-9 * abs(high - low)
-    return [float(tick) for tick in found if min(low, high) - slack <= tick <= max(low, high) + slack]
-
-
-def _lines(ends: Sequence[Any], transform: Any) -> LineCollection:
-    return LineCollection(ends, colors=stand_in("line"), linewidths=0.7, zorder=0.5, transform=transform)
-
-
-def _tick(value: float) -> str:
-    rounded = round(value, 10)
-    return f"{rounded:,.6g}".replace("-", "−")
-
-
 def _longest(names: Sequence[str]) -> int:
     return max(map(len, short_names(names)), default=0) if len(names) <= _MOST_BARS else 0
-
-
-def _dots(axes: Axes, x: Values, y: Values, colour: str, width: float) -> None:
-    """Points as one path of lines without length, whose round ends are what is seen: a tenth of the bytes."""
-    ends = np.repeat(np.stack([x, y], axis=1), 2, axis=0)
-    codes = np.tile([Outline.MOVETO, Outline.LINETO], len(x))
-    dots = PathPatch(Outline(ends, codes), edgecolor=colour, facecolor="none", lw=width, capstyle="round", zorder=2)
-    _add(axes, dots)
-
-
-def _boxes(axes: Axes, left: Values, right: Values, place: Values, height: float, colour: str) -> None:
-    """Upright bars laid down, as one path."""
-    low, high = place - height / 2, place + height / 2
-    corners = np.stack([left, low, right, low, right, high, left, high, left, low], axis=1).reshape(-1, 2)
-    codes = np.tile([Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY], len(place))
-    axes.update_datalim(corners)
-    _add(axes, PathPatch(Outline(corners, codes), facecolor=colour, lw=0, zorder=2))
-
-
-def _add(axes: Axes, patch: PathPatch) -> None:
-    """Add a patch whose extent is known: Matplotlib would look for that of every curve in it."""
-    patch.set_transform(axes.transData)
-    axes.add_artist(patch)
-
-
-def _rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
-    """Finish a picture of rows: the first above, names to the left."""
-    axes.autoscale_view(scaley=False)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    _scales(axes, x_label, grid="x")
-    beside = axes.get_yaxis_transform()
-    for row, name in enumerate(names):
-        if name:
-            axes.text(-0.012, row, name, ha="right", va="center", transform=beside, color=stand_in("faint"), fontsize=9)
-
-
-def _layout(graph: nx.Graph) -> Values:
-    """Places in [-1, 1]², (C, 2)."""
-    if len(graph) > 40 or graph.number_of_edges() == 0 or not nx.is_connected(graph):
-        place = nx.circular_layout(graph)
-    else:
-        place = nx.kamada_kawai_layout(graph)
-    return np.array([place[client] for client in graph], dtype=np.float64)

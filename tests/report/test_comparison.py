@@ -18,6 +18,7 @@ from fl_lightning.arguments import VERBS
 from fl_lightning.command_line import main
 from fl_lightning.report import compare
 from fl_lightning.report.comparison import Comparison
+from fl_lightning.report.comparison_tables import gaps_table, summary_table
 from fl_lightning.report.sources import find
 
 TESTS = Path(__file__).parents[1]
@@ -134,7 +135,11 @@ def test_a_narrow_terminal_breaks_labels_and_no_figure(runs: Path) -> None:
         console.print(found)
     text = printed.get()
     assert "…" not in text
-    for table in (found._summary_table(), found._gaps_table(found.over_seeds), found._gaps_table(found.over_clients)):
+    for table in (
+        summary_table(found.configurations, found.metric),
+        gaps_table(found.over_seeds),
+        gaps_table(found.over_clients),
+    ):
         assert all(cell in text for row in table.rows for cell in row[1:])
 
 

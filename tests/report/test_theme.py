@@ -3,7 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from fl_lightning.report.pictures import Album, Curve
+from fl_lightning.report.figures import Curve
+from fl_lightning.report.pictures import Album
 from fl_lightning.report.theme import COLOURS, NUM_SERIES, contrast, series, stand_in
 
 

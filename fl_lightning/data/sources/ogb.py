@@ -22,7 +22,7 @@ from torch_geometric.data import Data, download_url, extract_zip
 
 from fl_lightning.data.sources.array_file import reading
 from fl_lightning.data.sources.base import GraphSource, allow_pickled_graphs
-from fl_lightning.data.sources.pyg import open_dataset
+from fl_lightning.data.sources.converted import open_dataset
 
 
 class OgbSource(GraphSource):

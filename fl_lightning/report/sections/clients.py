@@ -5,8 +5,9 @@ import math
 import numpy as np
 
 from fl_lightning.report.document import Section
+from fl_lightning.report.figures import Table
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import Album, Table
+from fl_lightning.report.pictures import Album
 from fl_lightning.report.wording import count, number, signed
 
 

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from fl_lightning.report.axes import class_colours
 from fl_lightning.report.document import Section
+from fl_lightning.report.figures import Picture, Table, Values
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import MOST_CELLS, Album, Picture, Table, Values, class_colours
+from fl_lightning.report.pictures import MOST_CELLS, Album
 from fl_lightning.report.record import RunRecord, Snapshot
 from fl_lightning.report.wording import number
 

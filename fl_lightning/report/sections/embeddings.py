@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from fl_lightning.report.axes import class_colours
 from fl_lightning.report.document import Section
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import Album, class_colours
+from fl_lightning.report.pictures import Album
 from fl_lightning.report.theme import stand_in
 
 

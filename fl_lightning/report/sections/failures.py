@@ -3,8 +3,9 @@
 import numpy as np
 
 from fl_lightning.report.document import Section
+from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import Album, Curve, Picture, Table
+from fl_lightning.report.pictures import Album
 from fl_lightning.report.wording import count, number
 
 

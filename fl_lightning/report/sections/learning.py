@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_lightning.report.document import Section
+from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Column, Recorded
-from fl_lightning.report.pictures import Album, Curve, Picture, Table
+from fl_lightning.report.pictures import Album
 from fl_lightning.report.wording import number
 
 _MODELS = {

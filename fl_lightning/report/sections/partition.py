@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_lightning.report.document import Fact, Section
+from fl_lightning.report.figures import Table
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import Album, Table
+from fl_lightning.report.pictures import Album
 from fl_lightning.report.record import Partition
 from fl_lightning.report.wording import number
 

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_lightning.report.document import Section
+from fl_lightning.report.figures import Table, Values
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import MOST_CELLS, Album, Table, Values
+from fl_lightning.report.pictures import MOST_CELLS, Album
 from fl_lightning.report.record import Chosen
 from fl_lightning.report.wording import count, number
 

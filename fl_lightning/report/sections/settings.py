@@ -1,8 +1,8 @@
 """The settings of the run."""
 
 from fl_lightning.report.document import Section
+from fl_lightning.report.figures import Table
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import Table
 from fl_lightning.report.wording import setting
 
 

@@ -1,0 +1,142 @@
+"""What a plain PyG module is like: copies of it are called on three nodes."""
+
+import copy
+import traceback
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.models.batch_norm import adopt
+from fl_lightning.models.output import NetOutput
+from fl_lightning.models.plain_inputs import GIVEN, Inputs, edge_widths, parameters_of
+
+
+class _Graph:
+    """Three nodes on a path."""
+
+    def __init__(self, num_features: int, *, like: Tensor | None, edge_width: int | None) -> None:
+        to: dict[str, Any] = {} if like is None else {"dtype": like.dtype, "device": like.device}
+        self.x = torch.linspace(-1, 1, 3 * num_features, **to).view(3, num_features)
+        self.edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]], device=self.x.device)
+        self.edge_weight = None if edge_width is None else self.x.new_ones(4)
+        self.edge_attr = None if edge_width is None else self.x.new_ones(4, edge_width)
+
+
+class Trial:
+    """Calls copies of a module on three nodes, to see what it is like."""
+
+    def __init__(self, net: nn.Module, inputs: Inputs, num_features: int) -> None:
+        self.net, self.inputs, self.name = net, inputs, type(net).__name__
+        ready = [p for p in net.parameters() if not isinstance(p, nn.parameter.UninitializedParameter)]
+        is_lazy = len(ready) < sum(1 for _ in net.parameters())
+        like, failures = next(iter(ready), None), []
+        for width in (None, *(edge_widths(net) if inputs.edges or inputs.takes_data else ())):
+            self.graph = _Graph(num_features, like=like, edge_width=width)
+            try:
+                self._call(net if is_lazy else copy.deepcopy(net))
+            except Exception as error:  # it is its user's code
+                failures.append(error)
+            else:
+                return
+        why = failures[0]
+        said = str(why) or traceback.extract_tb(why.__traceback__)[-1].line  # an assertion may say nothing
+        others = [] if inputs.takes_data else [n for n in parameters_of(net.forward)[1:] if n not in GIVEN]
+        missing = f"; it was not given {', '.join(others)}, which clients' graphs do not have" if others else ""
+        raise ValueError(
+            f"{self.name} cannot compute on nodes of {num_features} features ({type(why).__name__}: {said}){missing}"
+        ) from why
+
+    def _call(self, net: nn.Module, *, training: bool = False) -> Any:
+        mode = net.training
+        net.train(training)
+        try:
+            with torch.no_grad(), torch.random.fork_rng([]):
+                return self.inputs(net, self.graph)
+        finally:
+            net.train(mode)
+
+    def run(self) -> Any:
+        """What the module returns: a tensor or a pair of them."""
+        found = self._call(copy.deepcopy(self.net))
+        parts = found[:2] if isinstance(found, tuple) else (found,)
+        if not parts or not all(isinstance(part, Tensor) and part.dim() == 2 and len(part) == 3 for part in parts):
+            shape = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+            raise ValueError(
+                f"{self.name} returns {shape} for 3 nodes: return logits of shape (num_nodes, "
+                "num_outputs), or a tuple of them and an embedding"
+            )
+        return tuple(parts) if len(parts) > 1 else parts[0]
+
+    def adopt_buffers(self) -> None:
+        """Make buffers that training changes parameters without gradient, as running statistics are.
+
+        Raises:
+            ValueError: One is no number with a fraction, or is not changed in place.
+        """
+        if not (changing := self._changing()):
+            return
+        for name, value in changing.items():
+            if not value.is_floating_point():
+                raise ValueError(
+                    f"{self.name} counts in its buffer {name} while it trains, and only numbers with a "
+                    "fraction can be kept with a client's parameters: leave the counter out"
+                )
+            adopt(self.net, name)
+        try:
+            self._call(copy.deepcopy(self.net), training=True)
+        except TypeError as error:
+            raise ValueError(
+                f"{self.name} replaces its buffer {', '.join(changing)} while it trains: change it in "
+                "place (self.name.copy_(...)), so that it can be kept with a client's parameters"
+            ) from error
+
+    def _changing(self) -> dict[str, Tensor]:
+        if not dict(self.net.named_buffers()):
+            return {}
+        copied = copy.deepcopy(self.net)
+        self._call(copied, training=True)
+        now = dict(copied.named_buffers())
+        before = dict(self.net.named_buffers())
+        return {
+            name: value
+            for name, value in before.items()
+            if name not in now or not torch.equal(now[name].nan_to_num(), value.nan_to_num())
+        }
+
+    def embedding_of(self, wrapped: nn.Module) -> Tensor:
+        """The embedding of the three nodes."""
+        with torch.no_grad(), torch.random.fork_rng([]):
+            found: NetOutput = copy.deepcopy(wrapped).eval()(SimpleNamespace(plain=self.graph))
+        return found.embedding
+
+    def last_layer(self, num_outputs: int) -> str:
+        """Name of the layer that makes the logits; empty if none does.
+
+        It is the outermost one that ends last, reads a row for each node and leaves other parameters outside.
+        """
+        ended: list[tuple[str, bool]] = []
+
+        def note(name: str, inputs: tuple[Any, ...], output: Any) -> None:
+            read = bool(inputs) and isinstance(inputs[0], Tensor) and inputs[0].shape[:-1] == self.graph.x.shape[:1]
+            ended.append((name, read and isinstance(output, Tensor) and output.shape[-1] == num_outputs))
+
+        net = copy.deepcopy(self.net)
+        layers = {
+            name: layer for name, layer in net.named_modules() if name and next(layer.parameters(), None) is not None
+        }
+        for name, layer in layers.items():
+            layer.register_forward_hook(lambda _, inputs, output, name=name: note(name, inputs, output))
+        self._call(net)
+        total = sum(1 for _ in net.parameters())
+        last = ""
+        for name, makes_logits in reversed(ended):
+            if last and not name.startswith(f"{last}."):
+                break
+            if not makes_logits:
+                return ""
+            last = name
+            if sum(1 for _ in layers[name].parameters()) < total:
+                return name
+        return last

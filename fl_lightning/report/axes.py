@@ -1,0 +1,125 @@
+"""Axes, ticks, marks and colours of the pictures, by hand: Matplotlib's own ticks take half of a picture's time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import networkx as nx
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
+from matplotlib.ticker import MaxNLocator
+
+from fl_lightning.report.figures import Values
+from fl_lightning.report.theme import NUM_SERIES, series, stand_in
+
+_WIDTH = 4.5  # inches of 72 units
+
+
+def new_axes(
+    height: float, *, left: float = 0.125, right: float = 0.985, bottom: float | None = None
+) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes; margins are shares of the width, and half an inch below."""
+    figure = Figure(figsize=(_WIDTH, height))
+    below = 0.5 / height if bottom is None else bottom
+    left = min(left, 0.4)
+    axes = figure.add_axes((left, below, right - left, 0.97 - below))
+    return figure, axes
+
+
+def draw_scales(axes: Axes, x_label: str, *, y_label: str = "", grid: str = "y", whole_x: bool = False) -> None:
+    """Few numbers, faint lines, no frame: drawn by hand, for Matplotlib's ticks take half of a picture's time."""
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    axes.set(xlim=(left, right), ylim=(bottom, top))
+    levels = _ticks(bottom, top, whole=False) if grid == "y" else []
+    if levels:  # their numbers need room
+        place = axes.get_position()
+        margin = 0.035 + 0.0195 * max(len(_tick(tick)) for tick in levels) + (0.04 if y_label else 0)
+        axes.set_position((margin, place.y0, place.x1 - margin, place.height))
+    axes.set_axis_off()
+    below, beside = axes.get_xaxis_transform(), axes.get_yaxis_transform()
+    faint: dict[str, Any] = {"color": stand_in("faint")}
+    upright = _ticks(left, right, whole=whole_x)
+    inches = axes.get_window_extent().height / axes.figure.dpi
+    for tick in upright:
+        axes.text(tick, -0.07 / inches, _tick(tick), ha="center", va="top", transform=below, **faint)
+    lines = [((tick, 0), (tick, 1)) for tick in upright] if grid == "x" or y_label else []
+    axes.add_artist(_lines(lines, below))
+    for tick in levels:
+        axes.text(-0.012, tick, _tick(tick), ha="right", va="center", transform=beside, **faint)
+    axes.add_artist(_lines([((0, tick), (1, tick)) for tick in levels], beside))
+    axes.text(0.5, -0.44 / inches, x_label, ha="center", va="bottom", transform=axes.transAxes, **faint)
+    if y_label:
+        axes.figure.text(0.012, 0.55, y_label, ha="left", va="center", rotation=90, **faint)
+
+
+def _ticks(low: float, high: float, *, whole: bool) -> list[float]:
+    found = MaxNLocator(5, integer=whole).tick_values(min(low, high), max(low, high))
+    slack = 1e-9 * abs(high - low)
+    return [float(tick) for tick in found if min(low, high) - slack <= tick <= max(low, high) + slack]
+
+
+def _lines(ends: Sequence[Any], transform: Any) -> LineCollection:
+    return LineCollection(ends, colors=stand_in("line"), linewidths=0.7, zorder=0.5, transform=transform)
+
+
+def _tick(value: float) -> str:
+    rounded = round(value, 10)
+    return f"{rounded:,.6g}".replace("-", "−")
+
+
+def draw_dots(axes: Axes, x: Values, y: Values, colour: str, width: float) -> None:
+    """Points as one path of lines without length, whose round ends are what is seen: a tenth of the bytes."""
+    ends = np.repeat(np.stack([x, y], axis=1), 2, axis=0)
+    codes = np.tile([Outline.MOVETO, Outline.LINETO], len(x))
+    dots = PathPatch(Outline(ends, codes), edgecolor=colour, facecolor="none", lw=width, capstyle="round", zorder=2)
+    add_patch(axes, dots)
+
+
+def draw_boxes(axes: Axes, left: Values, right: Values, place: Values, height: float, colour: str) -> None:
+    """Upright bars laid down, as one path."""
+    low, high = place - height / 2, place + height / 2
+    corners = np.stack([left, low, right, low, right, high, left, high, left, low], axis=1).reshape(-1, 2)
+    codes = np.tile([Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY], len(place))
+    axes.update_datalim(corners)
+    add_patch(axes, PathPatch(Outline(corners, codes), facecolor=colour, lw=0, zorder=2))
+
+
+def add_patch(axes: Axes, patch: PathPatch) -> None:
+    """Add a patch whose extent is known: Matplotlib would look for that of every curve in it."""
+    patch.set_transform(axes.transData)
+    axes.add_artist(patch)
+
+
+def draw_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
+    """Finish a picture of rows: the first above, names to the left."""
+    axes.autoscale_view(scaley=False)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    draw_scales(axes, x_label, grid="x")
+    beside = axes.get_yaxis_transform()
+    for row, name in enumerate(names):
+        if name:
+            axes.text(-0.012, row, name, ha="right", va="center", transform=beside, color=stand_in("faint"), fontsize=9)
+
+
+def class_colours(number_of: int) -> list[str]:
+    """A colour for each class: the page's own while they last, then those of Matplotlib's maps."""
+    if number_of <= NUM_SERIES:
+        return [series(place) for place in range(number_of)]
+    if number_of <= 20:  # the darker ones of its pairs first
+        pairs = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+        return [matplotlib.colors.to_hex(colour) for colour in (*pairs[::2], *pairs[1::2])[:number_of]]
+    steps = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, number_of))
+    return [matplotlib.colors.to_hex(colour) for colour in steps]
+
+
+def node_places(graph: nx.Graph) -> Values:
+    """Places in [-1, 1]², (C, 2)."""
+    if len(graph) > 40 or graph.number_of_edges() == 0 or not nx.is_connected(graph):
+        place = nx.circularnode_places(graph)
+    else:
+        place = nx.kamada_kawainode_places(graph)
+    return np.array([place[client] for client in graph], dtype=np.float64)

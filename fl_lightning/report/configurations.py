@@ -1,0 +1,86 @@
+"""Which of some runs are of one configuration: those that differ in nothing but seeds, names and folders."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.report.folder import Recorded
+from fl_lightning.report.wording import setting
+
+#: Settings in which runs of one configuration may differ.
+_OF_A_RUN = (
+    "ckpt_path",
+    "config",
+    "data.cache_dir",
+    "data.partitioner.seed",
+    "data.root",
+    "data.seed",
+    "profile",
+    "resume_with_changes",
+    "seed",
+    "seed_everything",
+    "trainer.accelerator",
+    "trainer.default_root_dir",
+    "trainer.devices",
+    "trainer.executor",
+    "trainer.logger",
+    "trainer.num_nodes",
+    "trainer.run_name",
+    "trainer.strategy",
+)
+
+#: What a setting is where there is none.
+UNSET = "–"
+
+
+def grouped(runs: Sequence[Recorded]) -> tuple[list[str], list[str]]:
+    """The label of each run's configuration, and all labels."""
+    settings = [configuration_of(run) for run in runs]
+    keys = [
+        repr(sorted((name, str(value)) for name, value in each.items())) + run.strategy
+        for each, run in zip(settings, runs, strict=True)
+    ]
+    firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
+    order = sorted(firsts.values())
+    differing = [
+        name
+        for name in dict.fromkeys(name for place in order for name in settings[place])
+        if name != "strategy" and len({str(settings[place].get(name, UNSET)) for place in order}) > 1
+    ]
+    labels: dict[str, str] = {}
+    for place in order:
+        alike = [other for other in order if runs[other].strategy == runs[place].strategy]
+        telling = [n for n in differing if len({str(settings[other].get(n, UNSET)) for other in alike}) > 1]
+        parts = [f"{n.rpartition('.')[2]} {setting(settings[place].get(n, UNSET))}" for n in telling[:3]]
+        label = ", ".join([runs[place].strategy or "run", *parts])
+        labels[keys[place]] = label if label not in labels.values() else f"{label} ({runs[place].name})"
+    return [labels[key] for key in keys], [labels[keys[place]] for place in order]
+
+
+def configuration_of(run: Recorded) -> dict[str, Any]:
+    """The settings that make a configuration."""
+    return {
+        name: value
+        for name, value in run.flat_settings.items()
+        if not any(name == own or name.startswith(f"{own}.") for own in _OF_A_RUN)
+    }
+
+
+def seed_of(run: Recorded) -> Any:
+    """The seed of its training."""
+    return run.result.get("seed", run.record.seed if run.record else None)
+
+
+def partition_of(run: Recorded) -> str:
+    """The hash of its partition; empty where none is recorded."""
+    return str(run.result.get("partition_hash") or (run.record.partition_hash if run.record else ""))
+
+
+def total_of(run: Recorded, name: str, *, last: bool) -> float:
+    """The sum of a column over the rounds, or the largest value of one that adds up by itself."""
+    column = run.column(name)
+    if column is None:
+        return math.nan
+    return float(np.nanmax(column)) if last else float(np.nansum(column))

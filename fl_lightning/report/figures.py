@@ -1,0 +1,75 @@
+"""What a page shows beside text: pictures with their legends, tables, and the curves that pictures are made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """An entry of a legend.
+
+    Attributes:
+        label: What it stands for.
+        colour: CSS colour.
+        dash: Matplotlib's line style; empty for a dot.
+    """
+
+    label: str
+    colour: str
+    dash: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The numbers beside a picture, in words; the first column names the row."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = "Table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture with what goes with it.
+
+    Attributes:
+        title: What it is.
+        svg: A part of a page.
+        note: A line beneath it.
+        keys: Its legend.
+        scale: Lowest and highest value of a heat map, in words.
+        table: Its numbers.
+    """
+
+    title: str
+    svg: str
+    note: str = ""
+    keys: Sequence[Key] = ()
+    scale: tuple[str, str] | None = None
+    table: Table | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A line of a picture.
+
+    Attributes:
+        label: For the legend.
+        x: Places.
+        y: Values; what is nan is passed over.
+        low: Lower edge of a band around it.
+        high: Upper edge.
+        place: Of its colour; None for the order in which the curves come.
+    """
+
+    label: str
+    x: Values
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+    place: int | None = None
