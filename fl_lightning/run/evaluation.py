@@ -38,7 +38,9 @@ class Evaluator:
         """
         run = self.run
         run.scored_round = round_idx = run.round_idx if round_idx is None else round_idx
-        evaluations = run.strategy.evaluations(clients)
+        evaluations = dict(run.strategy.evaluations(clients))
+        if run.executor.round is None:  # of a checkpoint, which has no models that end with their round
+            evaluations = {kind: each for kind, each in evaluations.items() if not each.prefer_trained}
         for payload in {id(each.payload): each.payload for each in evaluations.values()}.values():
             check_models(payload, run.roster.names)
         outcomes = dict(run.executor.evaluate(evaluations, clients, round_idx))
