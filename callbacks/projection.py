@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
-from fl_lightning.executors import Work
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.stage import Stage, StageAddress
+from fl_lightning.round.stage import Stage
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather
 from fl_lightning.strategies.base import server_dtype
@@ -68,8 +67,8 @@ class ProjectionAlignment(Callback):
         if number % self.every_n_rounds and number != trainer.num_rounds:
             return
         stage = Stage(name="projection alignment", signals={"alignment": principal_alignment})
-        address = StageAddress(phase="callback", round_idx=trainer.run.round_idx, name=stage.name)
-        question = Work(stage=stage, address=address, effort=dict.fromkeys(trainer.run.training_clients, 1.0))
-        answer = gather(trainer.fabric, trainer.run.executor.run(question).upload)
+        run, clients = trainer.run, trainer.run.training_clients
+        asked = run.executor.ask(stage, clients, run.round_idx, run.strategy.model_for(clients))
+        answer = gather(trainer.fabric, asked)
         cosine, variance = answer.signals["alignment"].mean(dim=0).tolist()
         metrics |= {"projection/cosine": cosine, "projection/variance": variance}

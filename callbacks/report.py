@@ -16,7 +16,6 @@ from torch import Tensor
 
 import fl_lightning.report
 from fl_lightning.batches.base import Batch
-from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.report.record import (
     MOST_CLIENTS,
@@ -27,7 +26,7 @@ from fl_lightning.report.record import (
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten
-from fl_lightning.round.stage import Rows, Stage, StageAddress
+from fl_lightning.round.stage import Rows, Stage
 from fl_lightning.run import result
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather_objects
@@ -267,10 +266,8 @@ class RunReport(Callback):
         run, clients = trainer.run, data_of(trainer)
         assert clients is not None
         stage = Stage(name="report", signals={"embedding": _embedding}, rows={"embedding": Rows(of="example")})
-        address = StageAddress(phase="callback", round_idx=run.round_idx, name=stage.name)
-        upload = run.executor.run(
-            Work(stage=stage, address=address, effort=dict.fromkeys(run.training_clients, 1.0))
-        ).upload
+        models = run.strategy.model_for(run.training_clients)
+        upload = run.executor.ask(stage, run.training_clients, run.scored_round, models)
         self._samples = {}
         total = sum(run.roster.sizes[client] for client in run.training_clients)
         holder: list[int] = []

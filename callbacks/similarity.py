@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_lightning.executors import Work
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
-from fl_lightning.round.stage import Signal, Stage, StageAddress
+from fl_lightning.round.stage import Signal, Stage
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.folder import whole_file
 from fl_lightning.run.processes import gather
@@ -333,10 +332,10 @@ class SimilarityLogger(Callback):
         """Cosines of what every client answers, without training it or sending it anything."""
         if not signals:
             return {}
-        stage = Stage(name="similarity", signals=signals)
-        address = StageAddress(phase="callback", round_idx=trainer.run.round_idx, name=stage.name)
-        question = Work(stage=stage, address=address, effort=dict.fromkeys(trainer.run.training_clients, 1.0))
-        answer = gather(trainer.fabric, trainer.run.executor.run(question).upload)
+        stage, run, clients = Stage(name="similarity", signals=signals), trainer.run, trainer.run.training_clients
+        answer = gather(
+            trainer.fabric, run.executor.ask(stage, clients, run.round_idx, run.strategy.model_for(clients))
+        )
         return {
             name: cosines_among(trainer.run.training_clients, answer.clients, signal.float())
             for name, signal in answer.signals.items()

@@ -295,7 +295,7 @@ class FederatedTrainer(Counted):
         )
         self.datamodule = data
         clients = self._hooks.passed("on_clients", tuple(data.clients))
-        start_clients(self._run, clients, dtype=self.dtype, time_limit=self.participation.time_limit_seconds)
+        start_clients(self._run, clients, dtype=self.dtype, participation=self.participation)
         return self._run
 
     def _rounds(self) -> Rounds:
@@ -342,7 +342,7 @@ class FederatedTrainer(Counted):
         run = self._restore(parts, ckpt_path)
         self.started = True
         rounds = self._rounds()
-        metrics = rounds.evaluate(run.training_clients, round_idx=run.last_round)
+        metrics = rounds.evaluate(run.evaluated_clients, round_idx=run.last_round)
         if run.new_clients:
             metrics |= unseen.join(run, rounds.exchange, rounds.evaluate)
         metrics = {name: value for name, value in metrics.items() if split in name}

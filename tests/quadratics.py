@@ -16,9 +16,9 @@ from fl_lightning.batches import ClientExamples, ExampleBatch, ExampleCollator
 from fl_lightning.executors import Executor
 from fl_lightning.federation import Roster
 from fl_lightning.models.output import NetOutput
-from fl_lightning.round.client import split_scores
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import ExampleRegression
+from fl_lightning.tasks.targets import split_scores
 
 CURVATURES = (2.0, 0.5, 1.0)
 MINIMA = (1.0, -2.0, 3.0)

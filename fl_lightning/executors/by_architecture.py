@@ -9,11 +9,12 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator
-from fl_lightning.executors.base import Executor, Outcome, Work, join
+from fl_lightning.executors.base import Executor
+from fl_lightning.executors.work import Outcome, Work, join
 from fl_lightning.federation import in_turn
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Slot, Stage
+from fl_lightning.round.stage import ClientState, Evaluation, Phase, Slot, Stage
 
 
 class ByArchitecture(Executor):
@@ -48,6 +49,8 @@ class ByArchitecture(Executor):
         *,
         seed: int,
         memory: Mapping[str, Slot] | None = None,
+        client_state: ClientState | None = None,
+        num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
         """Take over the clients of this process; the nets are given to the clients in turn."""
@@ -55,6 +58,7 @@ class ByArchitecture(Executor):
         self.client = client
         self.collator = collator
         self.parts: dict[str, Executor] = {}
+        self.round, self.active = None, set()
         variants = client.variants()
         turns = in_turn(max(clients, default=0) + 1, len(variants))
         for kind, variant in enumerate(variants):
@@ -63,7 +67,17 @@ class ByArchitecture(Executor):
                 continue
             part = copy.deepcopy(self.executor)
             part.numbers = self.numbers
-            part.setup(fabric, variant, collator, own, seed=seed, memory=memory, time_limit=time_limit)
+            part.setup(
+                fabric,
+                variant,
+                collator,
+                own,
+                seed=seed,
+                memory=memory,
+                client_state=client_state,
+                num_together=None if num_together is None else num_together // len(variants),
+                time_limit=time_limit,
+            )
             part.num_flat = max(other.num_travelling for other in variants)
             self.parts[f"net{kind}/"] = part
 
@@ -71,16 +85,20 @@ class ByArchitecture(Executor):
         """Those of all parts."""
         return sum(part.stored_bytes() for part in self.parts.values())
 
-    def _allocate(self) -> None:
-        """Each part creates its own clients."""
-
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage, one architecture after another."""
         outcomes: list[Outcome] = []
+        self._begin(work.address)
         for part in self.parts.values():
             if not (work.until_failure and any(outcome.failures for outcome in outcomes)):
                 outcomes.append(part.run(_of(work, part.clients), report))
+                self.active |= part.active
         return join(outcomes)
+
+    def _look_back(self, round_idx: int) -> None:
+        super()._look_back(round_idx)
+        for part in self.parts.values():
+            part._look_back(round_idx)
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
@@ -93,20 +111,21 @@ class ByArchitecture(Executor):
         parts = [part._predict(evaluation, clients, round_idx) for part in self.parts.values()]
         return {client: found for part in parts for client, found in part.items()}
 
+    def lasting_state(self) -> Payload:
+        """Each architecture's under ``net<k>/...``, with zeros for the clients of the others."""
+        return _widened({prefix: part.lasting_state() for prefix, part in self.parts.items()})
+
     def state(self) -> Payload:
-        """Each architecture's state under ``net<k>/...``, with zeros for the clients of the others."""
-        whole = Payload(clients=self.clients)
-        for prefix, part in self.parts.items():
-            whole = _widen(whole, prefix, part.state())
-        return whole
+        """Likewise."""
+        return _widened({prefix: part.state() for prefix, part in self.parts.items()})
 
     def private_steps(self, stage: Stage, client: int, effort: float) -> int:
         """Those of the client's architecture."""
         return self._part_of(client).private_steps(stage, client, effort)
 
-    def remembered(self, client: int, name: str) -> Tensor:
-        """What a client remembers under a name, (*shape)."""
-        return self._part_of(client).remembered(client, name)
+    def epsilons(self) -> dict[int, float]:
+        """Those of every architecture's clients."""
+        return {client: epsilon for part in self.parts.values() for client, epsilon in part.epsilons().items()}
 
     def _part_of(self, client: int) -> Executor:
         return next(part for part in self.parts.values() if client in part.clients)
@@ -125,17 +144,19 @@ class ByArchitecture(Executor):
         for part in self.parts.values():
             part.rewrite({client: each for client, each in held.items() if client in set(part.clients)})
 
-    def load_state(self, state: Payload) -> None:
+    def load_state(self, state: Payload, now: tuple[Phase, int] | None = None) -> None:
         """Restore every architecture's clients."""
+        self.round, self.active = now, set()
         for prefix, part in self.parts.items():
-            own = state.rows(part.clients)
-            part.load_state(
-                Payload(
-                    clients=own.clients,
-                    parameters=_strip(own.parameters, prefix),
-                    signals=_strip(own.signals, prefix),
-                )
+            mine = set(part.clients)
+            own = state.rows([client for client in state.clients if client in mine])
+            rows = Payload(
+                clients=own.clients,
+                parameters=_strip(own.parameters, prefix),
+                signals=_strip(own.signals, prefix),
             )
+            part.load_state(rows, now)
+            self.active |= part.active
 
 
 def _of(work: Work, clients: Sequence[int]) -> Work:
@@ -144,20 +165,19 @@ def _of(work: Work, clients: Sequence[int]) -> Work:
     return dataclasses.replace(work, effort={c: share for c, share in work.effort.items() if c in mine})
 
 
-def _widen(whole: Payload, prefix: str, part: Payload) -> Payload:
-    """Add a payload of some of the clients under prefixed names, zero for the others."""
-    rows = [whole.clients.index(client) for client in part.clients]
-
-    def spread(tensor: Tensor) -> Tensor:
-        wide = tensor.new_zeros(len(whole.clients), *tensor.shape[1:])
-        wide[rows] = tensor
-        return wide
-
-    return Payload(
-        clients=whole.clients,
-        parameters={**whole.parameters, **{prefix + name: spread(t) for name, t in part.parameters.items()}},
-        signals={**whole.signals, **{prefix + name: spread(t) for name, t in part.signals.items()}},
-    )
+def _widened(parts: Mapping[str, Payload]) -> Payload:
+    """Rows of disjoint clients in one payload, under prefixed names; zero for the clients of other parts."""
+    clients = sorted(client for part in parts.values() for client in part.clients)
+    place = {client: row for row, client in enumerate(clients)}
+    parameters: dict[str, Tensor] = {}
+    signals: dict[str, Tensor] = {}
+    for prefix, part in parts.items():
+        rows = [place[client] for client in part.clients]
+        for target, tensors in ((parameters, part.parameters), (signals, part.signals)):
+            for name, tensor in tensors.items():
+                wide = target[prefix + name] = tensor.new_zeros(len(clients), *tensor.shape[1:])
+                wide[rows] = tensor
+    return Payload(clients=tuple(clients), parameters=parameters, signals=signals)
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

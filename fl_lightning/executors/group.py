@@ -17,6 +17,7 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.executors.base import draw_batches, spread_signals
 from fl_lightning.executors.failure import failure_of
+from fl_lightning.executors.in_process import without_padding
 from fl_lightning.executors.private import gradient_of_client, noise_of_step, private_draws
 from fl_lightning.executors.stack import ClientStack, StackSlice, where_clients
 from fl_lightning.executors.time_limit import within
@@ -393,9 +394,3 @@ class GroupTraining:
 
 def _named(change: Change) -> dict[str, dict[str, Tensor]]:
     return {kind: dict(getattr(change, kind)) for kind in ("parameters", "anchor", "memory")}
-
-
-def without_padding(tensor_CN: Tensor, sizes_C: Tensor) -> Tensor:
-    """The rows of examples, zero where they are padding, (C, N, ...)."""
-    real_CN = torch.arange(tensor_CN.shape[1], device=sizes_C.device) < sizes_C[:, None]
-    return torch.where(real_CN.view(*real_CN.shape, *[1] * (tensor_CN.dim() - 2)), tensor_CN, tensor_CN.new_zeros(()))

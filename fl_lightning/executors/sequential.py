@@ -3,29 +3,22 @@
 import copy
 import dataclasses
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.poisson import PoissonBatch
-from fl_lightning.executors.base import (
-    Executor,
-    Outcome,
-    Work,
-    check_optimizer,
-    draw_batches,
-    lasting,
-    pack_optimizer_state,
-    spread_signals,
-    unpack_optimizer_state,
-)
+from fl_lightning.executors.base import draw_batches, spread_signals
 from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.hooks import overridden
+from fl_lightning.executors.in_process import InProcessExecutor
+from fl_lightning.executors.optimizer_state import check_optimizer, pack_optimizer_state, unpack_optimizer_state
 from fl_lightning.executors.private import (
     SPENT,
     check_private_stage,
@@ -34,37 +27,25 @@ from fl_lightning.executors.private import (
     private_draws,
 )
 from fl_lightning.executors.time_limit import within
+from fl_lightning.executors.work import Outcome, Work, misfits
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.privacy import RecordPrivacy, check_tuning
 from fl_lightning.round.program import Change
-from fl_lightning.round.stage import Evaluation, Slot, Stage
+from fl_lightning.round.stage import Evaluation, Stage
 
 
-class SequentialExecutor(Executor):
+class SequentialExecutor(InProcessExecutor):
     """Trains one client after another through its LightningModule hooks.
 
     Slow and plain: it defines what a stage computes, and runs any client module, also one that overrides
     ``training_step``.
     """
 
-    def _allocate(self) -> None:
-        self.modules: dict[int, ClientModule] = {}
-        self.optimizers: dict[int, Optimizer] = {}
-        self.memories: dict[int, dict[str, Tensor]] = {}
+    def _arrange(self) -> None:
         self._batches: dict[int, Batch] = {}
         self._new_data: dict[int, Any] = {}
-        for client in self.clients:
-            self.modules[client] = copy.deepcopy(self.client).to(self.fabric.device)
-            self.modules[client].fabric = self.fabric
-            self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
-            self.memories[client] = {name: self._first(slot, client) for name, slot in self.slots.items()}
-
-    def _first(self, slot: Slot, client: int) -> Tensor:
-        """What a client remembers before its first stage."""
-        initial = slot.initial.to(self.fabric.device)
-        return initial.expand(self.collator.size(client), *initial.shape).clone() if slot.per_example else initial
 
     def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
         """Run the stage for each client in turn."""
@@ -72,37 +53,41 @@ class SequentialExecutor(Executor):
         answers: dict[int, Payload] = {}
         contexts: dict[int, tuple[Context, Context]] = {}  # at the start and at the end of the stage
         failures: dict[int, str] = {}
-        for client in (client for client in self.clients if client in work.effort):
-            module = self.modules[client]
-            _load(module, {name: tensor[0] for name, tensor in self.received(work.payload, [client]).items()})
-            start = module.context = self._context(client, work.payload)
-            try:
-                with within(self.time_limit):
-                    answers[client] = self._run_client(client, work)
-            except Exception as error:  # a client runs its user's code: whatever it raises is this client's failure
-                failures[client] = failure_of(error)
-            contexts[client] = start, module.context
-            if report is not None:
-                report(1)
-            if failures and work.until_failure:
-                break
-        failures |= misfits(answers, work.stage.per_example)
-        for client in failures:
-            _load(self.modules[client], contexts[client][0].anchor)
-            self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
-        succeeded = [client for client in answers if client not in failures]
-        for client in succeeded:
-            self.memories[client] = dict(contexts[client][1].memory)
-        if work.stage.program.rewrite is not None:
+        with self._for_stage(work) as clients:
+            self._leave(sorted(self.modules.keys() - set(clients) - self.active))
+            for client in clients:
+                self._activate(client)
+                module = self.modules[client]
+                _load(module, {name: tensor[0] for name, tensor in self.received(work.payload, [client]).items()})
+                start = module.context = self._context(client, work.payload)
+                try:
+                    with within(self.time_limit):
+                        answers[client] = self._run_client(client, work)
+                except Exception as error:  # a client runs its user's code: whatever it raises is its own failure
+                    failures[client] = failure_of(error)
+                contexts[client] = start, module.context
+                if report is not None:
+                    report(1)
+                if failures and work.until_failure:
+                    break
+            failures |= misfits(answers, work.stage.per_example)
+            for client in failures:
+                _load(self.modules[client], contexts[client][0].anchor)
+                self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
+            succeeded = [client for client in answers if client not in failures]
+            for client in succeeded:
+                self.memories[client] = dict(contexts[client][1].memory)
+        if work.stage.program.rewrite is not None and work.address.phase != "callback":
             self.rewrite({client: self._new_data[client] for client in succeeded})
         return Outcome(upload=concatenate(answers[client] for client in succeeded), failures=failures)
 
     def _context(self, client: int, payload: Payload | None) -> Context:
         """What a client knows as a stage begins."""
-        anchor = {name: parameter.detach().clone() for name, parameter in self.modules[client].parameter_dict().items()}
-        fresh = {n: self._first(slot, client) for n, slot in self.slots.items() if not slot.lasting}
+        module = self.modules.get(client, self.client)
+        anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
+        fresh = {n: self.first_memory(slot, [client])[0] for n, slot in self.slots.items() if not slot.lasting}
         inbox = self.inbox(payload, [client], self.collator.size(client))
-        memory = {**self.memories[client], **fresh}
+        memory = {**self._memory_of(client), **fresh}
         return Context(anchor=anchor, inbox={name: tensor[0] for name, tensor in inbox.items()}, memory=memory)
 
     def _run_client(self, client: int, work: Work) -> Payload:
@@ -279,7 +264,7 @@ class SequentialExecutor(Executor):
 
     def _evaluated(self, evaluation: Evaluation, client: int, round_idx: int) -> ClientModule:
         """The module to score: the client's own, or a copy with other parameters or some more training."""
-        module = self.modules[client]
+        module = self.modules[client] if client in self.active else self._module_of(client)
         tuning = evaluation.tuning
         if module.privacy is not None:
             check_tuning(tuning, "this run")
@@ -299,53 +284,108 @@ class SequentialExecutor(Executor):
             module.context = dataclasses.replace(module.context, step=0)
         return module.eval()
 
-    def remembered(self, client: int, name: str) -> Tensor:
-        """What a client remembers under a name, (*shape)."""
-        return self.memories[client][name]
+    # ---------------------------------------------------------------- clients at hand
 
-    def rewrite(self, held: Mapping[int, Any]) -> None:
-        """Let clients hold other data; what they remember of new examples is as at first."""
-        super().rewrite(held)
-        for client in held:
-            self._batches.pop(client, None)
-            for name, slot in self.slots.items():
-                if slot.per_example:
-                    known, first = self.memories[client][name], self._first(slot, client)
-                    self.memories[client][name] = torch.cat([known, first[len(known) :]])[: len(first)]
+    def _clear(self) -> None:
+        self.modules: dict[int, ClientModule] = {}
+        self.optimizers: dict[int, Optimizer] = {}
+        self.memories: dict[int, dict[str, Tensor]] = {}
 
-    def state(self) -> Payload:
-        """Parameters, optimiser state and lasting memory of all clients."""
-        nets = [dict(self.modules[client].net.named_parameters()) for client in self.clients]
-        optimizers = [self.optimizers[client] for client in self.clients]
-        names = list(nets[0]) if nets else []
-        signals = pack_optimizer_state(
-            ((name, [net[name] for net in nets], optimizers) for name in names), self.fabric.device
-        )
-        rows = [
-            Payload(
-                clients=(client,),
-                parameters={name: parameter.detach()[None] for name, parameter in net.items()},
-                signals={f"memory/{name}": self.memories[client][name][None] for name, s in lasting(self.slots)},
-                lengths={f"memory/{name}": self._size(client) for name, s in lasting(self.slots) if s.per_example},
-            )
-            for client, net in zip(self.clients, nets, strict=True)
-        ]
-        whole = concatenate(rows)
-        return dataclasses.replace(whole, signals={**signals, **whole.signals})
+    def _at_hand(self) -> list[int]:
+        return sorted(self.modules)
 
-    def _size(self, client: int) -> Tensor:
-        return torch.tensor([self.collator.size(client)], device=self.fabric.device)
+    def _leave(self, clients: Sequence[int]) -> None:
+        """Have clients at hand no longer."""
+        self._put_away(clients)
+        for client in clients:
+            del self.modules[client], self.optimizers[client], self.memories[client]
 
-    def load_state(self, state: Payload) -> None:
-        """Restore parameters, optimiser state and memory."""
-        for client in self.clients:
-            row = state.clients.index(client)
+    def _create(self, client: int) -> None:
+        """Have a client at hand, as at first."""
+        self.modules[client] = self._new_module()
+        self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
+        self.memories[client] = {n: self.first_memory(slot, [client])[0] for n, slot in self.slots.items()}
+
+    def _new_module(self) -> ClientModule:
+        module = copy.deepcopy(self.client)
+        module.fabric = self.fabric
+        _load(module, self.initial)
+        return module
+
+    def _activate(self, client: int) -> None:
+        """Let a client begin a stage of the round: what has not lived on is as at first."""
+        if client in self.active:
+            return
+        if client not in self.modules:
+            self._create(client)
+            if client in self.store:
+                self._load_rows(self._stored([client]))
+        else:
             module = self.modules[client]
-            _load(module, {name: tensor[row] for name, tensor in state.parameters.items()})
+            _load(module, {name: tensor for name, tensor in self.initial.items() if name not in self.lasting})
+            if not self.client_state.optimizer:
+                self.optimizers[client] = check_optimizer(module.configure_optimizers())
+        self.active.add(client)
+
+    def _module_of(self, client: int) -> ClientModule:
+        """A copy of a client that is not active: what has lived on of its parameters, else the initial ones."""
+        module = self._new_module()
+        if client in self.modules:
+            parameters = self.modules[client].parameter_dict()
+            _load(module, {name: parameters[name].detach() for name in self.lasting})
+        elif client in self.store:
+            _load(module, {name: tensor[0] for name, tensor in self._stored([client]).parameters.items()})
+        return module
+
+    def _memory_of(self, client: int) -> dict[str, Tensor]:
+        """What a client remembers from earlier stages."""
+        if client in self.memories:
+            return self.memories[client]
+        memory = {name: self.first_memory(slot, [client])[0] for name, slot in self.lasting_slots().items()}
+        if client in self.store:
+            signals = self._stored([client]).signals
+            memory |= {name: signals[f"memory/{name}"][0] for name in memory}
+        return memory
+
+    @contextmanager
+    def _copies(self, clients: Sequence[int]) -> Iterator[None]:
+        themselves = self.modules, self.optimizers, self.memories
+        modules = {client: self._module_of(client) for client in clients}
+        for client in self.active & modules.keys():
+            _load(modules[client], _detached(self.modules[client]))
+        memories = {client: dict(self._memory_of(client)) for client in clients}
+        optimizers = {client: check_optimizer(module.configure_optimizers()) for client, module in modules.items()}
+        self.modules, self.optimizers, self.memories = modules, optimizers, memories
+        try:
+            yield
+        finally:
+            self.modules, self.optimizers, self.memories = themselves
+
+    def _rows(self, clients: Sequence[int]) -> Payload:
+        nets = [dict(self.modules[client].net.named_parameters()) for client in clients]
+        optimizers = [self.optimizers[client] for client in clients]
+        signals = pack_optimizer_state(
+            ((name, [net[name] for net in nets], optimizers) for name in self.initial), self.fabric.device
+        )
+        parameters = {name: torch.stack([net[name].detach() for net in nets]) for name in self.initial}
+        for name, slot in self.lasting_slots().items():
+            values = [self.memories[client][name] for client in clients]
+            padded = pad_sequence(values, batch_first=True) if slot.per_example else torch.stack(values)
+            signals[f"memory/{name}"] = padded
+        rows = Payload(clients=tuple(clients), parameters=parameters, signals=signals)
+        return self._as_rows(clients, rows.named())
+
+    def _load_rows(self, rows: Payload) -> None:
+        for row, client in enumerate(rows.clients):
+            if client not in self.modules:
+                self._create(client)
+            module = self.modules[client]
+            _load(module, {name: tensor[row] for name, tensor in rows.parameters.items()})
             for name, parameter in module.net.named_parameters():
-                unpack_optimizer_state(name, row, parameter, self.optimizers[client], state)
-            for name, slot in lasting(self.slots):
-                value = state.signals[f"memory/{name}"][row].to(self.fabric.device)
+                if f"optimizer/started/{name}" in rows.signals:
+                    unpack_optimizer_state(name, row, parameter, self.optimizers[client], rows)
+            for name, slot in self.lasting_slots().items():
+                value = rows.signals[f"memory/{name}"][row].to(self.fabric.device)
                 self.memories[client][name] = value[: self.collator.size(client)] if slot.per_example else value.clone()
 
     def _batch(self, client: int) -> Batch:
@@ -355,29 +395,8 @@ class SequentialExecutor(Executor):
         return self._batches[client]
 
 
-def misfits(answers: Mapping[int, Payload], per_example: Sequence[str]) -> dict[int, str]:
-    """Clients whose tensors are not named, shaped and typed as those of most; rows of examples may be any number."""
-    kinds = {
-        client: frozenset(
-            (name, tuple(tensor.shape[2 if name in per_example else 1 :]), tensor.dtype)
-            for name, tensor in answer.tensors().items()
-        )
-        for client, answer in answers.items()
-    }
-    usual = Counter(kinds.values()).most_common(1)
-    return {
-        client: f"it sent {_told(own - usual[0][0])}, most others sent {_told(usual[0][0] - own)}"
-        for client, own in kinds.items()
-        if own != usual[0][0]
-    }
-
-
 def _detached(module: ClientModule) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
-
-
-def _told(kinds: Iterable[tuple[str, tuple[int, ...], torch.dtype]]) -> dict[str, str]:
-    return {name: f"{shape} {str(dtype).removeprefix('torch.')}" for name, shape, dtype in sorted(kinds, key=str)}
 
 
 def _load(module: ClientModule, tensors: Mapping[str, Tensor]) -> None:

@@ -7,13 +7,14 @@ Shape legend: C clients of the stack.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop
 
-from fl_lightning.executors.base import check_optimizer
+from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.storage import Allocate, in_memory
 from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
 from fl_lightning.round.client import ClientModule, OptimizerFactory
@@ -33,26 +34,45 @@ MANY_BLOCKS = 32
 
 
 class ClientStack:
-    """Stacked parameters of C clients with their optimiser state.
+    """Stacked parameters of C clients with their optimiser state and their memory.
 
     Args:
         client: Whose copies they are.
+        clients: Who they are.
         parameters: By name, (C, *shape).
+        memory: What they remember, by name, (C, *shape) or (C, N, *shape).
         allocate: Makes the storage of the optimiser state.
 
     Attributes:
         parameters: By name, (C, *shape); the storage.
+        memory: By name; the storage.
         slots: Optimiser state by parameter and slot, (C, *shape), or (C,) for step counts and the like.
         started: By parameter, which clients have optimiser state, boolean (C,).
+        position: Of each client in the stack.
+        begun: Clients that have taken part, so that the stack holds something of theirs.
     """
 
-    def __init__(self, client: ClientModule, parameters: dict[str, Tensor], allocate: Allocate = in_memory) -> None:
+    def __init__(
+        self,
+        client: ClientModule,
+        clients: Sequence[int],
+        parameters: dict[str, Tensor],
+        memory: dict[str, Tensor] | None = None,
+        allocate: Allocate = in_memory,
+    ) -> None:
         self.client = client
+        self.position = {client: place for place, client in enumerate(clients)}
+        self.begun: set[int] = set()
         self.parameters = parameters
+        self.memory = memory or {}
         self.allocate = allocate
         self.slots: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
         self.started = {name: torch.zeros(len(t), dtype=torch.bool) for name, t in parameters.items()}
         self._slices: dict[tuple[int, ...], StackSlice] = {}
+
+    def places(self, clients: Iterable[int]) -> list[int]:
+        """Where clients stand."""
+        return [self.position[client] for client in clients]
 
     def training_order(self, positions: Sequence[int], num_steps: Sequence[int]) -> list[int]:
         """An order of some clients in which those that can step as one are neighbours.
@@ -110,8 +130,9 @@ class ClientStack:
         rows = rows_of(positions, torch.device("cpu"))
         return torch.stack([torch.tensor(num_steps).double(), *(column[rows].double() for column in columns)], dim=1)
 
-    def state(self, clients: Sequence[int], positions: Sequence[int], device: torch.device) -> Payload:
-        """Everything that lives on, in the given order of clients."""
+    def state(self, clients: Sequence[int], device: torch.device) -> Payload:
+        """All that there is of some clients, in the given order."""
+        positions = self.places(clients)
         rows = rows_of(positions, device)
         signals = {}
         for name, slots in self.slots.items():
@@ -121,6 +142,7 @@ class ClientStack:
             for slot, value in slots.items():
                 signals[f"optimizer/{slot}/{name}"] = self._pick(value.to(device), rows)
         parameters = {name: self._pick(tensor, rows) for name, tensor in self.parameters.items()}
+        signals |= {f"memory/{name}": self._pick(tensor, rows) for name, tensor in self.memory.items()}
         return Payload(clients=tuple(clients), parameters=parameters, signals=signals)
 
     def _pick(self, tensor: Tensor, rows: slice | Tensor) -> Tensor:
@@ -130,12 +152,15 @@ class ClientStack:
         picked = self.allocate((len(rows), *tensor.shape[1:]), tensor.dtype, tensor.device)
         return torch.index_select(tensor, 0, rows, out=picked)
 
-    def load_state(self, state: Payload, positions: Sequence[int]) -> None:
-        """Restore what :meth:`state` returned."""
+    def load_state(self, state: Payload) -> None:
+        """Restore what :meth:`state` returned, or some of it; its clients have then taken part."""
+        positions = self.places(state.clients)
         self._drop_slices(positions)
         self.load(state.parameters, positions)
+        self.begun |= set(state.clients)
         for key, value in state.signals.items():
-            if not key.startswith("optimizer/"):
+            if key.startswith("memory/"):
+                self.remember(key.removeprefix("memory/"), value, positions)
                 continue
             slot, _, name = key.removeprefix("optimizer/").partition("/")
             if slot == "started":
@@ -143,6 +168,13 @@ class ClientStack:
             else:
                 storage = self.slot(name, slot, value)
                 storage[rows_of(positions, storage.device)] = value.to(storage)
+
+    def remember(self, name: str, value: Tensor, positions: Sequence[int]) -> None:
+        """Overwrite what some clients remember, one row of ``value`` each; of examples maybe fewer than fit."""
+        storage = self.memory[name]
+        rows: Any = rows_of(positions, storage.device)
+        ragged = value.dim() > 1 and value.shape[1] != storage.shape[1]
+        storage[(rows, slice(value.shape[1])) if ragged else rows] = value.to(storage)
 
     def slot(self, name: str, slot: str, like: Tensor) -> Tensor:
         """Storage of a slot, made when it is first needed; ``like`` holds some clients' rows of it."""

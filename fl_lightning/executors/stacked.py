@@ -4,7 +4,6 @@ The losses are summed, so each client's gradient is its own. Clients that do not
 untouched, exactly as if alone (``executors/stack.py``).
 """
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,29 +16,32 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator, single
-from fl_lightning.executors.base import Executor, Outcome, Work, lasting
+from fl_lightning.executors.base import Executor
 from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.failure import failure_of
-from fl_lightning.executors.group import GroupTraining, Knowledge, context_of, without_padding
+from fl_lightning.executors.group import GroupTraining, Knowledge, context_of
+from fl_lightning.executors.grouping import Groups
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden
 from fl_lightning.executors.private import SPENT, check_private_stage
 from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
+from fl_lightning.executors.stacked_clients import StackedClients
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.executors.time_limit import check_time_limit, within
 from fl_lightning.executors.trial import own_code, why_not_stacked
+from fl_lightning.executors.work import Outcome, Work
 from fl_lightning.models.batch_norm import has_torch_norms, statistics_of
 from fl_lightning.models.plain import plain_parts
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.payload import Payload, concatenate, finite_rows, pad_examples
+from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.privacy import PrivacySpent, check_tuning
-from fl_lightning.round.stage import Evaluation, Slot
+from fl_lightning.round.stage import Evaluation
 
 #: The client's functions that compute on a stack as they are, if the net does and none is overridden.
 _STACKABLE = ("objective", "output", "loss", "scores")
 
 
-class StackedExecutor(Executor):
+class StackedExecutor(StackedClients):
     """Trains all clients of a process at once with ``vmap`` over their stacked parameters.
 
     A net that says ``takes_stacks`` is called on the whole stack without ``vmap``, which saves its overhead.
@@ -51,7 +53,7 @@ class StackedExecutor(Executor):
         max_clients_per_group: Largest number of clients in a group; None for no bound.
         max_group_mib: Memory in MiB that the training of a group may take beside the data and the state of all clients;
             None for no bound. How many clients that is, is estimated from a forward pass of the largest one.
-        storage: Where parameters, optimiser state and answers of all clients lie: in ``memory``, or on ``disk``, from
+        storage: Where parameters, optimiser state and answers of clients lie: in ``memory``, or on ``disk``, from
             where the system maps those of a group into memory. The results are the same.
         storage_folder: Folder of the files for ``disk``; None for the system's for temporary files.
 
@@ -115,7 +117,13 @@ class StackedExecutor(Executor):
             return self
         return _one_by_one(f"{type(client).__name__}'s own code ({', '.join(own)}) does not run on a stack ({why})")
 
-    def _allocate(self) -> None:
+    def needed_bytes(self) -> int:
+        """What a round has at hand, unless on disk, and of a group also where it began the stage, and its gradients."""
+        largest = min(max(map(len, self.groups), default=0), self.num_together)
+        return (0 if self.storage == "disk" else super().needed_bytes()) + 2 * largest * self._parameter_bytes()
+
+    def _arrange(self) -> None:
+        """Give every client its group."""
         if own := overridden(self.client, SEQUENTIAL):
             raise ValueError(
                 f"{type(self.client).__name__} overrides {', '.join(own)}, which the stacked executor does not call: "
@@ -133,50 +141,7 @@ class StackedExecutor(Executor):
         self.client.fabric = self.fabric
         plain = all(getattr(type(self.client), name) is getattr(ClientModule, name) for name in _STACKABLE)
         self.takes_stacks = plain and getattr(self.client.net, "takes_stacks", False)
-        start = {
-            name: self.allocate((len(self.clients), *parameter.shape), parameter.dtype, parameter.device).copy_(
-                parameter.detach()
-            )
-            for name, parameter in self.client.net.named_parameters()
-        }
-        self.stack = ClientStack(self.client, start, self.allocate)
-        self.memory = {name: self._first(slot, self.clients) for name, slot in lasting(self.slots)}
-
-    def needed_bytes(self) -> int:
-        """What is stored, unless on disk, and of a group also where it began the stage, and its gradients."""
-        state, largest = self.stored_bytes(), max(map(len, self.groups), default=0)
-        return (0 if self.storage == "disk" else state) + 2 * largest * self._parameter_bytes()
-
-    def _arrange(self) -> None:
-        """Give every client its group and its place in the stack; those of a group stand side by side."""
-        self.client.to(self.fabric.device)
-        self.groups = self._group()
-        self.position = {client: position for position, client in enumerate(c for group in self.groups for c in group)}
-        self.group_of = {client: group for group in self.groups for client in group}
-        self.num_examples = max((self.collator.size(client) for client in self.clients), default=0)
-        self._batches: dict[tuple[int, ...], Batch] = {}
-        self._part: tuple[tuple[int, ...], Batch] | None = None
-
-    def _first(self, slot: Slot, clients: Sequence[int], num_examples: int | None = None) -> Tensor:
-        """What some clients remember before their first stage, (C, *shape) or (C, N, *shape)."""
-        initial = slot.initial.to(self.fabric.device)
-        size = (num_examples or self.num_examples,) if slot.per_example else ()
-        return initial.expand(len(clients), *size, *initial.shape).clone()
-
-    def _group(self) -> list[tuple[int, ...]]:
-        """Cut the clients, largest first, wherever padding, number or memory would exceed its bound."""
-        groups: list[list[int]] = []
-        limits: dict[int, int] = {}  # by the size of a group's largest client
-        for client in sorted(self.clients, key=lambda c: (-self.collator.size(c), c)):
-            size = self.collator.size(client)
-            largest = self.collator.size(groups[-1][0]) if groups else 0
-            if not groups or size < (1 - self.max_padding) * largest or len(groups[-1]) == limits[largest]:
-                groups.append([])
-                if size not in limits:
-                    limits[size] = self._limit(client)
-            groups[-1].append(client)
-        # those that take as many steps are neighbours, for they step together
-        return [tuple(sorted(group, key=lambda c: (self.collator.steps_per_epoch(c), c))) for group in groups]
+        self.grouping = Groups(self.collator, self.clients, self.max_padding, self._limit)
 
     def _limit(self, largest: int) -> int:
         """How many clients of the size of the given one may be in a group."""
@@ -201,7 +166,7 @@ class StackedExecutor(Executor):
         held: dict[int, Any] = {}
 
         def uploads() -> Iterator[Payload]:
-            for members in self._split(work.effort):
+            for members in self.grouping.split(clients):
                 upload, failed, new = self._run_group(members, work)
                 failures.update(failed)
                 held.update(new)
@@ -211,72 +176,86 @@ class StackedExecutor(Executor):
                 if failures and work.until_failure:
                     return
 
-        clients = [client for client in self.clients if client in work.effort]
-        outcome = Outcome(upload=Payload.collect(uploads(), clients, self.allocate), failures=failures)
-        self.rewrite(held)
+        with self._for_stage(work) as clients:
+            self._bring(clients)
+            outcome = Outcome(upload=Payload.collect(uploads(), clients, self.allocate), failures=failures)
+        if work.address.phase != "callback":
+            self.rewrite(held)
         return outcome
 
     def _run_group(self, clients: tuple[int, ...], work: Work) -> tuple[Payload, dict[int, str], dict[int, Any]]:
         """What clients of a group answer, why the others of them failed, and what they hold if that has changed."""
         stack, stage = self.stack, work.stage
-        if stage.reset_optimizer:
-            stack.forget([self.position[client] for client in clients])
+        self._forget_optimizers(clients, stage)
         steps = {client: self.num_steps(stage, client, work.effort[client]) for client in clients}
-        positions = [self.position[client] for client in clients]
-        order = stack.training_order(positions, list(steps.values()))
-        clients, positions = tuple(clients[row] for row in order), [positions[row] for row in order]
-        received = self.received(work.payload, clients)
+        order = stack.training_order(stack.places(clients), list(steps.values()))
+        clients = tuple(clients[row] for row in order)
+        positions, num_steps = stack.places(clients), [steps[client] for client in clients]
+        received, batch = self.received(work.payload, clients), self.grouping.batch(clients)
+        self._activate(clients, received)
         stack.load(received, positions)
-        rows, batch = rows_of(positions, self.fabric.device), self._batch(clients)
+        rows = rows_of(positions, self.fabric.device)
         start = {
             name: received[name].to(tensor) if name in received else tensor[rows].clone()
             for name, tensor in stack.parameters.items()
         }
-        knowledge = self._knowledge(clients, rows, work.payload, start, batch)
         training = GroupTraining(
             self.client,
             stage,
             batch,
-            knowledge,
+            self._knowledge(clients, work.payload, start, batch),
             takes_stacks=self.takes_stacks,
             time_limit=self.time_limit,
             ragged=self._ragged(work.payload),
             numbers=self.numbers,
         )
         if self.client.privacy is not None:
-            knowledge["memory"][SPENT], training.failures = self._spend(knowledge["memory"][SPENT], clients, work)
-        keys = self.keys(work.address.round_idx, stage.name, clients, max(steps.values(), default=0))
-        num_steps = [steps[client] for client in clients]
+            memory = training.knowledge["memory"]
+            memory[SPENT], training.failures = self._spend(memory[SPENT], clients, work)
+        keys = self.keys(work.address.round_idx, stage.name, clients, max(num_steps, default=0))
         with self._client_in_training():
             trained = training.run(stack.part(positions, num_steps, stage.optimizer), keys, self.fabric.autocast)
             training.store(stack)
-        sizes_C = self._sizes(clients)
-        ask = functools.partial(training.ask, parameters=trained, autocast=self.fabric.autocast, sizes_C=sizes_C)
-        signals = ask(stage.signals, per_example=stage.per_example)
-        memory = {**knowledge["memory"], **ask(stage.memory, per_example=self._ragged())}
+        upload, memory = self._answers(clients, training, trained, start, num_steps)
         held = self._rewritten(work, clients, trained, training)
-        found = [*trained.values(), *signals.values(), *(m for m in memory.values() if m.is_floating_point())]
+        found = [*trained.values(), *upload.signals.values(), *(m for m in memory.values() if m.is_floating_point())]
         for row, fine in enumerate(finite_rows(found).tolist()):
             if not fine:
                 training.failures.setdefault(row, "its parameters or its answer are not finite after local training")
         failed = sorted(training.failures)
         kept = [row for row in range(len(clients)) if row not in training.failures]
-        upload = Payload(
-            clients=clients,
-            parameters=self.sent(stage, trained, start, knowledge["anchor"]),
-            signals=signals,
-            num_examples=self.client.example_count(batch),
-            num_steps=torch.tensor(num_steps, device=self.fabric.device),
-            lengths=dict.fromkeys(stage.per_example, sizes_C),
-        )
         if failed:
             lost = [positions[row] for row in failed]
             stack.load({name: tensor[failed] for name, tensor in start.items()}, lost)
             stack.forget(lost)
             upload = upload.rows([clients[row] for row in kept])
-        self._remember(memory, kept, [positions[row] for row in kept])
+        for name in self.lasting_slots():
+            stack.remember(name, memory[name][kept], [positions[row] for row in kept])
         failures = {clients[row]: why for row, why in training.failures.items()}
         return upload, failures, {client: new for client, new in held.items() if client not in failures}
+
+    def _answers(
+        self,
+        clients: tuple[int, ...],
+        training: GroupTraining,
+        trained: dict[str, Tensor],
+        start: dict[str, Tensor],
+        num_steps: list[int],
+    ) -> tuple[Payload, dict[str, Tensor]]:
+        """What all clients of a group send after their training, and what they remember."""
+        stage, sizes_C = training.stage, self._sizes(clients)
+        ask = functools.partial(training.ask, parameters=trained, autocast=self.fabric.autocast, sizes_C=sizes_C)
+        signals = ask(stage.signals, per_example=stage.per_example)
+        memory = {**training.knowledge["memory"], **ask(stage.memory, per_example=self._ragged_slots())}
+        upload = Payload(
+            clients=clients,
+            parameters=self.sent(stage, trained, start, training.knowledge["anchor"]),
+            signals=signals,
+            num_examples=self.client.example_count(training.batch),
+            num_steps=torch.tensor(num_steps, device=self.fabric.device),
+            lengths=dict.fromkeys(stage.per_example, sizes_C),
+        )
+        return upload, memory
 
     def _spend(self, spent_C3: Tensor, clients: Sequence[int], work: Work) -> tuple[Tensor, dict[int, str]]:
         """What clients of a group have spent of their privacy after a stage, and who may not, by their row."""
@@ -288,38 +267,22 @@ class StackedExecutor(Executor):
                 failures[row] = str(failure_of(error))
         return after, failures
 
-    def remembered(self, client: int, name: str) -> Tensor:
-        """What a client remembers under a name, (*shape)."""
-        return self.memory[name][self.position[client]]
-
     def _knowledge(
-        self,
-        clients: Sequence[int],
-        rows: slice | Tensor,
-        payload: Payload | None,
-        anchor: Mapping[str, Tensor],
-        batch: Batch,
+        self, clients: Sequence[int], payload: Payload | None, anchor: Mapping[str, Tensor], batch: Batch
     ) -> Knowledge:
         """What the clients of a group know as a stage begins."""
         num_examples = batch.example_mask.shape[1]
-        memory = {}
-        for name, slot in self.slots.items():
-            memory[name] = self.memory[name][rows] if slot.lasting else self._first(slot, clients, num_examples)
-            if slot.per_example:
-                memory[name] = memory[name][:, :num_examples]
+        memory = {
+            name: self._memory_of(clients, name, num_examples)
+            if slot.lasting
+            else self.first_memory(slot, clients, num_examples)
+            for name, slot in self.slots.items()
+        }
         return {"anchor": dict(anchor), "inbox": self.inbox(payload, clients, num_examples), "memory": memory}
 
-    def _ragged(self, payload: Payload | None = None) -> set[str]:
+    def _ragged(self, payload: Payload | None) -> set[str]:
         """Names of what clients remember, and are sent, with a row for every example."""
-        remembered = {name for name, slot in self.slots.items() if slot.per_example}
-        return remembered if payload is None else remembered | payload.lengths.keys()
-
-    def _remember(self, memory: Mapping[str, Tensor], rows: Sequence[int], positions: Sequence[int]) -> None:
-        """Keep what the clients in the given rows of a group, the ones that succeeded, remember."""
-        for name, slot in lasting(self.slots):
-            value, storage = memory[name][rows], self.memory[name]
-            place: Any = rows_of(positions, storage.device)
-            storage[(place, slice(value.shape[1])) if slot.per_example else place] = value
+        return self._ragged_slots() if payload is None else self._ragged_slots() | payload.lengths.keys()
 
     def _rewritten(
         self, work: Work, clients: Sequence[int], trained: Mapping[str, Tensor], training: GroupTraining
@@ -345,18 +308,6 @@ class StackedExecutor(Executor):
                     training.failures.setdefault(row, failure_of(error))
         return held
 
-    def rewrite(self, held: Mapping[int, Any]) -> None:
-        """Let clients hold other data, and group the clients anew."""
-        if not held:
-            return
-        state, sizes = self.state().copy(), {client: self.collator.size(client) for client in held}
-        super().rewrite(held)
-        self._arrange()
-        self.load_state(state)
-        for name, slot in lasting(self.slots):
-            for client, size in sizes.items() if slot.per_example else ():
-                self.memory[name][self.position[client], size:] = slot.initial
-
     @contextmanager
     def _client_in_training(self) -> Iterator[None]:
         """The client module in training mode, and in evaluation mode afterwards."""
@@ -374,7 +325,7 @@ class StackedExecutor(Executor):
     ) -> Outcome:
         """Score the given clients, one group at a time, one forward for all splits."""
         parts, failures = [], {}
-        for members in self._split(clients):
+        for members in self.grouping.split(clients):
             try:
                 with within(None if self.time_limit is None else len(members) * self.time_limit):
                     parts.append(self._score_group(evaluation, members, round_idx, collator))
@@ -390,7 +341,7 @@ class StackedExecutor(Executor):
     def _score_group(
         self, evaluation: Evaluation, members: tuple[int, ...], round_idx: int, collator: Collator | None
     ) -> Payload:
-        batch = self._batch(members) if collator is None else collator(members)
+        batch = self.grouping.batch(members) if collator is None else collator(members)
         parameters, knowledge = self._evaluated(evaluation, members, round_idx)
         rule = evaluation.output
 
@@ -406,8 +357,8 @@ class StackedExecutor(Executor):
         """Predict the given clients, one group at a time."""
         predictions: dict[int, Tensor] = {}
         rule = evaluation.output
-        for members in self._split(clients):
-            batch = self._batch(members)
+        for members in self.grouping.split(clients):
+            batch = self.grouping.batch(members)
             parameters, knowledge = self._evaluated(evaluation, members, round_idx)
 
             def predict(p: Any, t: Any, k: Any, batch: Batch = batch) -> Tensor:
@@ -425,21 +376,27 @@ class StackedExecutor(Executor):
         self, evaluation: Evaluation, clients: tuple[int, ...], round_idx: int
     ) -> tuple[dict[str, Tensor], Knowledge]:
         """The parameters to score: the clients' own, or others, or a copy after some more training."""
-        rows = rows_of([self.position[client] for client in clients], self.fabric.device)
-        parameters = {name: tensor[rows] for name, tensor in self.stack.parameters.items()}
-        if evaluation.payload is not None:
-            received = self.received(evaluation.payload, clients)
-            parameters |= {name: tensor.to(parameters[name]) for name, tensor in received.items()}
+        received = self.received(evaluation.payload, clients)
+        own = self._parameters_of(clients, but=received)
+        parameters = {
+            name: received[name].to(initial) if name in received else own[name]
+            for name, initial in self.initial.items()
+        }
         tuning, knowledge = evaluation.tuning, Knowledge()
         if self.client.privacy is not None:
             check_tuning(tuning, "this run")
         if tuning is not None or evaluation.output is not None:
-            knowledge = self._knowledge(clients, rows, evaluation.payload, parameters, self._batch(clients))
+            knowledge = self._knowledge(clients, evaluation.payload, parameters, self.grouping.batch(clients))
         if tuning is not None:
-            copies = ClientStack(self.client, {name: tensor.clone() for name, tensor in parameters.items()})
             steps = [self.num_steps(tuning, client, 1.0) for client in clients]
+            copies = ClientStack(self.client, clients, {name: tensor.clone() for name, tensor in parameters.items()})
             training = GroupTraining(
-                self.client, tuning, self._batch(clients), knowledge, takes_stacks=self.takes_stacks, blame=False
+                self.client,
+                tuning,
+                self.grouping.batch(clients),
+                knowledge,
+                takes_stacks=self.takes_stacks,
+                blame=False,
             )
             keys = self.keys(round_idx, tuning.name, clients, max(steps, default=0))
             with self._client_in_training():
@@ -447,50 +404,6 @@ class StackedExecutor(Executor):
                 parameters = training.run(part, keys, self.fabric.autocast)
         self.client.eval()
         return parameters, knowledge
-
-    def state(self) -> Payload:
-        """Parameters, optimiser state and lasting memory of all clients."""
-        positions = [self.position[client] for client in self.clients]
-        whole = self.stack.state(self.clients, positions, self.fabric.device)
-        rows = rows_of(positions, self.fabric.device)
-        sizes_C = self._sizes(self.clients)
-        memory, lengths = {}, {}
-        for name, slot in lasting(self.slots):
-            value = memory[f"memory/{name}"] = self.memory[name][rows]
-            if slot.per_example:
-                memory[f"memory/{name}"] = without_padding(value, sizes_C)
-                lengths[f"memory/{name}"] = sizes_C
-        return dataclasses.replace(whole, signals={**whole.signals, **memory}, lengths=lengths)
-
-    def load_state(self, state: Payload) -> None:
-        """Restore parameters, optimiser state and memory."""
-        own, positions = state.rows(self.clients), [self.position[client] for client in self.clients]
-        self.stack.load_state(own, positions)
-        rows = rows_of(positions, self.fabric.device)
-        for name, slot in lasting(self.slots):
-            value = own.signals[f"memory/{name}"].to(self.fabric.device)
-            self.memory[name] = self._first(slot, self.clients)
-            self.memory[name][rows] = pad_examples(value, self.num_examples) if slot.per_example else value
-
-    def _split(self, clients: Sequence[int] | Mapping[int, float]) -> list[tuple[int, ...]]:
-        """The given clients of this process by group."""
-        wanted = set(clients)
-        chosen = (tuple(client for client in group if client in wanted) for group in self.groups)
-        return [members for members in chosen if members]
-
-    def _batch(self, clients: tuple[int, ...]) -> Batch:
-        """The batch of clients of one group; those of whole groups are kept, of parts of them only the last."""
-        if self._part is not None and self._part[0] == clients:
-            return self._part[1]
-        group = self.group_of[clients[0]]
-        if group not in self._batches:
-            self._batches[group] = self.collator(group)
-        if clients == group:
-            return self._batches[group]
-        rows = torch.tensor([self.position[client] - self.position[group[0]] for client in clients])
-        chosen = self._batches[group].select(rows.to(self.fabric.device))
-        self._part = clients, chosen
-        return chosen
 
 
 def _one_by_one(why: str) -> SequentialExecutor:

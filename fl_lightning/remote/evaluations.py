@@ -45,9 +45,12 @@ def ways(strategy: Strategy, client: int, kind: str) -> Iterable[Evaluation]:
     except ValueError:  # it has no models before clients have answered
         now = {}
     for found in (now, strategy.later_evaluations((client,))):
-        if kind in found:
-            yield found[kind]
-            yield from (way for other, way in found[kind].others.items() if other == client)
+        if kind not in found:
+            continue
+        for way in (found[kind], *(way for other, way in found[kind].others.items() if other == client)):
+            yield way
+            if way.prefer_trained:  # of a client that has taken part in the round
+                yield way.without_parameters()
 
 
 def _names(payload: Payload | None) -> set[str]:

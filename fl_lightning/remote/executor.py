@@ -9,9 +9,9 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.batches.base import Collator
-from fl_lightning.executors.base import Executor, Outcome, Work
+from fl_lightning.executors.base import Executor
 from fl_lightning.executors.hooks import check_hooks
-from fl_lightning.executors.sequential import misfits
+from fl_lightning.executors.work import Outcome, Work, misfits
 from fl_lightning.remote.answers import Answers, check_answer, outsized
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.data import RemoteData
@@ -33,7 +33,7 @@ from fl_lightning.remote.secure import (
 from fl_lightning.remote.sum_server import SumServer
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate
-from fl_lightning.round.stage import Evaluation, Slot
+from fl_lightning.round.stage import ClientState, Evaluation, Phase, Slot, Stage
 from fl_lightning.strategies import Strategy
 
 _log = logging.getLogger(__name__)
@@ -99,6 +99,8 @@ class RemoteExecutor(Executor):
         *,
         seed: int,
         memory: Mapping[str, Slot] | None = None,
+        client_state: ClientState | None = None,
+        num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
         """Have every site become a client.
@@ -117,9 +119,8 @@ class RemoteExecutor(Executor):
                 "trainer.devices and num_nodes must be 1: the clients of a remote federation are elsewhere"
             )
         self.fabric, self.client, self.clients, self.seed = fabric, client.eval(), tuple(clients), seed
-        self.time_limit = None
-        self.num_flat, self.slots, self.rewritten, self.original_size = client.num_travelling, {}, {}, {}
-        self.collator = collator
+        self.num_flat, self.collator = client.num_travelling, collator
+        self.round, self.active = None, set()
         self.digests, self.pinned, self.unneeded = {}, set(), {}
         self.answers = Answers()
         if self.secure:
@@ -174,8 +175,9 @@ class RemoteExecutor(Executor):
         """None: the clients' states lie elsewhere."""
         return 0
 
-    def _allocate(self) -> None:
-        """Nothing is here."""
+    def private_steps(self, stage: Stage, client: int, effort: float) -> int:
+        """None: sites count them."""
+        return 0
 
     # ---------------------------------------------------------------- messages
 
@@ -228,7 +230,9 @@ class RemoteExecutor(Executor):
             )
         clients = [client for client in self.clients if client in work.effort]
         before = dict(self.digests)
+        self._begin(work.address)
         outcome = self._run_sum(work, clients) if self.secure else self._run_open(work, clients, report)
+        self.active |= set(clients) - outcome.failures.keys()
         for client, digest in before.items():  # which the client has left, and no checkpoint has
             if digest != self.digests[client] and (client, digest) not in self.pinned:
                 self.unneeded.setdefault(client, []).append(digest)
@@ -280,6 +284,7 @@ class RemoteExecutor(Executor):
                 "trainer.evaluate_union, or the callback that asks for it"
             )
         mine = [client for client in self.clients if client in set(clients)]
+        self._look_back(round_idx)
         if self.secure:
             return self._evaluate_sums(evaluations, mine, round_idx)
         messages = {client: self._evaluation(evaluations, client, round_idx) for client in mine}
@@ -339,9 +344,10 @@ class RemoteExecutor(Executor):
         return outcomes
 
     def _evaluation(self, evaluations: Mapping[str, Evaluation], client: int, round_idx: int, **facts: Any) -> Message:
+        ways = {kind: each.ways([client], self.active)[0][0] for kind, each in evaluations.items()}
         unneeded = self.unneeded.pop(client, [])  # which saves a message
         about = {"round_idx": round_idx, "state": self.digests[client], "forget": unneeded, **facts}
-        return evaluation_request(evaluations, self.strategy, client, **about)
+        return evaluation_request(ways, self.strategy, client, **about)
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
@@ -358,31 +364,25 @@ class RemoteExecutor(Executor):
 
     # ---------------------------------------------------------------- states
 
-    def state(self) -> Payload:
+    def lasting_state(self) -> Payload:
         """The digests of the clients' states, which their sites keep until :meth:`forget`."""
         self.pinned |= set(self.digests.items())
         return payload_of({client: self.digests[client] for client in self.clients})
 
-    def load_state(self, state: Payload) -> None:
+    def load_state(self, state: Payload, now: tuple[Phase, int] | None = None) -> None:
         """Have the clients go back to the states of a checkpoint.
 
         Raises:
             ValueError: A site does not hold its state any more.
         """
         found = digests_of(state)
+        self.round, self.active = now, set()
         self.pinned |= set(self.digests.items())  # which an older checkpoint may have
         self._insist(
             {client: Message(kind="load", about={"state": found[client]}) for client in self.clients},
             "go back to the checkpoint",
         )
         self.pinned |= {(client, found[client]) for client in self.clients}
-
-    def holdings(self) -> dict[int, dict[str, Tensor]]:
-        """Nothing: what clients hold is part of their states, at their sites."""
-        return {}
-
-    def load_holdings(self, holdings: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Nothing is here."""
 
     def forget(self, states: Iterable[tuple[int, str]]) -> None:
         """Have sites delete states; the present ones stay.

@@ -246,7 +246,8 @@ def scored_of(evaluation: Evaluation) -> Any:
     """Which model an evaluation scores."""
     if evaluation.tuning is not None:
         return "tuned"
-    return "received" if evaluation.payload is not None and evaluation.payload.parameters else "own"
+    received = evaluation.payload is not None and evaluation.payload.parameters
+    return "received" if received and not evaluation.prefer_trained else "own"
 
 
 def count_parameters(model: ClientModule, num_features: Any, num_outputs: int) -> int | None:

@@ -42,9 +42,8 @@ def work_request(work: Work, client: int, state: str, **facts: Any) -> Message:
     return Message(kind="run", about=about, tensors=packed(work.payload, client))
 
 
-def evaluation_request(evaluations: Mapping[str, Evaluation], strategy: Strategy, client: int, **facts: Any) -> Message:
-    """Have a client score all of its models."""
-    ways = {kind: each.others.get(client, each) for kind, each in evaluations.items()}
+def evaluation_request(ways: Mapping[str, Evaluation], strategy: Strategy, client: int, **facts: Any) -> Message:
+    """Have a client score all of its models, each in the way that is the client's."""
     tensors: dict[str, Tensor] = {}
     for place, way in enumerate(ways.values()):
         tensors |= packed(way.payload, client, f"{place}/")

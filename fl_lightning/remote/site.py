@@ -289,6 +289,7 @@ class Site:
             mine,
             seed=about["seed"],
             memory=self.strategy.memory(),
+            client_state=self.strategy.client_state(),
             time_limit=self.policy.max_seconds,
         )
         self.known = dict(self.architectures[federation.architecture_of[self.index]])
@@ -506,9 +507,12 @@ class Site:
     def _state(self) -> Message:
         """All that lives on in the client."""
         held = self.executor.holdings().get(self.index, {})
+        about: dict[str, Any] = {"after": self.work} if self.work else {}  # so that no two sums are of equal states
+        if self.index in self.executor.active:
+            about["round"] = self.executor.round
         return Message(
             kind="state",
-            about={"after": self.work} if self.work else {},  # so that no two sums are made from equal states
+            about=about,
             tensors=packed(self.executor.state(), self.index) | {f"h/{name}": tensor for name, tensor in held.items()},
         )
 
@@ -525,7 +529,8 @@ class Site:
         elif self.executor.holdings():
             self.executor.rewrite({self.index: self.holds})
         tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("h/")}
-        self.executor.load_state(Payload.from_named((self.index,), tensors))
+        now = tuple(state.about["round"]) if "round" in state.about else None
+        self.executor.load_state(Payload.from_named((self.index,), tensors), now)
         self.work = str(state.about.get("after", ""))
         self.current = digest
 

@@ -24,6 +24,8 @@ class Participation(Counted):
             number, as in FedProx).
         held_out_fraction: Share of all clients kept out of training, to join the server of the chosen round at the end,
             as new clients.
+        evaluation_clients: Number of training clients that are evaluated, drawn once for the whole run, so that rounds
+            can be compared; None for all of them. Predictions are made for all.
         on_failure: ``skip`` leaves a failing client out of the round and goes on; ``stop`` ends the run.
         min_clients: Answers that a round needs; robust aggregation may need more. One with fewer is void: the server
             takes in nothing of the stage in which they are too few, nor of later ones.
@@ -51,6 +53,7 @@ class Participation(Counted):
         dropout_probability: float = 0.0,
         straggler_probability: float = 0.0,
         held_out_fraction: float = 0.0,
+        evaluation_clients: int | None = None,
         on_failure: Literal["skip", "stop"] = "skip",
         min_clients: int = 1,
         max_void_rounds: int = 3,
@@ -61,6 +64,7 @@ class Participation(Counted):
             raise ValueError(f"participation.fraction must be in (0, 1], got {fraction}")
         for name, count in {
             "num_clients": num_clients,
+            "evaluation_clients": evaluation_clients,
             "min_clients": min_clients,
             "max_void_rounds": max_void_rounds,
         }.items():
@@ -88,6 +92,7 @@ class Participation(Counted):
         self.dropout_probability = dropout_probability
         self.straggler_probability = straggler_probability
         self.held_out_fraction = held_out_fraction
+        self.evaluation_clients = evaluation_clients
         self.on_failure = on_failure
         self.min_clients = min_clients
         self.max_void_rounds = max_void_rounds
@@ -110,6 +115,11 @@ class Participation(Counted):
         if self.num_clients is not None and self.num_clients > remaining:
             raise ValueError(
                 f"participation.num_clients is {self.num_clients}, but only {remaining} clients train: lower it"
+            )
+        if self.evaluation_clients is not None and self.evaluation_clients > remaining:
+            raise ValueError(
+                f"participation.evaluation_clients is {self.evaluation_clients}, but only {remaining} clients train: "
+                "lower it, or leave it null for all of them"
             )
         if self.min_clients > (asked := self.num_chosen(remaining)):
             raise ValueError(
@@ -136,6 +146,13 @@ class Participation(Counted):
             if drops[i] >= self.dropout_probability
         }
         return effort, [client for client in chosen if client not in effort]
+
+    def evaluated(self, clients: Sequence[int], seed: int) -> tuple[int, ...]:
+        """The training clients that are evaluated, ascending."""
+        if self.evaluation_clients is None:
+            return tuple(clients)
+        order = torch.randperm(len(clients), generator=generator(seed, "evaluation clients")).tolist()
+        return tuple(sorted(clients[place] for place in order[: self.evaluation_clients]))
 
     def num_chosen(self, num_clients: int) -> int:
         """How many of the training clients are chosen for a round."""

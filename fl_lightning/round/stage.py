@@ -4,8 +4,9 @@ What a client computes in it is said by pure functions of one client: its module
 :class:`Context`. Both executors call them, the stacked one for all clients at once under ``torch.vmap``.
 """
 
+import dataclasses
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,6 +39,28 @@ class Slot:
     initial: Tensor
     per_example: bool = False
     lasting: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientState:
+    """What lives on of a client from one round to the next, beside its memory (``Strategy.memory``).
+
+    Nothing else is in checkpoints or takes memory between rounds. Within a round, from stage to stage and to the
+    evaluation, everything lives on.
+
+    Attributes:
+        parameters: Shell-style patterns of the parameters that do: those that a round neither sends to the clients nor
+            makes anew, and those by which a client predicts though it was not sent them. The others are the initial
+            model's as a round begins.
+        optimizer: Whether the state of the client's optimizer does.
+    """
+
+    parameters: tuple[str, ...] = ("*",)
+    optimizer: bool = True
+
+    def keeps(self, name: str) -> bool:
+        """Whether a parameter lives on."""
+        return any(fnmatch.fnmatch(name, pattern) for pattern in self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,21 +182,39 @@ class Evaluation:
         payload: Parameters that replace the client's own, which keeps what is not in it, and an inbox. None: its own.
         tuning: Training on a copy before the evaluation; the client's own state is untouched.
         output: The predictions that are scored instead of the net's own output.
+        prefer_trained: Score clients that have taken part in the round by the parameters that they have made; the
+            payload is for the others.
         others: Clients that are evaluated in a way of their own.
     """
 
     payload: Payload | None = None
     tuning: Stage | None = None
     output: OutputRule | None = None
+    prefer_trained: bool = False
     others: "Mapping[int, Evaluation]" = field(default_factory=dict)
 
-    def ways(self, clients: Sequence[int]) -> "list[tuple[Evaluation, list[int]]]":
-        """The ways in which clients are evaluated, each with its clients."""
-        ways: dict[int, tuple[Evaluation, list[int]]] = {}
+    def ways(self, clients: Sequence[int], active: Collection[int] = ()) -> "list[tuple[Evaluation, list[int]]]":
+        """The ways in which clients are evaluated, each with its clients.
+
+        Args:
+            clients: Who is evaluated.
+            active: Who has taken part in the round.
+        """
+        ways: dict[tuple[int, bool], tuple[Evaluation, list[int]]] = {}
         for client in clients:
             way = self.others.get(client, self)
-            ways.setdefault(id(way), (way, []))[1].append(client)
+            trained = way.prefer_trained and client in active
+            if (id(way), trained) not in ways:
+                ways[id(way), trained] = way.without_parameters() if trained else way, []
+            ways[id(way), trained][1].append(client)
         return list(ways.values())
+
+    def without_parameters(self) -> "Evaluation":
+        """The same of clients' own parameters."""
+        payload = self.payload
+        if payload is not None:
+            payload = dataclasses.replace(payload, parameters={}) if payload.signals else None
+        return dataclasses.replace(self, payload=payload)
 
 
 def tune(num_epochs: int, *, trained: tuple[str, ...] = ("*",)) -> Stage:

@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.executors import ByArchitecture, Executor
-from fl_lightning.executors.base import check_optimizer
+from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.federation import Federation, Roster, in_turn
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.models.batch_norm import statistics_of
@@ -41,6 +41,7 @@ class Run:
         datamodule: The clients' data.
         roster: Who the clients are.
         training_clients: Indices of the clients that take part in the rounds, ascending.
+        evaluated_clients: Those of them that are evaluated.
         new_clients: Those that were held out, to join at the end.
         model: The client module with the first architecture's net built.
         architectures: Initial parameters of a client of each architecture, by name, on the device.
@@ -77,6 +78,7 @@ class Run:
     datamodule: FederatedDataModule
     roster: Roster
     training_clients: tuple[int, ...]
+    evaluated_clients: tuple[int, ...]
     new_clients: tuple[int, ...]
     model: ClientModule
     architectures: tuple[dict[str, Tensor], ...]
@@ -155,6 +157,7 @@ def assemble(
         datamodule=datamodule,
         roster=roster,
         training_clients=training_clients,
+        evaluated_clients=participation.evaluated(training_clients, seed),
         new_clients=tuple(client for client in range(len(roster)) if client not in training_clients),
         model=model,
         architectures=architectures,
@@ -169,26 +172,38 @@ def assemble(
     )
 
 
-def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, time_limit: float | None = None) -> None:
+def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, participation: Participation) -> None:
     """Give this process its share of the clients.
 
     Args:
         run: The run.
         clients: What each client of the federation holds.
         dtype: Floating point type of batches.
-        time_limit: Seconds that a client may take for a stage or an evaluation; None for no bound.
+        participation: How many of them a round asks, and how long a client may take.
 
     Raises:
         ValueError: There are too few clients, nets that clients cannot be run with, a metric that does not fit, or a
             time limit that nothing could keep.
     """
+    time_limit = participation.time_limit_seconds
+    num_asked = participation.num_chosen(len(run.training_clients))
     shares = shard(run.roster.work, run.fabric.world_size)
     collator = run.datamodule.collator(clients, device=run.fabric.device, dtype=dtype)
-    mine, memory = shares[run.fabric.global_rank], run.strategy.memory()
+    mine, together = shares[run.fabric.global_rank], num_asked // run.fabric.world_size
     if mine:
         first = functools.partial(collator, mine[:1])
         run.executor = run.executor.tried(run.model, first, run.fabric, time_limit)
-    run.executor.setup(run.fabric, run.model, collator, mine, seed=run.seed, memory=memory, time_limit=time_limit)
+    run.executor.setup(
+        run.fabric,
+        run.model,
+        collator,
+        mine,
+        seed=run.seed,
+        memory=run.strategy.memory(),
+        client_state=run.strategy.client_state(),
+        num_together=len(mine) if num_asked == len(run.training_clients) else together,
+        time_limit=time_limit,
+    )
     check_monitor(run)
 
 

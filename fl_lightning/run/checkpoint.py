@@ -15,7 +15,7 @@ import torch
 from fl_lightning.run.folder import whole_file
 
 #: Of the file's layout; raised with every change that older files do not have.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class DamagedCheckpoint(ValueError):

@@ -38,9 +38,11 @@ class Evaluator:
         """
         run = self.run
         run.scored_round = round_idx = run.round_idx if round_idx is None else round_idx
-        evaluations = run.strategy.evaluations(clients)
-        for evaluation in evaluations.values():
-            check_models(evaluation.payload, run.roster.names)
+        evaluations = dict(run.strategy.evaluations(clients))
+        if run.executor.round is None:  # of a checkpoint, which has no models that end with their round
+            evaluations = {kind: each for kind, each in evaluations.items() if not each.prefer_trained}
+        for payload in {id(each.payload): each.payload for each in evaluations.values()}.values():
+            check_models(payload, run.roster.names)
         outcomes = dict(run.executor.evaluate(evaluations, clients, round_idx))
         if self.union:
             collator = UnionCollator(run.executor.collator, run.training_clients)
@@ -67,7 +69,7 @@ class Evaluator:
         monitor = self.run.selection.monitor
         if monitor.startswith("val/") or any(monitor in row for row in self.run.history):
             return
-        metrics = self(self.run.training_clients)
+        metrics = self(self.run.evaluated_clients)
         if monitor not in metrics:
             known = [name for name in metrics if "val/" in name and f"{name}_std" in metrics]
             raise WrongSetting(f"trainer.monitor is {monitor!r}, but there are {', '.join(sorted(known))}")

@@ -18,7 +18,7 @@ from fl_lightning.run.processes import gather, gather_by_client
 
 def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
     """The complete state; collective: every process must call it. Its tensors are the run's own, not copies."""
-    clients = gather(run.fabric, run.executor.state())
+    clients = gather(run.fabric, run.executor.lasting_state())
     return {
         "format_version": checkpoint.FORMAT_VERSION,
         "round": run.round_idx,

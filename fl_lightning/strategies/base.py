@@ -20,7 +20,7 @@ from fl_lightning.models.gcn import GCN
 from fl_lightning.models.plain import plain_parts
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty, default_optimizer
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Slot, Stage, StageAddress
+from fl_lightning.round.stage import ClientState, Evaluation, Slot, Stage, StageAddress
 from fl_lightning.strategies.server_state import ServerState
 
 #: More local epochs than this are a mistake.
@@ -227,6 +227,14 @@ class Strategy(ServerState, ABC):
     def memory(self) -> Mapping[str, Slot]:
         """What each client remembers between stages beside its parameters, by name."""
         return {}
+
+    def client_state(self) -> ClientState:
+        """What else of a client lives on between rounds: all parameters, and the optimizer's state unless it is reset.
+
+        A strategy that sends clients what they train, and evaluates what it sends, says less; what it says too little
+        of is lost as a round ends, in checkpoints as in the run itself.
+        """
+        return ClientState(optimizer=not self.reset_optimizer)
 
     def penalty(self) -> Penalty | None:
         """The term added to the local objective."""

@@ -249,10 +249,10 @@ def check_new_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
         new, old = run.trainer.run.new_clients, run.trainer.run.training_clients
         assert run.trainer.run.scores["new/"].clients == tuple(new)
         last, best = (run.seen.states[r] for r in (len(run.history), int(run.result["best_round"]) + 1))
-        after = run.trainer.run.executor.state().parameters
-        moved = [
-            n for n, before in last["clients"]["parameters"].items() if not _equal(after[n][[*old]], before[[*old]])
-        ]
+        after, kept = run.trainer.run.executor.state().parameters, last["clients"]
+        trained = [client for client in kept["clients"] if client in old]
+        rows = [kept["clients"].index(client) for client in trained]
+        moved = [n for n, before in kept["parameters"].items() if not _equal(after[n][trained], before[rows])]
         assert not moved, f"{', '.join(moved)} of clients that had trained before changed when others joined"
         server = run.strategy.state_dict()
         for name, before in best["strategy"].items():

@@ -19,7 +19,7 @@ from torch import Tensor
 from fl_lightning.federation import Federation
 from fl_lightning.relations.topology import Topology, check_connected
 from fl_lightning.round.payload import FLAT, Payload, to_wire
-from fl_lightning.round.stage import Stage
+from fl_lightning.round.stage import ClientState, Stage
 from fl_lightning.strategies.base import Strategy, server_dtype
 
 #: Name of the stage in which the clients train and exchange nothing.
@@ -92,6 +92,10 @@ class Decentralised(Strategy):
         """Local training, and one exchange with the neighbours where the round is one for it."""
         stage = dataclasses.replace(self.training(round_idx), upload=(FLAT,))
         return [dataclasses.replace(stage, name=ALONE) if (round_idx + 1) % self.exchange_every else stage]
+
+    def client_state(self) -> ClientState:
+        """No parameters: what each client holds since it last combined is sent to it."""
+        return dataclasses.replace(super().client_state(), parameters=())
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """What each client holds since it last combined."""

@@ -25,7 +25,7 @@ from fl_lightning.memory import require, state_copies
 from fl_lightning.relations.kinship import transfer
 from fl_lightning.relations.similarity import softmax_mixing
 from fl_lightning.round.payload import Payload, flatten, unflatten
-from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.round.stage import ClientState, Evaluation, Signal, Stage
 from fl_lightning.strategies.base import Strategy, server_dtype
 
 #: The generator counts as collapsed where the clients' models are generated this near to their mean, as a share of how
@@ -104,6 +104,15 @@ class Hypernetwork(Strategy):
             "(strategy.personal)",
             federation.device,
         )
+
+    def client_state(self) -> ClientState:
+        """The parameters that are not generated; all where the trained models are the result."""
+        names = tuple(name for name in self.federation.parameters if name not in self.shapes)
+        return dataclasses.replace(super().client_state(), parameters=("*",) if self.predicts_trained() else names)
+
+    def predicts_trained(self) -> bool:
+        """Whether the result is of the models as the clients have trained them, which live on then."""
+        return True
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange: receive generated parameters, train, send how far they moved."""

@@ -20,6 +20,7 @@ mean models are generated, and whether heads are (``validate_personal``).
 ``permute_embeddings`` and ``embedding: one_hot`` are controls: a generator is alive if they do worse.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -318,6 +319,10 @@ class FedSheafHN(Hypernetwork):
         self._fill()
         return super().generate_for_evaluation(clients)
 
+    def predicts_trained(self) -> bool:
+        """As is set."""
+        return self.predict == "trained"
+
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """None: the models as the clients trained them; or the generated ones."""
         return self.generate_for_evaluation(clients) if self.predict == "generated" else None
@@ -326,14 +331,15 @@ class FedSheafHN(Hypernetwork):
         """The trained or the generated models are the result; the others are logged beside them."""
         if self.predict == "trained":
             return super().evaluations(clients)
-        return {"": Evaluation(payload=self.model_for(clients)), "trained/": Evaluation()}
+        generated = self.model_for(clients)
+        return {"": Evaluation(payload=generated), "trained/": Evaluation(payload=generated, prefer_trained=True)}
 
     def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The same: nothing can be generated before the clients have sent their embeddings."""
         generated = Evaluation(payload=self.any_models(clients))
         if self.predict == "trained":
             return {"": Evaluation(), "gen/": generated}
-        return {"": generated, "trained/": Evaluation()}
+        return {"": generated, "trained/": dataclasses.replace(generated, prefer_trained=True)}
 
     def inspection(self) -> Mapping[str, float]:
         """Of the generator's last forward, and of what it was given."""

@@ -149,6 +149,10 @@ class PFedHN(Hypernetwork):
         drawn = torch.stack([torch.randn(self.embedding_channels, generator=draw) for draw in draws])
         return self.embedding_scale * drawn
 
+    def predicts_trained(self) -> bool:
+        """The generated ones are the result."""
+        return False
+
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """The generated models."""
         return self.generate_for_evaluation(clients)
@@ -165,8 +169,10 @@ class PFedHN(Hypernetwork):
         """
         untrained = [client for client in self.federation.training_clients if client in {*clients} - self.has_trained]
         first = Evaluation(payload=self.model_for(untrained), tuning=tune(self.num_epochs)) if untrained else None
-        trained = Evaluation(others={client: first for client in untrained} if first else {})
-        return {"": Evaluation(payload=self.model_for(clients)), "trained/": trained}
+        generated = self.model_for(clients)
+        others = {client: first for client in untrained} if first else {}
+        trained = Evaluation(payload=generated, prefer_trained=True, others=others)
+        return {"": Evaluation(payload=generated), "trained/": trained}
 
     def matrices(self) -> Mapping[str, Tensor]:
         """Cosines of the encoded embeddings."""

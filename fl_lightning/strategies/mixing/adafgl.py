@@ -105,6 +105,10 @@ class AdaFGL(FedAvg):
         row = torch.zeros(self.federation.num_outputs, dtype=next(iter(self.models.values())).dtype)
         return {"prediction": Slot(initial=row, per_example=True), "homophily": Slot(initial=row.new_tensor(-1.0))}
 
+    def predicts_trained(self) -> bool:
+        """In the second phase clients go on from what they received last."""
+        return True
+
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """FedAvg; later the clients take their predictions from what they received last, and train alone."""
         if round_idx >= self.num_federated_rounds:

@@ -114,6 +114,10 @@ class APFL(Twins):
         alpha = (parameters["alpha"] - self.rate * gradients["alpha"]).clamp(0, 1)
         return Change(gradients=others, parameters={"alpha": alpha})
 
+    def predicts_trained(self) -> bool:
+        """So does the shared model that a client mixes its own with."""
+        return True
+
     def join(self) -> Stage:
         """Nothing: a newcomer's models are the global one, and so is their mixture."""
         return Stage(name="join")

@@ -22,7 +22,7 @@ from fl_lightning.relations.similarity import mixing_breadth
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten, unflatten
-from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.round.stage import ClientState, Evaluation, Signal, Stage
 from fl_lightning.strategies.base import Strategy, server_dtype
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 
@@ -87,6 +87,18 @@ class Mixing(Strategy):
         """Robust aggregation compares clients, and which of them moved a number is told of each."""
         names = ["aggregation"] if self.aggregation is not None else []
         return [*names, "mix_only_moved"] if self.mix_only_moved else names
+
+    def client_state(self) -> ClientState:
+        """The parameters that never leave a client, for it receives the others as a round begins.
+
+        Where clients are evaluated by models that were not sent to them, these live on as well.
+        """
+        kept = ("*",) if self.predicts_trained() else tuple(self.kept_local)
+        return dataclasses.replace(super().client_state(), parameters=kept)
+
+    def predicts_trained(self) -> bool:
+        """Whether the result is of the models as the clients have trained them, which live on then."""
+        return False
 
     def signals(self) -> Mapping[str, Signal]:
         """What the clients send beside their parameters."""
@@ -182,15 +194,18 @@ class Mixing(Strategy):
         return self.mixed_models(clients)
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """The mixed models are the result; ``trained/...`` is before mixing."""
-        return {**super().evaluations(clients), "trained/": Evaluation(), **self.blended(clients)}
+        """The mixed models are the result; ``trained/...`` is before mixing, of those who have trained."""
+        found = super().evaluations(clients)
+        trained = Evaluation(payload=found[""].payload, prefer_trained=True)
+        return {**found, "trained/": trained, **self.blended(clients)}
 
     def blended(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The mean of each client's mixed and trained model, if asked for; the client computes it."""
         if not self.blend:
             return {}
-        mixed = Payload(clients=tuple(clients), signals=self.mixed_models(clients).parameters)
-        return {"blend/": Evaluation(payload=mixed, output=blended_output)}
+        model = self.mixed_models(clients)
+        mixed = dataclasses.replace(model, signals=model.parameters)  # their own where they have not trained
+        return {"blend/": Evaluation(payload=mixed, output=blended_output, prefer_trained=True)}
 
     def metrics(self) -> Mapping[str, float]:
         """How broad the last mixing was, if each client has a row of its own (``relations/similarity.py``)."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.round.stage import Evaluation, Stage, tune
+from fl_lightning.round.stage import ClientState, Evaluation, Stage, tune
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
@@ -35,6 +35,10 @@ class FedBABU(FedAvg):
         """Check the settings."""
         super().__post_init__()
         self.require_at_least(1, "num_finetune_epochs")
+
+    def client_state(self) -> ClientState:
+        """No parameters: nobody trains a classifier that lives on."""
+        return dataclasses.replace(super().client_state(), parameters=())
 
     def training(self, round_idx: int) -> Stage:
         """The backbone alone."""

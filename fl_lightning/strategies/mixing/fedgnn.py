@@ -211,11 +211,10 @@ class FedGNN(FedAvg, NotesFigures):
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The averaged model on expanded graphs is the result; ``alone/...`` is it without, ``trained/...`` before."""
         model = self.mixed_models(clients)
-        own = Payload(clients=model.clients)
         return {
             "": Evaluation(payload=self.expanded(model), output=expanded_output),
             "alone/": Evaluation(payload=model),
-            "trained/": Evaluation(payload=self.expanded(own), output=expanded_output),
+            "trained/": Evaluation(payload=self.expanded(model), output=expanded_output, prefer_trained=True),
         }
 
     def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:

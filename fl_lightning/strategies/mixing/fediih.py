@@ -115,6 +115,10 @@ class FedIIH(Mixing):
         newcomers = [client for client in clients if client not in training]
         return self.with_newcomers(super().mixed_models(clients), newcomers, self.mixing_between(newcomers, training))
 
+    def predicts_trained(self) -> bool:
+        """They are."""
+        return True
+
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """None: the models as the clients trained them."""
         return None

@@ -166,7 +166,7 @@ class FGGP(FedAvg):
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The queue's vote is the result; ``classifier/...`` is the classifier, ``trained/...`` before averaging."""
         model = self.mixed_models(clients)
-        plain = {"classifier/": Evaluation(payload=model), "trained/": Evaluation()}
+        plain = {"classifier/": Evaluation(payload=model), "trained/": Evaluation(payload=model, prefer_trained=True)}
         if not (self.queue["classes"] >= 0).any():
             return {"": Evaluation(payload=model), **plain}
         return {**self.later_evaluations(clients), **plain}

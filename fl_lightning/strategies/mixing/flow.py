@@ -86,6 +86,10 @@ class Flow(FedAvg):
         self.answered: list[int] = []
         self.share = float("nan")
 
+    def predicts_trained(self) -> bool:
+        """What was trained together stays together."""
+        return True
+
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """The local copy's turn, then that of the global model and the policy."""
         (whole,) = super().stages(round_idx)

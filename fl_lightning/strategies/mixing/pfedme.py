@@ -80,6 +80,10 @@ class PFedMe(FedAvg):
         }
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device)
 
+    def predicts_trained(self) -> bool:
+        """The x_i."""
+        return True
+
     def penalty(self) -> Proximal | None:
         """λ/2 ‖x_i - w_i‖²."""
         return Proximal(self.proximal_weight) if self.proximal_weight else None

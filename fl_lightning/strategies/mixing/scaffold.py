@@ -137,4 +137,5 @@ class SCAFFOLD(Mixing):
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The global model is the result; ``trained/...`` are the clients' before they are averaged."""
         shared = super().configure(self.stages(0)[0], clients)
-        return {"": Evaluation(payload=shared), "trained/": Evaluation(), **self.blended(clients)}
+        trained = Evaluation(payload=shared, prefer_trained=True)
+        return {"": Evaluation(payload=shared), "trained/": trained, **self.blended(clients)}

@@ -283,6 +283,10 @@ class SimilarityMixing(Mixing):
             mixing_NT[new_N] = torch.zeros_like(mixing_NT[new_N]).masked_scatter(known_T, weights_NT)
         return mixing_NT
 
+    def predicts_trained(self) -> bool:
+        """As is set."""
+        return self.predict != "mixed"
+
     def model_for(self, clients: Sequence[int]) -> Payload | None:
         """None: the models as the clients trained them; or the mixed ones."""
         return super().model_for(clients) if self.predict == "mixed" else None

@@ -1,0 +1,75 @@
+"""Groups of clients that are computed together: of about one size, so that padding wastes little, and their batches."""
+
+import itertools
+from collections.abc import Callable, Iterable
+
+import torch
+
+from fl_lightning.batches.base import Batch, Collator
+
+
+class Groups:
+    """Clients by group. The largest come first; a group is cut where padding or its number would exceed its bound.
+
+    Args:
+        collator: Makes batches of clients.
+        clients: All of them.
+        max_padding: Largest share of padding in a group, in [0, 1).
+        limit: How many clients of the size of the given one may be in a group.
+
+    Attributes:
+        groups: The clients of each group; those that take as many steps are neighbors, for they step together.
+    """
+
+    def __init__(
+        self, collator: Collator, clients: Iterable[int], max_padding: float, limit: Callable[[int], int]
+    ) -> None:
+        self.collator = collator
+        size = {client: collator.size(client) for client in clients}
+        groups: list[list[int]] = []
+        limits: dict[int, int] = {}  # by the size of a group's largest client
+        for client in sorted(size, key=lambda c: (-size[c], c)):
+            largest = size[groups[-1][0]] if groups else 0
+            if not groups or size[client] < (1 - max_padding) * largest or len(groups[-1]) == limits[largest]:
+                groups.append([])
+                if size[client] not in limits:
+                    limits[size[client]] = limit(client)
+            groups[-1].append(client)
+        self.groups = [tuple(sorted(group, key=lambda c: (collator.steps_per_epoch(c), c))) for group in groups]
+        #: Of each client its group, and its place in it.
+        self.place = {
+            client: (number, row) for number, group in enumerate(self.groups) for row, client in enumerate(group)
+        }
+        self._batches: dict[int, Batch] = {}
+        self._part: tuple[tuple[int, ...], Batch] | None = None
+
+    def order(self, clients: Iterable[int]) -> list[int]:
+        """Clients by group, those of each side by side."""
+        return sorted(clients, key=self.place.__getitem__)
+
+    def split(self, clients: Iterable[int]) -> list[tuple[int, ...]]:
+        """Those of the given clients that are of this process, by group."""
+        mine = self.order(client for client in set(clients) if client in self.place)
+        return [tuple(members) for _, members in itertools.groupby(mine, key=lambda client: self.place[client][0])]
+
+    def batch(self, clients: tuple[int, ...]) -> Batch:
+        """The batch of clients of one group.
+
+        Those of whole groups are kept, of parts of them only the last. A few clients of a large group are put together
+        by themselves, unless the group is there already.
+        """
+        if self._part is not None and self._part[0] == clients:
+            return self._part[1]
+        number = self.place[clients[0]][0]
+        group = self.groups[number]
+        if number not in self._batches and 2 * len(clients) < len(group):
+            self._part = clients, self.collator(clients)
+            return self._part[1]
+        if number not in self._batches:
+            self._batches[number] = self.collator(group)
+        if clients == group:
+            return self._batches[number]
+        whole = self._batches[number]
+        rows = torch.tensor([self.place[client][1] for client in clients], device=whole.key.device)
+        self._part = clients, whole.select(rows)
+        return self._part[1]

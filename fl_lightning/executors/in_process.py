@@ -1,0 +1,346 @@
+"""Clients of this process: what of them is at hand for a round, and what lives on of all others in a store."""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning.batches.base import Collator
+from fl_lightning.executors.base import Executor
+from fl_lightning.executors.hooks import check_hooks
+from fl_lightning.executors.optimizer_state import check_optimizer
+from fl_lightning.executors.private import SPENT, check_client, check_examples, private_slots, rate_of
+from fl_lightning.executors.store import ClientStore
+from fl_lightning.executors.time_limit import check_time_limit
+from fl_lightning.executors.trial import check_batches_of_one, check_buffers
+from fl_lightning.executors.work import Work
+from fl_lightning.memory import require, state_copies
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload, pad_examples
+from fl_lightning.round.privacy import epsilon_spent, spend
+from fl_lightning.round.stage import ClientState, Phase, Slot, Stage
+
+
+class InProcessExecutor(Executor):
+    """Has clients at hand while they are needed, and stores what lives on of the others.
+
+    Nothing is allocated for a client before it takes part.
+
+    Attributes:
+        initial: The parameters that all clients start from, by name.
+        lasting: Names of the parameters that live on.
+        store: What lives on of clients that are not at hand.
+        rewritten: What clients hold whose graphs a stage has changed.
+    """
+
+    def setup(
+        self,
+        fabric: Fabric,
+        client: ClientModule,
+        collator: Collator,
+        clients: Sequence[int],
+        *,
+        seed: int,
+        memory: Mapping[str, Slot] | None = None,
+        client_state: ClientState | None = None,
+        num_together: int | None = None,
+        time_limit: float | None = None,
+    ) -> None:
+        """Take over the clients of this process, without any of them at hand."""
+        if time_limit is not None:
+            check_time_limit()
+        check_hooks(client)
+        check_client(client)
+        names = dict(client.net.named_parameters()).keys()
+        twins = dict(client.net.named_parameters(remove_duplicate=False)).keys() - names
+        if twins:
+            raise ValueError(
+                f"model.net has {', '.join(sorted(twins))} as second names of parameters: a client's parameters travel "
+                "once, so keep the shared layer under one name and call it where it is needed"
+            )
+        self.fabric = fabric
+        self.client = client.eval()  # which the server may compute with
+        self.collator = collator
+        self.clients = tuple(clients)
+        self.seed = seed
+        self.time_limit = time_limit
+        self.client_state = client_state or ClientState()
+        self.num_together = len(clients) if num_together is None else min(num_together, len(clients))
+        self.round, self.active = None, set()
+        self.num_flat = client.num_travelling
+        self.lasting = lasting_parameters(client, self.client_state)
+        check_batches_of_one(client, collator, self.clients)
+        self.slots = {**(memory or {}), **private_slots(client)}
+        self.rewritten: dict[int, Any] = {}
+        self.original_size = {member: collator.size(member) for member in clients}
+        if clients:
+            check_buffers(client, collator, clients[0], time_limit)
+        self.client.to(fabric.device)
+        self.initial = {name: p.detach().clone() for name, p in client.net.named_parameters()}
+        self.store = ClientStore(self.allocate, len(clients), [f"s/memory/{name}" for name in self._ragged_slots()])
+        self._arrange()
+        require(
+            self.needed_bytes(),
+            f"{self.num_together} clients of {client.num_parameters:,} parameters (with their optimisers' state)",
+            "choose fewer clients or a smaller net, or set max_group_mib and storage 'disk' of trainer.executor "
+            "(StackedExecutor)",
+            fabric.device,
+        )
+        self._clear()
+        if clients:
+            check_examples(client, collator, clients[0])
+
+    def _arrange(self) -> None:
+        """Decide which clients are run together."""
+        return
+
+    def needed_bytes(self) -> int:
+        """Bytes of memory that the clients of a round take at the least."""
+        return self.num_together * (1 + self._optimizer_copies()) * self._parameter_bytes()
+
+    def stored_bytes(self) -> int:
+        """Of the parameters that live on, and of the optimizer's state."""
+        num_bytes = sum(self.initial[name].nbytes for name in self.lasting)
+        if self.client_state.optimizer:
+            num_bytes += self._optimizer_copies() * self._parameter_bytes()
+        return len(self.clients) * num_bytes
+
+    def _optimizer_copies(self) -> int:
+        """Numbers of the optimizer's state for each number that it steps."""
+        optimizer = check_optimizer(self.client.configure_optimizers())
+        try:
+            return state_copies(optimizer)
+        except ValueError as error:
+            raise ValueError(f"model.optimizer: {error}") from error
+
+    def _parameter_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.initial.values())
+
+    # ---------------------------------------------------------------- clients at hand
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Have nobody at hand."""
+
+    @abstractmethod
+    def _at_hand(self) -> list[int]:
+        """Clients that are at hand and have taken part, ascending."""
+
+    @abstractmethod
+    def _rows(self, clients: Sequence[int]) -> Payload:
+        """All that there is of clients at hand."""
+
+    @abstractmethod
+    def _load_rows(self, rows: Payload) -> None:
+        """Give clients what rows hold of them, and have them at hand."""
+
+    @abstractmethod
+    def _copies(self, clients: Sequence[int]) -> AbstractContextManager[None]:
+        """Have copies of clients at hand, active, instead of themselves."""
+
+    @contextmanager
+    def _for_stage(self, work: Work) -> Iterator[list[int]]:
+        """The clients of this process that a stage is for; of what a callback asks for, copies are at hand."""
+        self._begin(work.address)
+        clients = [client for client in self.clients if client in work.effort]
+        if work.address.phase != "callback":
+            yield clients
+            return
+        active = self.active
+        with self._copies(clients):
+            self.active = set(clients)
+            try:
+                yield clients
+            finally:
+                self.active = active
+
+    def _put_away(self, clients: Sequence[int]) -> None:
+        """Store what lives on of clients at hand."""
+        rows = self._that_lasts(self._rows(clients)) if clients and self._anything_lasts() else Payload(clients=())
+        self.store.put(rows.clients, _named(rows))
+
+    # ---------------------------------------------------------------- what lives on
+
+    def lasting_slots(self) -> dict[str, Slot]:
+        """What of a client's memory lives on between stages."""
+        return {name: slot for name, slot in self.slots.items() if slot.lasting}
+
+    def _ragged_slots(self) -> set[str]:
+        """Names of what clients remember with a row for every example."""
+        return {name for name, slot in self.slots.items() if slot.per_example}
+
+    def _anything_lasts(self) -> bool:
+        return bool(self.lasting or self.client_state.optimizer or self.lasting_slots())
+
+    def _that_lasts(self, rows: Payload) -> Payload:
+        """What lives on of rows, without the clients of which nothing does."""
+        kinds = ["memory/"] + ["optimizer/"] * self.client_state.optimizer
+        signals = {name: t for name, t in rows.signals.items() if name.startswith(tuple(kinds))}
+        parameters = {name: t for name, t in rows.parameters.items() if name in self.lasting}
+        found = dataclasses.replace(rows, parameters=parameters, signals=signals)
+        if parameters or self.lasting_slots():
+            return found
+        started = [tensor for name, tensor in signals.items() if name.startswith("optimizer/started/")]
+        if not started:
+            return Payload(clients=())
+        chosen_C = torch.stack(started).any(dim=0).tolist()
+        return found.rows([client for client, chosen in zip(rows.clients, chosen_C, strict=True) if chosen])
+
+    def lasting_state(self) -> Payload:
+        """What lives on of the clients at hand, and what is stored of others."""
+        here = self._at_hand() if self._anything_lasts() else []
+        elsewhere = sorted(self.store.row_of.keys() - set(here))
+        parts = [self._that_lasts(self._rows(here))] if here else []
+        return self._overlaid([*parts, self._stored(elsewhere)])
+
+    def state(self) -> Payload:
+        """All that there is of every client; of who is not active, what does not live on is as at first."""
+        active = [client for client in self._at_hand() if client in self.active]
+        if len(active) == len(self.clients):
+            return self._rows(active)
+        parts = [self._first_rows(self.clients), self.lasting_state()]
+        return self._overlaid([*parts, self._rows(active)] if active else parts)
+
+    def load_state(self, state: Payload, now: tuple[Phase, int] | None = None) -> None:
+        """Restore clients.
+
+        Args:
+            state: As :meth:`lasting_state` returned it; or as :meth:`state` did.
+            now: The round within which the latter was taken, if it was within one.
+        """
+        mine = set(self.clients)
+        own = state.rows([client for client in state.clients if client in mine])
+        self._clear()
+        self.store.clear()
+        self.round, self.active = now, set()
+        if now is not None and own.clients:
+            self._load_rows(own)
+            self.active = set(own.clients)
+        elif own.clients:
+            lasting = self._that_lasts(own)
+            self.store.put(lasting.clients, _named(lasting))
+
+    def _stored(self, clients: Sequence[int]) -> Payload:
+        """What is stored of clients."""
+        return self._as_rows(clients, self.store.get(clients)) if clients else Payload(clients=())
+
+    def _first_rows(self, clients: Sequence[int]) -> Payload:
+        """What there is of clients at first."""
+        number = len(clients)
+        parameters = {name: tensor.expand(number, *tensor.shape) for name, tensor in self.initial.items()}
+        started = torch.zeros(number, dtype=torch.bool, device=self.fabric.device)
+        signals = {f"optimizer/started/{name}": started for name in self.initial}
+        for name, slot in self.lasting_slots().items():
+            signals[f"memory/{name}"] = self.first_memory(slot, clients)
+        rows = Payload(clients=tuple(clients), parameters=parameters, signals=signals)
+        return self._as_rows(clients, rows.named())
+
+    def first_memory(self, slot: Slot, clients: Sequence[int], num_examples: int | None = None) -> Tensor:
+        """What clients remember before their first stage, (C, *shape) or (C, N, *shape)."""
+        initial = slot.initial.to(self.fabric.device)
+        size = () if not slot.per_example else (num_examples or max(map(self.collator.size, clients), default=0),)
+        return initial.expand(len(clients), *size, *initial.shape).clone()
+
+    def _as_rows(self, clients: Sequence[int], named: Mapping[str, Tensor]) -> Payload:
+        """Rows of clients by their names, with memory of examples as long as the largest of them needs it."""
+        sizes = [self.collator.size(client) for client in clients]
+        sizes_C, tensors = torch.tensor(sizes, device=self.fabric.device), dict(named)
+        for name in self._ragged_slots():
+            if (key := f"s/memory/{name}") in tensors:
+                tensors[key] = without_padding(pad_examples(tensors[key], max(sizes)), sizes_C)
+                tensors[f"l/memory/{name}"] = sizes_C
+        return Payload.from_named(clients, tensors)
+
+    def _overlaid(self, parts: Sequence[Payload]) -> Payload:
+        """Rows of all clients of some rows; of a client and name that are in several, those of the last."""
+        parts = [part for part in parts if part.clients]
+        if len(parts) < 2:
+            return parts[0] if parts else Payload(clients=())
+        rows = ClientStore(self.allocate, len(self.clients), self.store.ragged)
+        for part in parts:
+            rows.put(part.clients, _named(part))
+        return self._as_rows(rows.clients, rows.get(rows.clients))
+
+    # ---------------------------------------------------------------- privacy
+
+    def private_steps(self, stage: Stage, client: int, effort: float) -> int:
+        """Steps of a stage that a client's privacy pays for; 0 without."""
+        trained = (p.requires_grad and stage.trains(name) for name, p in self.client.net.named_parameters())
+        return self.num_steps(stage, client, effort) if self.client.privacy is not None and any(trained) else 0
+
+    def spend(self, spent_3: Tensor, stage: Stage, client: int, effort: float) -> Tensor:
+        """What a client has spent of its privacy after a stage, (3,).
+
+        Raises:
+            PrivacySpent: It may not spend so much.
+        """
+        assert self.client.privacy is not None, "asked of private training alone"
+        steps = self.private_steps(stage, client, effort)
+        return spend(self.client.privacy, spent_3, rate_of(self.collator, client), steps)
+
+    def epsilons(self) -> dict[int, float]:
+        """By what clients remember of their private training."""
+        if self.client.privacy is None:
+            return {}
+        lasting, first_3 = self.lasting_state(), self.slots[SPENT].initial
+        spent = dict(zip(lasting.clients, lasting.signals.get(f"memory/{SPENT}", ()), strict=True))
+        return {client: epsilon_spent(self.client.privacy, spent.get(client, first_3)) for client in self.clients}
+
+    # ---------------------------------------------------------------- what clients hold
+
+    def holdings(self) -> dict[int, dict[str, Tensor]]:
+        """What this process's clients hold whose graphs a stage has changed, by client and field."""
+        return {
+            client: {name: value for name, value in vars(held).items() if isinstance(value, Tensor)}
+            for client, held in self.rewritten.items()
+        }
+
+    def load_holdings(self, holdings: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Restore :meth:`holdings` of this process's clients, before their state is loaded."""
+        mine = {client: fields for client, fields in holdings.items() if client in set(self.clients)}
+        self.rewrite({c: dataclasses.replace(self.collator.held(c), **fields) for c, fields in mine.items()})
+
+    def rewrite(self, held: Mapping[int, Any]) -> None:
+        """Let clients hold other data; those at hand are arranged anew."""
+        if not held:
+            return
+        here = self._at_hand()
+        rows = self._rows(here) if here else Payload(clients=())
+        rows = rows._map(rows.clients, torch.Tensor.clone)
+        sizes = {client: self.collator.size(client) for client in held}
+        self.rewritten |= held
+        for client, each in held.items():
+            self.collator.hold(client, each)
+        self._arrange()
+        self._clear()
+        if not here:
+            return
+        memory = {}
+        for name in self._ragged_slots() & self.lasting_slots().keys():
+            value = memory[f"memory/{name}"] = self.first_memory(self.slots[name], here)
+            for row, client in enumerate(here):
+                size = sizes.get(client, self.collator.size(client))
+                value[row, :size] = rows.signals[f"memory/{name}"][row, :size]
+        self._load_rows(self._as_rows(here, {**rows.named(), **{f"s/{name}": t for name, t in memory.items()}}))
+
+
+def lasting_parameters(client: ClientModule, state: ClientState) -> frozenset[str]:
+    """Names of the parameters that live on: those that the strategy says, and statistics that no server knows."""
+    travelling = client.travelling(client.net)
+    return frozenset(n for n, _ in client.net.named_parameters() if n not in travelling or state.keeps(n))
+
+
+def _named(rows: Payload) -> dict[str, Tensor]:
+    """Rows by their names, without what counts them."""
+    return {name: tensor for name, tensor in rows.named().items() if name.startswith(("p/", "s/"))}
+
+
+def without_padding(tensor_CN: Tensor, sizes_C: Tensor) -> Tensor:
+    """The rows of examples, zero where they are padding, (C, N, ...)."""
+    real_CN = torch.arange(tensor_CN.shape[1], device=sizes_C.device) < sizes_C[:, None]
+    return torch.where(real_CN.view(*real_CN.shape, *[1] * (tensor_CN.dim() - 2)), tensor_CN, tensor_CN.new_zeros(()))

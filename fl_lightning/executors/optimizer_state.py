@@ -1,0 +1,69 @@
+"""Optimizers of clients: which can step them, and their state as tensors with a row for each client."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from fl_lightning.round.payload import Payload
+
+
+def check_optimizer(optimizer: Any) -> Optimizer:
+    """Refuse what cannot step a client from its gradient alone.
+
+    Raises:
+        ValueError: It is no optimiser, or one that needs closures.
+    """
+    if not isinstance(optimizer, Optimizer):
+        parts = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer
+        names = [type(each).__name__ for part in parts for each in (part if isinstance(part, list | tuple) else [part])]
+        raise ValueError(
+            f"model.configure_optimizers returned {', '.join(names)}: return one optimiser; schedulers are not "
+            "supported, since clients take part in different rounds (set the rate in model.optimizer)"
+        )
+    if isinstance(optimizer, LBFGS):
+        raise ValueError(
+            "model.optimizer: LBFGS needs a closure; choose a first-order optimiser such as torch.optim.Adam"
+        )
+    return optimizer
+
+
+def pack_optimizer_state(
+    rows: Iterable[tuple[str, Sequence[Tensor], Sequence[Optimizer]]], device: torch.device
+) -> dict[str, Tensor]:
+    """Stack optimiser state over clients.
+
+    Args:
+        rows: For each parameter name, each client's parameter and the optimiser that steps it.
+        device: Of the result.
+
+    Returns:
+        ``optimizer/<slot>/<name>`` (C, *shape), zero for clients that have none yet, and
+        ``optimizer/started/<name>`` (C,), whether they have.
+    """
+    packed: dict[str, Tensor] = {}
+    for name, parameters, optimizers in rows:
+        states = [optimizer.state.get(p, {}) for p, optimizer in zip(parameters, optimizers, strict=True)]
+        packed[f"optimizer/started/{name}"] = torch.tensor(
+            [any(isinstance(value, Tensor) for value in state.values()) for state in states], device=device
+        )
+        slots = {slot: value for state in states for slot, value in state.items() if isinstance(value, Tensor)}
+        for slot, example in slots.items():
+            tensors = [state.get(slot, torch.zeros_like(example)) for state in states]
+            packed[f"optimizer/{slot}/{name}"] = torch.stack(tensors)
+    return packed
+
+
+def unpack_optimizer_state(name: str, row: int, parameter: Tensor, optimizer: Optimizer, state: Payload) -> None:
+    """Undo :func:`pack_optimizer_state` for one parameter of one client; ``row`` is the client's in ``state``."""
+    optimizer.state.pop(parameter, None)
+    if not state.signals[f"optimizer/started/{name}"][row]:
+        return
+    group = optimizer.param_groups[0]
+    for key, tensor in state.signals.items():
+        slot, _, of = key.removeprefix("optimizer/").partition("/")
+        if key.startswith("optimizer/") and of == name and slot != "started":
+            on_host = slot == "step" and not (group.get("fused") or group.get("capturable"))
+            optimizer.state[parameter][slot] = tensor[row].clone().to("cpu" if on_host else parameter.device)

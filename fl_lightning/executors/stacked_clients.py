@@ -1,0 +1,146 @@
+"""The clients of the stacked executor: those of a round are at hand as one stack, of the others lives on what must.
+
+The stack stays from round to round as long as the same clients come, so that nothing is copied then.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from fl_lightning.executors.grouping import Groups
+from fl_lightning.executors.in_process import InProcessExecutor
+from fl_lightning.executors.stack import ClientStack, rows_of
+from fl_lightning.round.payload import Payload, pad_examples
+from fl_lightning.round.stage import Stage
+
+
+class StackedClients(InProcessExecutor):
+    """Base of the stacked executor.
+
+    Attributes:
+        grouping: Which clients are computed together.
+        stack: The clients at hand.
+    """
+
+    grouping: Groups
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The clients of each group."""
+        return self.grouping.groups
+
+    def _clear(self) -> None:
+        self.stack = self._new_stack(())
+
+    def _new_stack(self, clients: Sequence[int]) -> ClientStack:
+        """Room for clients; nothing of theirs is in it yet."""
+        number = len(clients)
+        parameters = {
+            name: self.allocate((number, *tensor.shape), tensor.dtype, tensor.device)
+            for name, tensor in self.initial.items()
+        }
+        memory = {name: self.first_memory(slot, clients) for name, slot in self.lasting_slots().items()}
+        return ClientStack(self.client, clients, parameters, memory, self.allocate)
+
+    def _at_hand(self) -> list[int]:
+        return sorted(self.stack.begun)
+
+    def _rows(self, clients: Sequence[int]) -> Payload:
+        return self._as_rows(clients, self.stack.state(clients, self.fabric.device).named())
+
+    def _load_rows(self, rows: Payload) -> None:
+        self._bring(rows.clients)
+        self.stack.load_state(rows)
+
+    def _bring(self, clients: Sequence[int]) -> None:
+        """Have clients at hand, with what lives on of them; others only as far as they are no burden."""
+        old = self.stack
+        chosen = set(clients) | (self.active & old.begun)
+        if old.position.keys() >= chosen and len(old.position) <= 2 * len(chosen):
+            return
+        if len(old.begun | chosen) <= 2 * len(chosen) and self._anything_lasts():  # who is left out may come again
+            chosen |= old.begun
+        self._put_away(sorted(old.begun - chosen))
+        self.stack = self._new_stack(self.grouping.order(chosen))
+        staying = sorted(chosen & old.begun)
+        if staying:
+            self.stack.load_state(old.state(staying, self.fabric.device))
+        returning = sorted(client for client in chosen - old.begun if client in self.store)
+        if returning:
+            self.stack.load_state(self._stored(returning))
+
+    def _forget_optimizers(self, clients: Sequence[int], stage: Stage) -> None:
+        """Start the optimizers of clients anew that a stage begins anew, or whose state has ended with the round."""
+        if not stage.reset_optimizer:
+            ended = not self.client_state.optimizer
+            clients = [c for c in clients if ended and c in self.stack.begun and c not in self.active]
+        if clients:
+            self.stack.forget(self.stack.places(clients))
+
+    def _activate(self, clients: Sequence[int], received: Mapping[str, Tensor]) -> None:
+        """Let clients begin a stage of the round: what has not lived on, and is not received, is as at first."""
+        stack = self.stack
+        resting = [client for client in clients if client not in self.active]
+        new = [client for client in resting if client not in stack.begun]
+        for name, tensor in stack.parameters.items():
+            rows = new if name in self.lasting else resting
+            if rows and name not in received:
+                tensor[rows_of(stack.places(rows), tensor.device)] = self.initial[name]
+        stack.begun |= set(resting)
+        self.active |= set(resting)
+
+    @contextmanager
+    def _copies(self, clients: Sequence[int]) -> Iterator[None]:
+        stack, order = self.stack, self.grouping.order(clients)
+        size = max(map(self.collator.size, order), default=0)
+        copies = ClientStack(
+            self.client,
+            order,
+            {name: tensor.clone() for name, tensor in self._parameters_of(order).items()},
+            {name: self._memory_of(order, name, size).clone() for name in self.lasting_slots()},
+        )
+        copies.begun = set(order)
+        self.stack = copies
+        try:
+            yield
+        finally:
+            self.stack = stack
+
+    def _parameters_of(self, clients: Sequence[int], but: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Clients' own parameters at present, (C, *shape), maybe views, of all names but some."""
+        stack, names = self.stack, [name for name in self.initial if name not in (but or {})]
+        if self.active.issuperset(clients):
+            rows = rows_of(stack.places(clients), self.fabric.device)
+            return {name: stack.parameters[name][rows] for name in names}
+        found = {name: self.initial[name].expand(len(clients), *self.initial[name].shape) for name in names}
+        here = [row for row, client in enumerate(clients) if client in stack.begun]
+        active = [row for row in here if clients[row] in self.active]
+        away = [row for row, client in enumerate(clients) if client not in stack.begun and client in self.store]
+        stored = self.store.get([clients[row] for row in away], [f"p/{name}" for name in names]) if away else {}
+        for name in names:
+            own = here if name in self.lasting else active
+            if own or f"p/{name}" in stored:
+                found[name] = found[name].clone()
+            if own:
+                found[name][own] = stack.parameters[name][stack.places(clients[row] for row in own)]
+            if f"p/{name}" in stored:
+                found[name][away] = stored[f"p/{name}"].to(found[name])
+        return found
+
+    def _memory_of(self, clients: Sequence[int], name: str, num_examples: int) -> Tensor:
+        """What clients remember under a lasting name, (C, *shape), or (C, N, *shape) for so many examples."""
+        stack, slot = self.stack, self.slots[name]
+        if stack.begun.issuperset(clients):
+            value = stack.memory[name][rows_of(stack.places(clients), self.fabric.device)]
+            return value[:, :num_examples] if slot.per_example else value
+        found = self.first_memory(slot, clients, num_examples)
+        here = [row for row, client in enumerate(clients) if client in stack.begun]
+        away = [row for row, client in enumerate(clients) if client not in stack.begun and client in self.store]
+        if here:
+            own = stack.memory[name][stack.places(clients[row] for row in here)]
+            found[here] = pad_examples(own, num_examples) if slot.per_example else own
+        if away:
+            own = self.store.get([clients[row] for row in away], [f"s/memory/{name}"])[f"s/memory/{name}"].to(found)
+            found[away] = pad_examples(own, num_examples) if slot.per_example else own
+        return found

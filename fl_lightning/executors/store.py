@@ -1,0 +1,103 @@
+"""What lives on of clients from one round to the next, by client: nothing for those that were never asked."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning.executors.storage import Allocate, in_memory
+from fl_lightning.round.payload import pad_examples
+
+#: Rows that a store has room for at first.
+FIRST_ROWS = 16
+
+
+class ClientStore:
+    """Rows of named tensors by client. It grows with the clients that have a row, twofold each time.
+
+    Args:
+        allocate: Makes the tensors, in memory or on disk.
+        max_clients: Clients that there can be.
+        ragged: Names of tensors with a row for every example, (clients, examples, ...), zero behind a client's own.
+    """
+
+    def __init__(
+        self, allocate: Allocate = in_memory, max_clients: int | None = None, ragged: Collection[str] = ()
+    ) -> None:
+        self.allocate = allocate
+        self.max_clients = max_clients
+        self.ragged = frozenset(ragged)
+        self.clear()
+
+    def __contains__(self, client: object) -> bool:
+        """Whether something is stored of a client."""
+        return client in self.row_of
+
+    def __len__(self) -> int:
+        """Clients of whom something is stored."""
+        return len(self.row_of)
+
+    @property
+    def clients(self) -> list[int]:
+        """Clients of whom something is stored, ascending."""
+        return sorted(self.row_of)
+
+    def clear(self) -> None:
+        """Forget everyone."""
+        self.row_of: dict[int, int] = {}
+        self.tensors: dict[str, Tensor] = {}
+
+    def put(self, clients: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        """Store rows of clients in place of what was stored under these names, (clients, *shape)."""
+        if not clients or not tensors:
+            return
+        for client in clients:
+            self.row_of.setdefault(client, len(self.row_of))
+        rows = self._rows(clients)
+        for name, tensor in tensors.items():
+            storage = self._room(name, tensor)
+            value = pad_examples(tensor, storage.shape[1]) if name in self.ragged else tensor
+            storage.index_copy_(0, rows.to(storage.device), value.to(storage))
+
+    def get(self, clients: Sequence[int], names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """What is stored of clients, (clients, *shape) by name; zero where a client was stored without the name.
+
+        Args:
+            clients: Whose.
+            names: Which names, as far as there are such; None for all.
+
+        Raises:
+            KeyError: Nothing is stored of one of them.
+        """
+        rows = self._rows(clients)
+        return {
+            name: storage.index_select(0, rows.to(storage.device))
+            for name, storage in self.tensors.items()
+            if names is None or name in names
+        }
+
+    def num_bytes(self) -> int:
+        """Bytes of what is stored, without the room for more."""
+        return sum(storage[: len(self)].nbytes for storage in self.tensors.values())
+
+    def _rows(self, clients: Sequence[int]) -> Tensor:
+        return torch.tensor([self.row_of[client] for client in clients], dtype=torch.int64)
+
+    def _room(self, name: str, like: Tensor) -> Tensor:
+        """The tensor of a name, with a row for every client and as many examples as ``like``."""
+        old = self.tensors.get(name)
+        shape = list(like.shape[1:])
+        if old is not None and name in self.ragged:
+            shape[0] = max(shape[0], old.shape[1])
+        num_rows = 0 if old is None else len(old)
+        if num_rows >= len(self) and old is not None and list(old.shape[1:]) == shape:
+            return old
+        if num_rows < len(self):
+            num_rows = max(FIRST_ROWS, len(self), 2 * num_rows)
+            num_rows = num_rows if self.max_clients is None else min(num_rows, self.max_clients)
+        new = self.allocate((num_rows, *shape), like.dtype, like.device)
+        if old is not None:
+            target = new[: len(old), : old.shape[1]] if name in self.ragged else new[: len(old)]
+            target.copy_(old)
+        self.tensors[name] = new
+        return new
