@@ -270,10 +270,12 @@ class Numbers(Target):
         return _pairs(answer, outputs)
 
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
-        """Of each example one number, in turn."""
-        row_N = torch.arange(len(y_N))
-        place_N = row_N % y_N.shape[1]
-        return torch.stack([each[row_N, place_N] for each in (y_N, predicted_NK)], dim=1)
+        """Of each example one number that it has, in turn."""
+        count = y_N.shape[1]
+        order_NK = (torch.arange(len(y_N))[:, None] + torch.arange(count)) % count
+        first_N1 = (~y_N.isnan()).gather(1, order_NK).int().argmax(dim=1, keepdim=True)
+        place_N1 = order_NK.gather(1, first_N1)
+        return torch.cat([each.gather(1, place_N1) for each in (y_N, predicted_NK)], dim=1)
 
 
 #: One of each, for they have no state.
