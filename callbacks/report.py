@@ -107,6 +107,10 @@ class RunReport(Callback):
         self._sent: dict[str, Tensor] = {}
         self._warned: set[str] = set()
         self._record = self._attempt("the description of the clients", lambda: _describe(trainer))
+        if self._record and (clients := _held(trainer)):
+            mine, roster = [clients[client] for client in trainer.run.training_clients], trainer.run.roster
+            told = self._attempt("the reference", lambda: roster.task.reference(mine, roster.num_outputs))
+            self._record.reference = told or {}
         self._save(trainer)
 
     def on_round_start(self, trainer: Trainer) -> None:
@@ -246,9 +250,9 @@ class RunReport(Callback):
         total = sum(int(clients[client].test_mask_N.sum()) for client in run.training_clients)
         found = [target.tally(clients[0].y_N[:0], torch.empty(0, run.roster.num_outputs)).numpy()]
         for client, predicted_NK in predicted.items():
-            chosen = clients[client].test_mask_N.nonzero().flatten().numpy()
+            chosen: Any = clients[client].test_mask_N
             if target.is_numeric:
-                chosen = self._sample(trainer, client, clients[client].test_mask_N, total)
+                chosen = self._sample(trainer, client, chosen, total)
             found.append(target.tally(clients[client].y_N[chosen], predicted_NK.cpu()[chosen]).numpy())
         return np.concatenate(found) if target.is_numeric else np.sum(found, axis=0)
 
@@ -328,9 +332,6 @@ def _describe(trainer: Trainer) -> RunRecord:
         regression=not run.roster.task.target.has_classes,
         seed=run.seed,
         partition_hash=run.roster.partition_hash,
-        reference={}
-        if clients is None
-        else run.roster.task.reference([clients[c] for c in run.training_clients], run.roster.num_outputs),
         settings={} if run.config else dict(run.settings),
         machine={
             "device": str(trainer.fabric.device),
@@ -354,12 +355,10 @@ def _choose(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> Chosen:
             scores[kind] = {name: _values(pair) for name, pair in named.items()}
             examples[kind] = {name: pair[:, 1].int().tolist() for name, pair in named.items()}
     chosen = Chosen(round=run.round_idx, clients=list(clients), scores=scores, examples=examples)
-    if parts and run.roster.task.target.is_numeric:
-        chosen.predicted = np.concatenate(parts).tolist()
-    elif parts and run.roster.task.target.has_classes:
-        chosen.confusion = np.sum(parts, axis=0).tolist()
-    elif parts:
-        chosen.label_counts = np.sum(parts, axis=0).tolist()
+    if parts:
+        target = run.roster.task.target
+        whole = np.concatenate(parts) if target.is_numeric else np.sum(parts, axis=0)
+        setattr(chosen, target.tallied_as, whole.tolist())
     return chosen
 
 

@@ -38,6 +38,8 @@ class Target(ABC):
     has_classes: ClassVar[bool] = False
     #: Whether targets are numbers.
     is_numeric: ClassVar[bool] = False
+    #: The field of a report's record (``report/record.py``, ``Chosen``) that holds what :meth:`tally` found.
+    tallied_as: ClassVar[str]
 
     @abstractmethod
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -116,6 +118,7 @@ class Classes(Target):
     directions = {name: KNOWN[name] for name in ("acc", "loss", *CLASS_METRICS)}  # noqa: RUF012
     on_demand = CLASS_METRICS
     has_classes = True
+    tallied_as = "confusion"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Whether the class is right, and the cross entropy."""
@@ -178,6 +181,7 @@ class Labels(Target):
     monitor = "val/auroc"
     directions = {name: KNOWN[name] for name in ("acc", "loss", *LABEL_METRICS)}  # noqa: RUF012
     always = LABEL_METRICS
+    tallied_as = "label_counts"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The share of the known labels that are told rightly, and the loss."""
@@ -234,6 +238,7 @@ class Numbers(Target):
     monitor = "val/mse"
     directions = {name: KNOWN[name] for name in ("mse", "loss")}  # noqa: RUF012
     is_numeric = True
+    tallied_as = "predicted"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The squared error, under both names."""
