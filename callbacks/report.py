@@ -104,6 +104,10 @@ class RunReport(Callback):
         self._sent: dict[str, Tensor] = {}
         self._warned: set[str] = set()
         self._record = self._attempt("the description of the clients", lambda: describe(trainer))
+        if self._record and (clients := data_of(trainer)):
+            mine, roster = [clients[client] for client in trainer.run.training_clients], trainer.run.roster
+            told = self._attempt("the reference", lambda: roster.task.reference(mine, roster.num_outputs))
+            self._record.reference = told or {}
         self._save(trainer)
 
     def on_round_start(self, trainer: Trainer) -> None:
@@ -245,9 +249,9 @@ class RunReport(Callback):
         total = sum(int(clients[client].test_mask_N.sum()) for client in run.training_clients)
         found = [target.tally(clients[0].y_N[:0], torch.empty(0, run.roster.num_outputs)).numpy()]
         for client, predicted_NK in predicted.items():
-            chosen = clients[client].test_mask_N.nonzero().flatten().numpy()
+            chosen: Any = clients[client].test_mask_N
             if target.is_numeric:
-                chosen = self._sample(trainer, client, clients[client].test_mask_N, total)
+                chosen = self._sample(trainer, client, chosen, total)
             found.append(target.tally(clients[client].y_N[chosen], predicted_NK.cpu()[chosen]).numpy())
         return np.concatenate(found) if target.is_numeric else np.sum(found, axis=0)
 

@@ -53,9 +53,6 @@ def describe(trainer: Trainer) -> RunRecord:
         regression=not run.roster.task.target.has_classes,
         seed=run.seed,
         partition_hash=run.roster.partition_hash,
-        reference={}
-        if clients is None
-        else run.roster.task.reference([clients[c] for c in run.training_clients], run.roster.num_outputs),
         settings={} if run.config else dict(run.settings),
         machine={
             "device": str(trainer.fabric.device),
@@ -79,12 +76,10 @@ def chosen_round(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> Chosen:
             scores[kind] = {name: _values(pair) for name, pair in named.items()}
             examples[kind] = {name: pair[:, 1].int().tolist() for name, pair in named.items()}
     chosen = Chosen(round=run.round_idx, clients=list(clients), scores=scores, examples=examples)
-    if parts and run.roster.task.target.is_numeric:
-        chosen.predicted = np.concatenate(parts).tolist()
-    elif parts and run.roster.task.target.has_classes:
-        chosen.confusion = np.sum(parts, axis=0).tolist()
-    elif parts:
-        chosen.label_counts = np.sum(parts, axis=0).tolist()
+    if parts:
+        target = run.roster.task.target
+        whole = np.concatenate(parts) if target.is_numeric else np.sum(parts, axis=0)
+        setattr(chosen, target.tallied_as, whole.tolist())
     return chosen
 
 

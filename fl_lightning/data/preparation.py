@@ -323,7 +323,10 @@ def _remedy_for_labels(y: Tensor, num_nodes: int) -> str:
     if y.is_complex():
         return "Give whole numbers: `data.y = data.y.real.long()`"
     if y.dim() == 0 or (len(y) == 1 and num_nodes > 1):
-        return "A label of the whole graph is not supported: give each node its own, a tensor of shape (num_nodes,)"
+        return (
+            "A label of the whole graph is not supported here: give each node its own, a tensor of shape (num_nodes,), "
+            "or each client a list of graphs (GraphSets)"
+        )
     if len(y) != num_nodes:
         return "Give a label for each node, in the order of x; negative ones where a node has none"
     if y.dim() == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(dim=1) == 1).all()):

@@ -309,7 +309,7 @@ class Executor(Counted, ABC):
         with torch.no_grad(), self.fabric.autocast():
             for part in batch.parts():
                 tables.append(compute(part))
-                parts += [part] if self.client.metrics else []
+                parts += [part] if self.client.whole_metrics else []
         if len(tables) == 1 and not parts:
             return tables[0]
         return self.client.scores_of_parts(parts, tables)

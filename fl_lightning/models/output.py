@@ -1,6 +1,6 @@
 """What every client's net returns, whatever its task."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,3 +15,10 @@ class NetOutput(NamedTuple):
 
     logits: Tensor
     embedding: Tensor
+
+
+def as_output(found: Any) -> NetOutput:
+    """What a net returned; logits that are alone are the embedding as well."""
+    if isinstance(found, NetOutput):
+        return found
+    return NetOutput(found, found) if isinstance(found, Tensor) else NetOutput(found[0], found[1])

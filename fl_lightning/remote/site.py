@@ -54,7 +54,6 @@ from fl_lightning.run.assembly import (
     build_nets,
     check_architectures,
     check_directions,
-    check_task,
     describe_federation,
     executor_for,
 )
@@ -255,7 +254,7 @@ class Site:
             layout=about["layout"],
             **self.holds.edge_facts,
         )
-        check_task(self.strategy, roster.task)
+        self.strategy.check_task(roster.task)
         check_directions(self.strategy, roster)
         self.strategy.check_client(self.model)
         self.strategy.complete(self.model, roster)  # with the strategy's own net, where the job names none

@@ -18,7 +18,7 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.counts import Counted
 from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
 from fl_lightning.models.gcn import GCN
-from fl_lightning.models.output import NetOutput
+from fl_lightning.models.output import NetOutput, as_output
 from fl_lightning.models.plain import fitted
 from fl_lightning.round.clipping import clipped
 from fl_lightning.round.context import Context, Parameters
@@ -226,12 +226,12 @@ class ClientModule(LightningModule, Counted):
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits of the client's own net, (N, num_outputs): what ``self(batch)`` is in ``training_step``."""
-        return _as_output(self.net(batch)).logits
+        return as_output(self.net(batch)).logits
 
     def output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net with the given parameters; train or eval mode is the module's."""
         # executors refuse nets with tied weights, and to look for them here takes as long as a layer
-        return _as_output(functional_call(self.net, dict(parameters), (batch,), tie_weights=False))
+        return as_output(functional_call(self.net, dict(parameters), (batch,), tie_weights=False))
 
     def ruled_output(
         self, rule: OutputRule | None, parameters: Parameters, batch: Batch, context: Context
@@ -247,7 +247,7 @@ class ClientModule(LightningModule, Counted):
             parameters: The client's; those of the sub-net are ``<part>.<name>``.
             batch: One client's batch.
         """
-        return _as_output(self.call_part(part, parameters, batch))
+        return as_output(self.call_part(part, parameters, batch))
 
     def call_part(self, part: str, parameters: Parameters, *inputs: Any, **settings: Any) -> Any:
         """What a sub-net makes of any inputs and settings of its ``forward``; otherwise as :meth:`part_output`."""
@@ -392,10 +392,3 @@ def parameters_of(part: str, parameters: Parameters) -> dict[str, Tensor]:
 
 def _as_table(scores: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([value.float() for value in pair], dim=-1) for name, pair in scores.items()}
-
-
-def _as_output(found: Any) -> NetOutput:
-    """What a net returned; logits that are alone are the embedding as well."""
-    if isinstance(found, NetOutput):
-        return found
-    return NetOutput(found, found) if isinstance(found, Tensor) else NetOutput(found[0], found[1])

@@ -29,7 +29,6 @@ from fl_lightning.run.privacy import check_privacy
 from fl_lightning.run.processes import shard
 from fl_lightning.run.profiling import RoundClock, RoundTrace
 from fl_lightning.strategies import Strategy
-from fl_lightning.tasks import Task
 
 
 @dataclass(kw_only=True)
@@ -139,7 +138,7 @@ def assemble(
     """
     check_union(strategy, evaluate_union)
     roster = prepare_data(fabric, datamodule)
-    check_task(strategy, roster.task)
+    strategy.check_task(roster.task)
     check_directions(strategy, roster)
     strategy.check_client(model)
     training_clients = participation.training_clients(len(roster), seed)
@@ -225,27 +224,6 @@ def check_union(strategy: Strategy, evaluate_union: bool) -> None:
             f"trainer.evaluate_union is true, but {type(strategy).__name__}'s models take what is kept of each "
             "client's own nodes, so they cannot be scored on others': leave it false, or choose another strategy"
         )
-
-
-def check_task(strategy: Strategy, task: Task) -> None:
-    """Refuse examples where a strategy is for graphs, for their nodes or for classes.
-
-    Raises:
-        ValueError: The task is another.
-    """
-    name = type(strategy).__name__
-    if (strategy.needs_graphs or strategy.needs_nodes) and not task.has_graphs:
-        what = "is for clients that hold graphs, but these hold examples: choose a source of graphs"
-    elif strategy.needs_nodes and not task.is_on_nodes:
-        what = (
-            "is for clients that hold graphs whose nodes are the examples, but these learn of "
-            f"{task.examples}: choose a source of one graph for each client"
-        )
-    elif strategy.needs_classes and not task.target.has_classes:
-        what = f"is for classes, but the targets are {task.target.name}: choose a source of classes"
-    else:
-        return
-    raise ValueError(f"{name} {what}, or another strategy")
 
 
 def check_directions(strategy: Strategy, roster: Roster) -> None:

@@ -22,6 +22,7 @@ from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import ClientState, Evaluation, Slot, Stage, StageAddress
 from fl_lightning.strategies.server_state import ServerState
+from fl_lightning.tasks import Task
 
 #: More local epochs than this are a mistake.
 MOST_EPOCHS = 10**6
@@ -185,6 +186,25 @@ class Strategy(ServerState, ABC):
                 f"{type(self).__name__} needs clients of the class {self.client_class.__name__}, but model is "
                 f"{type(client).__name__}: leave model out, or set model to {self.client_class.__name__}"
             )
+
+    def check_task(self, task: Task) -> None:
+        """Refuse examples where the strategy is for graphs, for their nodes or for classes.
+
+        Raises:
+            ValueError: The task is another.
+        """
+        if (self.needs_graphs or self.needs_nodes) and not task.has_graphs:
+            what = "is for clients that hold graphs, but these hold examples: choose a source of graphs"
+        elif self.needs_nodes and not task.is_on_nodes:
+            what = (
+                "is for clients that hold graphs whose nodes are the examples, but these learn of "
+                f"{task.examples}: choose a source of one graph for each client"
+            )
+        elif self.needs_classes and not task.target.has_classes:
+            what = f"is for classes, but the targets are {task.target.name}: choose a source of classes"
+        else:
+            return
+        raise ValueError(f"{type(self).__name__} {what}, or another strategy")
 
     def setup(self, federation: Federation) -> None:
         """Create the server's state. Called once, before anything is trained or loaded."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.batches.base import Collator
+from fl_lightning.batches.draws import DrawnCollator
 from fl_lightning.tasks.targets import CLASSES, LABELS, NUMBERS, Target
 
 
@@ -123,6 +124,26 @@ class Task(ABC):
                 for name, value_N in values.items() if bool(mask_N.any()) else ():
                     found.setdefault(f"{split}/{name}", []).append(float(value_N[mask_N].double().mean()))
         return {name: sum(each) / len(each) for name, each in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnTask(Task):
+    """A task whose examples are drawn in mini-batches."""
+
+    #: Makes the batches.
+    collator_class: ClassVar[type[DrawnCollator]]
+
+    def collator(  # noqa: D102
+        self,
+        clients: Sequence[Any],
+        *,
+        layout: Mapping[str, Any] | None = None,
+        drawing: Drawing | None = None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Collator:
+        settings = dataclasses.asdict(drawing or Drawing())
+        return self.collator_class(clients, **settings, device=device, dtype=dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

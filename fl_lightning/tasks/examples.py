@@ -1,37 +1,24 @@
 """Tasks on independent examples: rows of a table, series, images."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
 from torch import nn
 
-from fl_lightning.batches.base import Collator
 from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.models.cnn import CNN
 from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.mlp import MLP
-from fl_lightning.tasks.base import Classification, Drawing, Regression, Task
+from fl_lightning.tasks.base import Classification, DrawnTask, Regression
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExampleTask(Task):
+class ExampleTask(DrawnTask):
     """A client holds independent examples (:class:`~fl_lightning.batches.ClientExamples`)."""
 
     examples = "examples"
     example = "example"
-
-    def collator(  # noqa: D102
-        self,
-        clients: Sequence[Any],
-        *,
-        layout: Mapping[str, Any] | None = None,
-        drawing: Drawing | None = None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Collator:
-        return ExampleCollator(clients, **asdict(drawing or Drawing()), device=device, dtype=dtype)
+    collator_class = ExampleCollator
 
     def default_net(
         self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None

@@ -1,37 +1,24 @@
 """Tasks on whole graphs, of which each client holds many."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
 from torch import nn
 
-from fl_lightning.batches.base import Collator
 from fl_lightning.batches.graph_sets import GraphSetCollator
 from fl_lightning.models.pooled_gcn import PooledGCN
-from fl_lightning.tasks.base import Classification, Drawing, Regression, Task
+from fl_lightning.tasks.base import Classification, DrawnTask, Regression
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphTask(Task):
+class GraphTask(DrawnTask):
     """A client holds graphs (:class:`~fl_lightning.batches.ClientGraphs`), which are the examples."""
 
     examples = "graphs"
     example = "graph"
     has_graphs = True
+    collator_class = GraphSetCollator
     not_private = "is for clients that hold independent rows, series or images so far, but these hold graphs"
-
-    def collator(  # noqa: D102
-        self,
-        clients: Sequence[Any],
-        *,
-        layout: Mapping[str, Any] | None = None,
-        drawing: Drawing | None = None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Collator:
-        return GraphSetCollator(clients, **asdict(drawing or Drawing()), device=device, dtype=dtype)
 
     def default_net(
         self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None

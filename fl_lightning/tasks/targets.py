@@ -38,6 +38,8 @@ class Target(ABC):
     has_classes: ClassVar[bool] = False
     #: Whether targets are numbers.
     is_numeric: ClassVar[bool] = False
+    #: The field of a report's record (``report/record.py``, ``Chosen``) that holds what :meth:`tally` found.
+    tallied_as: ClassVar[str]
 
     @abstractmethod
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -116,6 +118,7 @@ class Classes(Target):
     directions = {name: KNOWN[name] for name in ("acc", "loss", *CLASS_METRICS)}  # noqa: RUF012
     on_demand = CLASS_METRICS
     has_classes = True
+    tallied_as = "confusion"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Whether the class is right, and the cross entropy."""
@@ -178,6 +181,7 @@ class Labels(Target):
     monitor = "val/auroc"
     directions = {name: KNOWN[name] for name in ("acc", "loss", *LABEL_METRICS)}  # noqa: RUF012
     always = LABEL_METRICS
+    tallied_as = "label_counts"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The share of the known labels that are told rightly, and the loss."""
@@ -234,6 +238,7 @@ class Numbers(Target):
     monitor = "val/mse"
     directions = {name: KNOWN[name] for name in ("mse", "loss")}  # noqa: RUF012
     is_numeric = True
+    tallied_as = "predicted"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The squared error, under both names."""
@@ -270,10 +275,12 @@ class Numbers(Target):
         return _pairs(answer, outputs)
 
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
-        """Of each example one number, in turn."""
-        row_N = torch.arange(len(y_N))
-        place_N = row_N % y_N.shape[1]
-        return torch.stack([each[row_N, place_N] for each in (y_N, predicted_NK)], dim=1)
+        """Of each example one number that it has, in turn."""
+        count = y_N.shape[1]
+        order_NK = (torch.arange(len(y_N))[:, None] + torch.arange(count)) % count
+        first_N1 = (~y_N.isnan()).gather(1, order_NK).int().argmax(dim=1, keepdim=True)
+        place_N1 = order_NK.gather(1, first_N1)
+        return torch.cat([each.gather(1, place_N1) for each in (y_N, predicted_NK)], dim=1)
 
 
 #: One of each, for they have no state.

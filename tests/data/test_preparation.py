@@ -57,8 +57,8 @@ def test_types_of_features_and_labels():
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (torch.zeros(5, 2), "one class per node"),
-        (torch.tensor([0.5, 1, 1, 0, 0]), "whole numbers"),
+        (torch.zeros(5, 2, 2), "one row per node"),
+        (torch.tensor([0.5, float("inf"), 1, 0, 0]), "finite numbers"),
     ],
 )
 def test_unusable_labels(y: torch.Tensor, message: str):
@@ -108,7 +108,9 @@ def changed_features(row: int, column: int, value: float) -> torch.Tensor:
             "G: the label of node 2 is 1000000, but only 3 different .*return_inv",
         ),
         ({"y": torch.tensor([0, 1, float("inf"), 0, 1])}, "G: the label of node 2 is inf; labels are whole numbers"),
-        ({"y": torch.tensor([0.0, 0.5, 1, 0, 1])}, "G: the label of node 1 is 0.5"),
+        ({"y": torch.tensor([0.0, 0.5, 1, 0, 1]), "task": "classes"}, "G: the label of node 1 is 0.5"),
+        ({"y": torch.tensor([0.0, 2.0, 1, 0, 1]), "task": "labels"}, "G: the targets y are .* not classes .* labels"),
+        ({"task": "counting"}, "G: task is 'counting'; it says what y holds: classes, labels or numbers"),
         ({"y": torch.full((5,), -1)}, "G: no node has a label"),
         ({"edge_index": raw_graph().edge_index.float()}, r"G: edge_index is torch.float32.*edge_index.long\(\)"),
         ({"edge_index": raw_graph().edge_index.T}, r"G: edge_index is torch.int64 of shape \(5, 2\).*transpose"),

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.data.adjacency import adjacency_matrix
 from fl_lightning.kernels.randomness import generator
 
 
 def label_histograms(
-    clients: Sequence[ClientGraph] | Sequence[ClientExamples], num_classes: int
+    clients: Sequence[ClientData], num_classes: int
 ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Count the labelled nodes or examples of every class in every client, shape (C, K)."""
+    """Count the labelled examples of every class in every client, shape (C, K)."""
     return np.stack([np.bincount(client.y_N[client.y_N >= 0], minlength=num_classes) for client in clients])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from fl_lightning.batches.client_examples import ClientExamples
+from fl_lightning.batches.client_data import ClientData
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.data.adjacency import adjacency_matrix, clustering_coefficient
 from fl_lightning.data.partition.heterogeneity import (
@@ -33,7 +33,7 @@ class ClientStatistics:
         num_nodes: Nodes.
         num_edges: Directed edges.
         edges_lost: Directed edges of the global graph to its nodes from nodes it does not hold: messages they miss.
-        num_classes: Classes that occur in it.
+        num_classes: Classes that occur in it; 0 where nodes have labels or numbers.
         clustering: Average local clustering coefficient, in [0, 1]; of directed graphs Fagiolo's.
         num_train: Training nodes.
         num_val: Validation nodes.
@@ -117,14 +117,14 @@ class PartitionTable:
             non_iidness: Whether to measure it, which takes seconds on wide features.
             class_names: What the classes are called; None for their numbers.
         """
-        histogram_CK = label_histograms(clients, num_classes)
+        histogram_CK = _histograms(clients, num_classes)
         rows = tuple(
             ClientStatistics(
                 client=client.name,
                 num_nodes=client.num_nodes,
                 num_edges=client.num_edges,
                 edges_lost=lost,
-                num_classes=int(np.count_nonzero(histogram_K)),
+                num_classes=0 if histogram_CK is None else int(np.count_nonzero(histogram_CK[idx])),
                 clustering=clustering_coefficient(
                     adjacency_matrix(client.edge_index_2E, client.num_nodes), directed=client.is_directed
                 ),
@@ -132,8 +132,10 @@ class PartitionTable:
                 num_val=int(client.val_mask_N.sum()),
                 num_test=int(client.test_mask_N.sum()),
             )
-            for client, lost, histogram_K in zip(clients, edges_lost, histogram_CK, strict=True)
+            for idx, (client, lost) in enumerate(zip(clients, edges_lost, strict=True))
         )
+        if histogram_CK is None:
+            return cls(rows=rows, label_counts=(), heterogeneity=float("nan"), dropped=dropped or Dropped())
         unlikeness = float("nan")
         if non_iidness:
             unlikeness = label_divergence(histogram_CK) + neighbourhood_discrepancy(clients, seed=seed)
@@ -148,11 +150,10 @@ class PartitionTable:
 
     @classmethod
     def from_examples(
-        cls, clients: Sequence[ClientExamples], *, num_classes: int, class_names: Sequence[str] | None = None
+        cls, clients: Sequence[ClientData], *, num_classes: int, class_names: Sequence[str] | None = None
     ) -> "PartitionTable":
-        """Measure clients that hold examples; what is said of classes is not read in a regression."""
-        classify = not clients[0].y_N.is_floating_point()
-        histogram_CK = label_histograms(clients, num_classes) if classify else None
+        """Measure clients by their examples; what is said of classes is not read where these have none."""
+        histogram_CK = _histograms(clients, num_classes)
         rows = tuple(
             ExampleStatistics(
                 client=client.name,
@@ -255,7 +256,7 @@ class PartitionTable:
             )
         axes.set_yticks(range(num_clients), [row.client for row in self.rows])
         axes.set_ylim(num_clients - 0.4, -0.6)
-        axes.set_xlabel("nodes" if isinstance(self.rows[0], ClientStatistics) else "examples")
+        axes.set_xlabel(self.columns[1].removeprefix("num_"))
         axes.set_title(f"Labels of the clients (heterogeneity {self.heterogeneity:.3f})", loc="left")
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
@@ -271,6 +272,13 @@ class PartitionTable:
             frameon=False,
         )
         figure.savefig(path, dpi=150)
+
+
+def _histograms(
+    clients: Sequence[ClientData], num_classes: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.int64]] | None:
+    """How many examples of each class every client has, (C, K); None where these have labels or numbers."""
+    return None if clients[0].y_N.is_floating_point() else label_histograms(clients, num_classes)
 
 
 def _short(value: float) -> str:

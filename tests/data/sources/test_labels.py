@@ -164,7 +164,7 @@ def test_nan_means_no_label_beside_names_too(tmp_path: Path) -> None:
     [
         (
             torch.tensor([1]),
-            r"of shape \(1,\) for 24 nodes.*A label of the whole graph is not supported: give each node",
+            r"of shape \(1,\) for 24 nodes.*A label of the whole graph is not supported here: give each node",
         ),
         (torch.tensor([[1, 0, 1]]), r"A label of the whole graph is not supported"),
         (torch.tensor(1), r"A label of the whole graph is not supported"),
@@ -173,7 +173,9 @@ def test_nan_means_no_label_beside_names_too(tmp_path: Path) -> None:
             torch.eye(3)[torch.arange(24) % 3],
             r"Of one-hot labels take the places: `data\.y = data\.y\.argmax\(dim=1\)`",
         ),
-        (torch.ones(24, 3), r"Choose one task of a multi-label data set, e\.g\. `data\.y = data\.y\[:, 0\]`"),
+        (torch.full((24, 3), 2), r"Give numbers as floats, `data\.y = data\.y\.float\(\)`, or one column of classes"),
+        (torch.full((24, 3), torch.inf), r"or finite numbers"),
+        (torch.full((24, 2), torch.nan), r"no node has a target; nan is none"),
         (["ill", "healthy"] * 12, r"the labels y are texts such as 'ill'; number them: .*data\.class_names = names"),
         ([0, 1] * 12, r"y is a list; give a tensor: `data\.y = torch\.as_tensor"),
         (None, r"has no y: node features, edges and labels are needed"),

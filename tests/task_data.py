@@ -1,0 +1,82 @@
+"""Small federations of every task."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+
+from fl_lightning import FederatedDataModule
+from fl_lightning.data import ClientSplit, Examples, ExampleSource, RandomPartitioner
+
+NODES, FEATURES = 60, 5
+
+
+def ring(num_nodes: int) -> torch.Tensor:
+    """A ring with some chords."""
+    nodes = torch.arange(num_nodes)
+    return torch.cat([torch.stack([nodes, (nodes + step) % num_nodes]) for step in (1, 7)], dim=1)
+
+
+def node_data(kind: str, folder: Path, *, gaps: bool = True) -> FederatedDataModule:
+    """Three clients of one graph: two numbers of each node, or three labels, of which some are missing."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(NODES, FEATURES, generator=draw)
+    y = x @ torch.randn(FEATURES, 2 if kind == "numbers" else 3, generator=draw)
+    if kind == "labels":
+        y = (y > 0).float()
+    if gaps:
+        y[torch.rand(y.shape, generator=draw) < 0.2] = torch.nan
+        y[5] = torch.nan
+    data = FederatedDataModule(
+        Data(x=x, edge_index=ring(NODES), y=y),
+        RandomPartitioner(3),
+        ClientSplit(0.5, 0.25),
+        cache_dir=str(folder),
+        root=str(folder),
+    )
+    data.setup()
+    return data
+
+
+class LabelledRows(ExampleSource):
+    """Rows with three labels, of which some are not known."""
+
+    def load(self, root: Any, seed: int) -> Examples:
+        draw = torch.Generator().manual_seed(5)
+        slopes = torch.randn(4, 3, generator=draw)
+        x = tuple(torch.randn(size, 4, generator=draw) for size in (24, 40, 31))
+        y = tuple((each @ slopes > 0).float() for each in x)
+        for each in y:
+            each[torch.rand(each.shape, generator=draw) < 0.2] = torch.nan
+        return Examples(names=("a", "b", "c"), x=x, y=y, num_outputs=3, multi_label=True, gaps=True)
+
+
+def graphs_of(num_clients: int = 3, *, kind: str = "classes") -> list[list[Data]]:
+    """For each client some graphs: rings and stars, which only their degrees and one noisy feature tell apart."""
+    draw = torch.Generator().manual_seed(9)
+    clients = []
+    for client in range(num_clients):
+        own = []
+        for number in range(9 + 4 * client):
+            is_star, size = number % 2, int(torch.randint(4, 9, (), generator=draw))
+            nodes = torch.arange(size)
+            edges = torch.stack([torch.zeros_like(nodes[1:]), nodes[1:]]) if is_star else ring(size)[:, :size]
+            x = torch.randn(size, 3, generator=draw)
+            x[:, 0] += 2.0 * is_star
+            weight = 0.5 + torch.rand(edges.shape[1], generator=draw)
+            y = {
+                "classes": torch.tensor([is_star]),
+                "numbers": x.mean(dim=0)[None, :2] + 0.01,
+                "labels": torch.tensor([[is_star, 1 - is_star, int(size > 6)]]).float(),
+            }[kind]
+            own.append(Data(x=x, edge_index=edges, edge_weight=weight, y=y))
+        clients.append(own)
+    return clients
+
+
+def graph_data(*, kind: str = "classes", batch_size: int | None = None, **settings: Any) -> FederatedDataModule:
+    """Those clients."""
+    data = FederatedDataModule(graphs_of(kind=kind), batch_size=batch_size, **settings)  # type: ignore[arg-type]
+    data.setup()
+    return data
