@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fl_lightning.round.direction import Direction, direction_of
+from fl_lightning.direction import Direction, direction_of
 from fl_lightning.run.callback import Callback, Trainer, WrongSetting
 
 

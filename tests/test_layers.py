@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 #: From the ground up. Packages of one layer do not know each other.
 LAYERS = (
-    ("arguments", "counts", "deferred", "extras", "kernels", "memory", "optimizers", "yaml_input"),
+    ("arguments", "counts", "deferred", "direction", "extras", "kernels", "memory", "optimizers", "yaml_input"),
     ("batches",),
     ("models", "relations"),
     ("tasks",),

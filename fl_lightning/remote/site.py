@@ -50,13 +50,8 @@ from fl_lightning.round.payload import Payload, to_wire
 from fl_lightning.round.privacy import SecretNumbers
 from fl_lightning.round.stage import Stage, StageAddress
 from fl_lightning.run import settings
-from fl_lightning.run.assembly import (
-    build_nets,
-    check_architectures,
-    check_directions,
-    describe_federation,
-    executor_for,
-)
+from fl_lightning.run.assembly import build_nets, describe_federation, executor_for
+from fl_lightning.run.checks import check_architectures, check_directions
 from fl_lightning.run.folder import private_folder
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.run.privacy import check_privacy

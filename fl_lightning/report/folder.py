@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_lightning.direction import direction_of
 from fl_lightning.report.record import RunRecord
-from fl_lightning.round.direction import direction_of
 from fl_lightning.yaml_input import read_yaml
 
 Column = NDArray[np.float64]

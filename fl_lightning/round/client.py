@@ -16,13 +16,13 @@ from torch.optim import Adam, Optimizer
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.counts import Counted
+from fl_lightning.direction import KNOWN, Direction
 from fl_lightning.models.batch_norm import adopt_statistics, statistics_of
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.output import NetOutput, as_output
 from fl_lightning.models.plain import fitted
 from fl_lightning.round.clipping import clipped
 from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.direction import KNOWN, Direction
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.tasks import NodeClassification, Task
 from fl_lightning.tasks.class_metrics import CLASS_METRICS, ClassMetric

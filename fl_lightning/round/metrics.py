@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.round.direction import KNOWN, Direction, direction_of
+from fl_lightning.direction import KNOWN, Direction, direction_of
 from fl_lightning.round.payload import Payload
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fl_lightning.round.direction import KNOWN, Direction, direction_of
+from fl_lightning.direction import KNOWN, Direction, direction_of
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import Payload
 

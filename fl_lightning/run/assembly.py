@@ -18,12 +18,18 @@ from fl_lightning.executors import ByArchitecture, Executor
 from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.federation import Federation, Roster, in_turn
 from fl_lightning.kernels.randomness import derive_key
-from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.models.plain import name_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
+from fl_lightning.run.checks import (
+    check_architectures,
+    check_directions,
+    check_statistics,
+    check_union,
+    say_unused_edge_data,
+)
 from fl_lightning.run.interruption import Interruption
 from fl_lightning.run.privacy import check_privacy
 from fl_lightning.run.processes import shard
@@ -217,61 +223,6 @@ def prepare_data(fabric: Fabric, datamodule: FederatedDataModule) -> Roster:
     return datamodule.roster
 
 
-def check_union(strategy: Strategy, evaluate_union: bool) -> None:
-    """Refuse to score models on all clients' examples that are nothing without their own client's."""
-    if evaluate_union and strategy.needs_own_examples:
-        raise ValueError(
-            f"trainer.evaluate_union is true, but {type(strategy).__name__}'s models take what is kept of each "
-            "client's own nodes, so they cannot be scored on others': leave it false, or choose another strategy"
-        )
-
-
-def check_directions(strategy: Strategy, roster: Roster) -> None:
-    """Refuse graphs whose edges a strategy would get wrong: directed ones, or those that carry what new ones lack.
-
-    Raises:
-        ValueError: It would.
-    """
-    name = type(strategy).__name__
-    if strategy.needs_undirected and roster.is_directed:
-        raise ValueError(
-            f"{name} is for graphs whose edges go both ways, with like weights, but source.undirected is false and "
-            "edges lack their reverse: set data.source.undirected to true, or choose another strategy"
-        )
-    carried = ["edge_weight"] * roster.has_edge_weights + ["edge_attr"] * bool(roster.num_edge_attributes)
-    if strategy.adds_edges and carried:
-        raise ValueError(
-            f"{name} adds edges to the clients' graphs, and nobody knows the {' and '.join(carried)} of these: take "
-            "them from the graph, or choose another strategy"
-        )
-
-
-def say_unused_edge_data(strategy: Strategy, model: ClientModule, roster: Roster) -> None:
-    """Warn where what edges carry is not used.
-
-    A net uses weights or attributes if it, or a layer in it, says so by ``takes_edge_weight`` or ``takes_edge_attr``.
-
-    Warns:
-        UserWarning: A net, or the strategy beside it, does not.
-    """
-    there = {"edge_weight": roster.has_edge_weights, "edge_attr": bool(roster.num_edge_attributes)}
-    for what in (name for name, is_there in there.items() if is_there):
-        deaf = [name_of(net) for net in model.nets if not takes(net, what)]
-        if what == "edge_weight" and not strategy.takes_edge_weight:
-            deaf.append(type(strategy).__name__)
-        if deaf:
-            warnings.warn(
-                f"{' and '.join(dict.fromkeys(deaf))} {'does' if len(set(deaf)) == 1 else 'do'} not use the graph's "
-                f"{what}: to them edges are alike. Choose another, or take {what} from the graph.",
-                stacklevel=2,
-            )
-
-
-def takes(net: torch.nn.Module, what: str) -> bool:
-    """Whether a net or a layer in it uses ``edge_weight`` or ``edge_attr``."""
-    return any(getattr(layer, f"takes_{what}", False) for layer in net.modules())
-
-
 def build_nets(
     fabric: Fabric, model: ClientModule, strategy: Strategy, roster: Roster, seed: int
 ) -> tuple[dict[str, Tensor], ...]:
@@ -290,38 +241,6 @@ def build_nets(
     return tuple(
         {name: p.detach().clone().to(fabric.device) for name, p in model.travelling(net).items()} for net in model.nets
     )
-
-
-def check_architectures(strategy: Strategy, num_nets: int) -> None:
-    """Refuse several nets where a strategy needs clients that are alike."""
-    if num_nets > 1 and not strategy.takes_architectures:
-        raise ValueError(
-            f"model.net lists {num_nets} nets, but {type(strategy).__name__} needs clients that are alike: "
-            "give one net, or a strategy for different architectures (SheafFMTL, FedProto, Local)"
-        )
-
-
-def check_statistics(strategy: Strategy, model: ClientModule) -> None:
-    """Refuse running statistics where a strategy would get them wrong.
-
-    Raises:
-        ValueError: It would, or there are none to share.
-    """
-    shared, name = model.running_statistics == "shared", type(strategy).__name__
-    if not any(map(statistics_of, model.nets)):
-        if shared:
-            raise ValueError("model.running_statistics is 'shared', but model.net has none: leave it out")
-        return
-    if not strategy.takes_statistics:
-        raise ValueError(
-            f"{name} computes with models whose running statistics nobody keeps: give model.net layers without them "
-            "(LayerNorm, GroupNorm), or choose another strategy"
-        )
-    if shared and not strategy.shares_statistics:
-        raise ValueError(
-            f"model.running_statistics is 'shared', but {name} does more with models than to average them, which "
-            "makes no variances: set it to 'personal'"
-        )
 
 
 def describe_federation(

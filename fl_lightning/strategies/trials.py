@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
+from fl_lightning.direction import direction_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.direction import direction_of
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Rows, Stage, StageAddress
 

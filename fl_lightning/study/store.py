@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fl_lightning.round.direction import direction_of
+from fl_lightning.direction import direction_of
 from fl_lightning.run.folder import whole_file, writing
 
 Record = dict[str, Any]

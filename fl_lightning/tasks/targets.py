@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch
-from fl_lightning.round.direction import KNOWN, Direction
+from fl_lightning.direction import KNOWN, Direction
 from fl_lightning.tasks.class_metrics import CLASS_METRICS, LABEL_METRICS, class_scores, label_scores
 
 #: The roles of examples.

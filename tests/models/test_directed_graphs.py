@@ -199,7 +199,7 @@ def test_a_corrected_propagation_receives_from_the_sources() -> None:
     [*((name, True) for name in LIKE_GCN), ("GraphSAGE", False), ("ProxySAGE", False), ("DisentangledGCN", False)],
 )
 def test_nets_say_whether_weights_change_what_they_say(name, takes_weight) -> None:
-    from fl_lightning.run.assembly import takes
+    from fl_lightning.run.checks import takes
 
     net = build(name).eval()
     logits = [net(one_batch(graph)).logits for graph in graphs_with_and_without_weights()]
@@ -213,7 +213,7 @@ def graphs_with_and_without_weights() -> list[ClientGraph]:
 
 
 def test_nets_of_pyg_take_what_their_forward_names() -> None:
-    from fl_lightning.run.assembly import takes
+    from fl_lightning.run.checks import takes
 
     gcn = PyGNet(4, 3, architecture="torch_geometric.nn.GCN", arguments={"hidden_channels": 5, "num_layers": 2})
     assert takes(gcn, "edge_weight")
