@@ -41,7 +41,7 @@ predictions never do. (`round/disclosure.py`; `communication.csv` of a run has i
 A decentralised strategy's messages to neighbours go through the server, which computes for all clients. *Sums only*:
 under secure aggregation the server learns nothing but the weighted sum of what leaves, and of metrics only sums
 ([below](#under-secure-aggregation)). Where `validate_every` is set
-(`Kin`, `FedAux`, `FedPub`, `FedSheafHN`, `SheafRidge`), numerator and denominator of the validation metric leave for
+(`Kin`, `FedAux`, `FedPub`, `SheafRidge`), numerator and denominator of the validation metric leave for
 each model that is tried.
 
 | strategy | stage | what leaves the client | sums only |

@@ -21,6 +21,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.run.callback import Callback
 from fl_lightning.strategies import Strategy
+from fl_lightning.strategies.former_settings import FORMER_SETTINGS
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_input import parse_yaml
@@ -72,7 +73,7 @@ def _cause(message: str, words: Sequence[str]) -> str:
         return _unknown_class(unknown[1], message)
     if unknown := re.fullmatch(r"Option '(\S+)' is not accepted", message):
         option = _option_of(unknown[1], words)
-        return _unknown_argument(option[2:], words) if option else _unknown_setting(unknown[1])
+        return _unknown_argument(option[2:], words) if option else _unknown_setting(unknown[1], words)
     if unknown := re.match(
         r"(?:unrecognized arguments: --|Subcommand '\w+' does not accept option ')([^\s=']+)", message
     ):
@@ -211,6 +212,8 @@ def _unknown_argument(option: str, words: Sequence[str]) -> str:
     cls = cls or {"trainer.participation": Participation}.get(place)
     if not inspect.isclass(cls):
         return f"there is no option --{option}: {_unknown_setting(name)}"
+    if former := FORMER_SETTINGS.get(cls.__name__, {}).get(name):
+        return f"there is no option --{option}: {cls.__name__}'s {name} {former}"
     settings = list(inspect.signature(cls).parameters)
     near = difflib.get_close_matches(_OTHER_SETTINGS.get(name, name), settings, n=1)
     others = sorted(_owners().get(name, ()))
@@ -232,7 +235,10 @@ def _unknown_option(option: str) -> str:
     return f"there is no option --{option}: {_unknown_setting(parts[-1])}"
 
 
-def _unknown_setting(name: str) -> str:
+def _unknown_setting(name: str, words: Sequence[str] = ()) -> str:
+    strategy = named(words, "strategy").rpartition(".")[2] if words else ""
+    if former := FORMER_SETTINGS.get(strategy, {}).get(name):
+        return f"{strategy}'s {name} {former}"
     owners = _owners()
     near = difflib.get_close_matches(name, sorted(owners), n=1)
     advice = f"did you mean {near[0]}? " if near else ""

@@ -9,11 +9,13 @@ from torch.optim import SGD, Optimizer
 from fl_lightning import Callback, Payload
 from fl_lightning.federation import Federation
 from fl_lightning.round.payload import unflatten
-from fl_lightning.strategies import FedSheafHN
+from fl_lightning.strategies import FedSheafHN, SheafRidge
 from fl_lightning.strategies.hypernetwork import SheafDiffusion
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
 
 CPU = torch.device("cpu")
+#: Of both strategies of the sheaf.
+SMALL = {"num_epochs": 2, "init_epochs": 2, "num_neighbors": 2, "hidden_channels": 8, "refresh_every": 2}
 SHAPES = {"convs.0.weight": (2, 3), "convs.0.bias": (3,), "head.weight": (4, 3)}
 
 
@@ -54,8 +56,14 @@ def updates(clients, strategy: Hypernetwork, seed: int = 1) -> Payload:
 
 
 def sheafhn(**settings) -> FedSheafHN:
-    small = {"num_epochs": 2, "init_epochs": 2, "num_neighbors": 2, "hidden_channels": 8, "refresh_every": 2}
-    return FedSheafHN(**{**small, "diffusion": functools.partial(SheafDiffusion, hidden_channels=4), **settings})
+    return FedSheafHN(**{**SMALL, "diffusion": functools.partial(SheafDiffusion, hidden_channels=4), **settings})
+
+
+def ridge(**settings) -> SheafRidge:
+    """With attention and an MLP, the heads at home, and embeddings of the clients' own models."""
+    diffusion = functools.partial(SheafDiffusion, hidden_channels=4, skip=True)
+    deep = {"personal": ["head.*"], "embedding_model": "own", "attention": "qkv", "num_hidden_layers": 2}
+    return SheafRidge(**{**SMALL, **deep, "mix_only_moved": False, "diffusion": diffusion, **settings})
 
 
 def heard(strategy: FedSheafHN, clients, seed: int = 5) -> FedSheafHN:

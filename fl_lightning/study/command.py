@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
     checked = verbs.add_parser("check", parents=[common], help="train a cell of every method again and compare")
     checked.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
+    checked.add_argument("--methods", nargs="+", help="these alone")
     checked.set_defaults(verb=_check)
 
     swept = verbs.add_parser("sweep", parents=[common], help="print a W&B sweep over the cells that can be trained now")
@@ -230,7 +231,7 @@ def _tell_changed_sources(progress: Progress) -> None:
 
 def _check(study: Study, options: argparse.Namespace) -> int:
     with Pool(options.processes or study.processes) as pool:
-        changed = check(study, Store(study.results), pool, _say)
+        changed = check(study, Store(study.results), pool, _say, options.methods or ())
     if changed:
         _say(f"{changed} methods come to other figures: raise MATHEMATICS in fl_lightning/study/version.py")
     return 1 if changed else 0

@@ -1,6 +1,6 @@
 """Cells one at a time: a sweep that W&B agents share out, a cell of it, and a check that figures are what they were."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,13 @@ def train_cell(study: Study, store: Store, key: str, scratch: Path) -> Record | 
     return record
 
 
-def check(study: Study, store: Store, pool: Pool, say: Callable[[str], None]) -> int:
-    """Train one reported cell of every method again, the cheapest, and compare it with what is kept.
+def check(study: Study, store: Store, pool: Pool, say: Callable[[str], None], methods: Collection[str] = ()) -> int:
+    """Train one reported cell of every method again (or of some), the cheapest, and compare it with what is kept.
 
     Returns:
         How many came to other figures.
     """
-    cells = _cheapest(Runner(study, store))
+    cells = _cheapest(Runner(study, store, methods=methods))
     num_changed = 0
     tasks = [(cell, "train", ((*cell.arguments, "--trainer.logger=false"), pool.scratch)) for cell in cells]
     for cell, found in pool.map(tasks):

@@ -9,7 +9,7 @@ from strategies.test_contract import STRATEGIES, tiny
 from fl_lightning import SequentialExecutor
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, federate
-from fl_lightning.strategies import FedSheafHN, Kin
+from fl_lightning.strategies import Kin, SheafRidge
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:DFedAvgM is for SGD with momentum"),
@@ -51,9 +51,9 @@ def test_loopback_is_the_run_in_process(kind, three, make_model, make_trainer, a
     "strategy",
     [
         lambda: Kin(common_share=0.5, validate_every=1),
-        lambda: FedSheafHN(init_epochs=0, num_neighbors=2, last_layer="closed_form", strength=0.8, validate_every=1),
+        lambda: SheafRidge(num_neighbors=2, strength=0.8, validate_every=1),
     ],
-    ids=["Kin", "FedSheafHN"],
+    ids=["Kin", "SheafRidge"],
 )
 def test_trials_at_sites_choose_the_same(strategy, three, make_model, make_trainer, assert_same, tmp_path) -> None:
     local = make_trainer(num_rounds=3, executor=SequentialExecutor())

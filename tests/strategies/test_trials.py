@@ -12,32 +12,31 @@ from fl_lightning import Callback, Participation
 from fl_lightning.models import ProjectionGCN
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage, StageAddress
-from fl_lightning.strategies import FedAux, FedSheafHN, Kin
+from fl_lightning.strategies import FedAux, Kin, SheafRidge
 from fl_lightning.strategies.mixing import NormClipping
 from fl_lightning.strategies.mixing.fedaux import FedAuxClient
 from fl_lightning.strategies.trials import ON_OFF, SHARES, Trials
 
 kin = functools.partial(Kin, common_share=0.5, similarity_temperature=5.0)
-sheafhn = functools.partial(
-    FedSheafHN,
-    init_epochs=0,
+ridge = functools.partial(
+    SheafRidge,
     num_neighbors=2,
-    embedding_model="initial",
-    normalize_embeddings=True,
+    attention="qkv",
+    num_hidden_layers=2,
     hidden_channels=8,
-    last_layer="closed_form",
     strength=0.8,
-    predict="generated",
+    personal=["head.*"],
+    mix_only_moved=False,
 )
 kin_head = functools.partial(kin, validate_personal=["head.*"])
 kin_temperature = functools.partial(kin, validate_similarity_temperature=[1.0, 5.0, 50.0])
-sheafhn_head = functools.partial(sheafhn, personal=[], validate_personal=["head.*"])
-both_families = pytest.mark.parametrize("strategy", [kin, sheafhn], ids=["Kin", "FedSheafHN"])
-both_heads = pytest.mark.parametrize("strategy", [kin_head, sheafhn_head], ids=["Kin's head", "FedSheafHN's head"])
+ridge_head = functools.partial(ridge, personal=[], validate_personal=["head.*"])
+both_families = pytest.mark.parametrize("strategy", [kin, ridge], ids=["Kin", "SheafRidge"])
+both_heads = pytest.mark.parametrize("strategy", [kin_head, ridge_head], ids=["Kin's head", "SheafRidge's head"])
 all_choices = pytest.mark.parametrize(
     "strategy",
-    [kin, sheafhn, kin_head, sheafhn_head, kin_temperature],
-    ids=["Kin", "FedSheafHN", "Kin's head", "FedSheafHN's head", "Kin's temperature"],
+    [kin, ridge, kin_head, ridge_head, kin_temperature],
+    ids=["Kin", "SheafRidge", "Kin's head", "SheafRidge's head", "Kin's temperature"],
 )
 
 
@@ -252,7 +251,7 @@ def test_clients_without_validation_examples_are_told(graphs, given_clients, mak
         (lambda: Kin(validate_every=2, common_share=None), "common_share is null: give common_share a number"),
         (lambda: kin(validate_every=2, aggregation=NormClipping()), r"strategy\.aggregation is set"),
         (lambda: kin(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),
-        (lambda: sheafhn(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),
+        (lambda: ridge(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),
         (
             lambda: FedAux(personalised=False, validate_every=2, validate_personal=["head.*"]),
             r"needs strategy\.personalised",
@@ -267,7 +266,6 @@ def test_clients_without_validation_examples_are_told(graphs, given_clients, mak
             lambda: kin_temperature(validate_every=2, validate_similarity_temperature=[-1.0, 5.0]),
             "must rise .* got .-1",
         ),
-        (lambda: FedSheafHN(validate_every=2), r"validate_every are for strategy\.last_layer closed_form"),
     ],
 )
 def test_senseless_settings_are_refused(strategy, message) -> None:

@@ -7,6 +7,7 @@ Shape legend: C clients, D embedding channels, P generated parameters per client
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -25,31 +26,27 @@ class QueryKeyAttention(nn.Module):
 
     Args:
         channels: D.
-        scaled: Divide the scores by the square root of D.
-        residual: Add what is attended to X.
 
     Attributes:
         entropy: Of the last forward's attention, mean over the clients, as a share of log C: 1 where it is uniform.
     """
 
-    def __init__(self, channels: int, *, scaled: bool = False, residual: bool = False) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.scale = channels**-0.5 if scaled else 1.0
-        self.residual = residual
         self.entropy = torch.tensor(torch.nan)
         self.query_DD = nn.Parameter(nn.init.orthogonal_(torch.empty(channels, channels)))
         self.key_DD = nn.Parameter(self.query_DD.detach().clone())
         self.value_DD = nn.Parameter(torch.eye(channels))
 
+    def scores(self, x_CD: Tensor) -> Tensor:
+        """(X A_Q)(X A_K)^T, how much each client has of each, ``(C, C)``."""
+        return (x_CD @ self.query_DD) @ (x_CD @ self.key_DD).T
+
     def forward(self, x_CD: Tensor) -> Tensor:
         """Return the attended embeddings ``(C, D)``."""
-        scores_CC = (x_CD @ self.query_DD) @ (x_CD @ self.key_DD).T
-        if self.scale != 1:
-            scores_CC = scores_CC * self.scale
-        attention_CC = scores_CC.softmax(dim=1)
+        attention_CC = self.scores(x_CD).softmax(dim=1)
         self.entropy = torch.special.entr(attention_CC.detach()).sum(dim=1).mean() / math.log(max(len(x_CD), 2))
-        attended_CD = attention_CC @ (x_CD @ self.value_DD)
-        return x_CD + attended_CD if self.residual else attended_CD
+        return attention_CC @ (x_CD @ self.value_DD)
 
 
 class MatrixAttention(nn.Module):
@@ -81,19 +78,12 @@ class AttentionHypernetwork(nn.Module):
 
     Args:
         in_channels: Width of the embeddings.
-        num_outputs: Parameters generated per client; None for no last layer, where another one is put on
-            :meth:`features`.
+        num_outputs: Parameters generated per client.
         hidden_channels: Width of the hidden layers, at least 1.
-        num_hidden_layers: Hidden layers, each linear, activation, dropout.
+        num_hidden_layers: Hidden layers, each linear, ReLU, dropout.
         dropout: Fraction of the hidden channels dropped in training.
         attention: ``qkv`` (eq. 10), ``matrix`` (a learnable matrix over a fixed set of clients) or ``none``.
         num_clients: Clients of the fixed set; needed by ``matrix``, not read by the others, which take any number.
-        output_scale: Factor on the last layer's initial weights. Small values start all clients near the last
-            layer's bias, which :meth:`start_from` sets.
-        scaled_attention: Divide the scores of eq. 10 by the square root of D.
-        attention_residual: Add what is attended to the embeddings.
-        activation: ``relu``, or ``leaky_relu``, whose units do not die.
-        layer_norm: Normalise each hidden layer before its activation.
 
     Shapes:
         x_CD ``(C, in_channels)``; result ``(C, num_outputs)``.
@@ -106,40 +96,27 @@ class AttentionHypernetwork(nn.Module):
     def __init__(
         self,
         in_channels: int,
-        num_outputs: int | None,
+        num_outputs: int,
         *,
         hidden_channels: int = 128,
-        num_hidden_layers: int = 2,
+        num_hidden_layers: int = 1,
         dropout: float = 0.3,
         attention: Literal["qkv", "matrix", "none"] = "qkv",
         num_clients: int | None = None,
-        output_scale: float = 0.1,
-        scaled_attention: bool = False,
-        attention_residual: bool = False,
-        activation: Literal["relu", "leaky_relu"] = "relu",
-        layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        sizes = {
-            "in_channels": in_channels,
-            "num_outputs": 1 if num_outputs is None else num_outputs,
-            "hidden_channels": hidden_channels,
-        }
+        sizes = {"in_channels": in_channels, "num_outputs": num_outputs, "hidden_channels": hidden_channels}
         if min(sizes.values()) < 1 or num_hidden_layers < 0:
             raise ValueError(
                 f"Every size of a hypernetwork must be at least 1, given {sizes}; num_hidden_layers not negative, "
                 f"given {num_hidden_layers}."
             )
-        self.attention = _attention(attention, in_channels, num_clients, scaled_attention, attention_residual)
-        hidden: list[nn.Module] = []
+        self.attention = attention_of(attention, in_channels, num_clients)
         widths = [in_channels] + [hidden_channels] * num_hidden_layers
+        hidden: list[nn.Module] = []
         for width in widths[:-1]:
-            norm: list[nn.Module] = [nn.LayerNorm(hidden_channels)] if layer_norm else []
-            unit = nn.ReLU() if activation == "relu" else nn.LeakyReLU(0.2)
-            hidden += [nn.Linear(width, hidden_channels), *norm, unit, nn.Dropout(dropout)]
+            hidden += [nn.Linear(width, hidden_channels), nn.ReLU(), nn.Dropout(dropout)]
         self.hidden = nn.Sequential(*hidden)
-        if num_outputs is None:
-            return
         require(
             2 * 4 * num_outputs * widths[-1],
             f"the hypernetwork's last layer of {num_outputs:,} x {widths[-1]:,} weights (with their gradient)",
@@ -147,43 +124,20 @@ class AttentionHypernetwork(nn.Module):
             "FactoredHead or ChunkedHead",
         )
         self.output = WideLinear(widths[-1], num_outputs)
-        with torch.no_grad():
-            self.output.weight.mul_(output_scale)
-
-    @property
-    def attention_entropy(self) -> Tensor:
-        """Of the last forward, as a share of its largest value; nan where there is no ``qkv`` attention."""
-        return self.attention.entropy if isinstance(self.attention, QueryKeyAttention) else torch.tensor(torch.nan)
-
-    def features(self, x_CD: Tensor) -> Tensor:
-        """Return what the last layer is given, one row per client."""
-        hidden_CH: Tensor = self.hidden(self.attention(x_CD))
-        return hidden_CH
 
     def forward(self, x_CD: Tensor) -> Tensor:
         """Return the generated parameters, one row per client."""
-        parameters_CP: Tensor = self.output(self.features(x_CD))
+        parameters_CP: Tensor = self.output(self.hidden(self.attention(x_CD)))
         return parameters_CP
 
-    @torch.no_grad()
-    def start_from(self, parameters_P: Tensor) -> None:
-        """Copy ``parameters_P`` to the last bias: every client's parameters then start near it.
 
-        Raises:
-            ValueError: the vector has another shape than ``(num_outputs,)``.
-        """
-        if parameters_P.shape != self.output.bias.shape:
-            raise ValueError(
-                f"The hypernetwork generates vectors of shape {tuple(self.output.bias.shape)} and cannot start from "
-                f"one of shape {tuple(parameters_P.shape)}. Flatten the same parameters it generates."
-            )
-        self.output.bias.copy_(parameters_P)
-
-
-def _attention(name: str, channels: int, num_clients: int | None, scaled: bool, residual: bool) -> nn.Module:
+def attention_of(
+    name: str, channels: int, num_clients: int | None, qkv: Callable[[int], nn.Module] = QueryKeyAttention
+) -> nn.Module:
+    """The attention of a name, see :class:`AttentionHypernetwork`; ``qkv`` builds that of eq. 10 from D."""
     match name:
         case "qkv":
-            return QueryKeyAttention(channels, scaled=scaled, residual=residual)
+            return qkv(channels)
         case "matrix":
             if num_clients is None:
                 raise ValueError("attention='matrix' learns one number per pair of clients: set num_clients.")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fl_lightning.federation import Federation
-from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload
 from fl_lightning.strategies.base import server_dtype
@@ -24,51 +23,38 @@ class ClientEmbeddings(ServerState):
 
     Args:
         federation: Whose clients.
-        one_hot: Unit vectors in place of embeddings that clients send.
         num_neighbors: K of the collaboration graph; None for the complete graph.
-        normalize: Centre X_0 over the training clients and scale it to variance 1.
-        permute: Give every client the embedding of another, the same one all along.
 
     Attributes:
         rows_CD: What each client has sent last, zeros at first.
         known_C: Who has sent one.
 
     Raises:
-        ValueError: There are not as many neighbours, no vector for held-out clients, or no convolution to embed with.
+        ValueError: There are not as many neighbors, or no convolution to embed with.
     """
 
     server_state = ("rows_CD", "known_C")
 
-    def __init__(
-        self, federation: Federation, *, one_hot: bool, num_neighbors: int | None, normalize: bool, permute: bool
-    ) -> None:
-        self.training, self.num_neighbors, self.normalize = federation.training_clients, num_neighbors, normalize
+    def __init__(self, federation: Federation, *, num_neighbors: int | None) -> None:
+        self.training, self.num_neighbors = federation.training_clients, num_neighbors
         others = len(self.training) - 1
         if num_neighbors is not None and not 1 <= num_neighbors <= others:
             raise ValueError(
                 f"strategy.num_neighbors is {num_neighbors}, but each of the {others + 1} training clients has "
                 f"{others} others: choose 1 to {others}, or null for the complete graph"
             )
-        if one_hot and len(self.training) < federation.num_clients:
-            raise ValueError("strategy.embedding one_hot has no vector for clients held out of training: use graph")
         convs = [parameter for name, parameter in federation.parameters.items() if name.startswith("convs")]
         width = federation.embedding_channels or (convs[-1].shape[-1] if convs else None)
         if width is None:
             raise ValueError(
-                "FedSheafHN embeds a client by the last of its net's convolutions, convs.*, but model.net has "
+                "a client is embedded by the last of its net's convolutions, convs.*, but model.net has "
                 f"{', '.join(federation.parameters)}: use fl_lightning.models.GCN, name them so, or let the net "
                 "say how wide its embedding is (embedding_channels)"
             )
         count, device = federation.num_clients, federation.device
         dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
-        start_CD = torch.eye(count) if one_hot else torch.zeros(count, width)
-        self.rows_CD = start_CD.to(device, dtype)
-        self.known_C = torch.full((count,), one_hot, device=device)
-        self.wearer_C = torch.arange(count, device=device)
-        if permute:
-            training = torch.tensor(self.training)
-            order = training[torch.randperm(len(training), generator=generator(federation.seed, "permuted embeddings"))]
-            self.wearer_C[order] = order.roll(1).to(device)  # one cycle: nobody keeps its own
+        self.rows_CD = torch.zeros(count, width, device=device, dtype=dtype)
+        self.known_C = torch.zeros(count, device=device, dtype=torch.bool)
 
     @property
     def num_channels(self) -> int:
@@ -101,13 +87,7 @@ class ClientEmbeddings(ServerState):
         A client whose embedding never arrived stands amid the others.
         """
         mean_D = self.rows_CD[self.known_C].mean(dim=0)
-        x_MD = torch.where(self.known_C[:, None], self.rows_CD, mean_D)[self.wearer_C[list(members)]]
-        if self.normalize:
-            about_mean_CD = x_MD[: len(self.training)]
-            mean_D = about_mean_CD.mean(dim=0)
-            variance = (about_mean_CD - mean_D).square().mean().clamp(min=torch.finfo(x_MD.dtype).tiny)
-            x_MD = (x_MD - mean_D) / variance.sqrt()
-        return x_MD
+        return torch.where(self.known_C[:, None], self.rows_CD, mean_D)[list(members)]
 
     def graph(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
         """X_0 of members, as :meth:`features`, and edges (2, E) between them (eq. 4)."""

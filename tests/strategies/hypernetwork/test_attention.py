@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork, MatrixAttention, QueryKeyAttention
+from fl_lightning.strategies.hypernetwork.kernel_features import KernelFeatures, ScaledAttention
 
 ATTENTIONS = ["qkv", "matrix", "none"]
 
@@ -33,32 +34,30 @@ def test_attention_by_hand() -> None:
     torch.testing.assert_close(attention(x), 5 * log_2.sqrt() * torch.tensor([[1 / 2], [2 / 3]]))
 
 
-@pytest.mark.parametrize("settings", [{}, {"scaled": True}, {"residual": True}, {"scaled": True, "residual": True}])
-def test_attention_with_its_settings(settings) -> None:
-    attention, x_CD = QueryKeyAttention(4, **settings), torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
-    score_CC = x_CD @ attention.query_DD @ attention.key_DD.T @ x_CD.T / (2 if settings.get("scaled") else 1)
+@pytest.mark.parametrize("kind", [QueryKeyAttention, ScaledAttention])
+def test_attention_as_printed_and_scaled_with_a_residual(kind) -> None:
+    attention, x_CD = kind(4), torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    is_scaled = kind is ScaledAttention
+    score_CC = x_CD @ attention.query_DD @ attention.key_DD.T @ x_CD.T / (2 if is_scaled else 1)
     share_CC = score_CC.softmax(dim=1)
-    expected = share_CC @ x_CD + (x_CD if settings.get("residual") else 0)
-    torch.testing.assert_close(attention(x_CD), expected)
+    torch.testing.assert_close(attention(x_CD), share_CC @ x_CD + (x_CD if is_scaled else 0))
     entropy = -(share_CC * share_CC.log()).sum(dim=1).mean() / math.log(5)
     torch.testing.assert_close(attention.entropy, entropy.detach())
 
 
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_hidden_layers_by_hand(activation, layer_norm) -> None:
-    settings = {"scaled_attention": True, "attention_residual": True, "dropout": 0.0, "num_hidden_layers": 1}
-    model = hypernetwork("qkv", activation=activation, layer_norm=layer_norm, **settings)
-    assert (model.attention.scale, model.attention.residual) == (6**-0.5, True)
-    x_CD = embeddings()
-    hidden = model.hidden[0](model.attention(x_CD))
-    if layer_norm:
-        hidden = torch.nn.functional.layer_norm(hidden, (8,))
-    hidden = torch.where(hidden > 0, hidden, (0.2 if activation == "leaky_relu" else 0.0) * hidden)
-    torch.testing.assert_close(model.features(x_CD), hidden)
+def test_hidden_layers_by_hand() -> None:
+    model, x_CD = hypernetwork("qkv", dropout=0.0, num_hidden_layers=1), embeddings()
+    hidden = model.hidden[0](model.attention(x_CD)).relu()
     torch.testing.assert_close(model(x_CD), hidden @ model.output.weight.T + model.output.bias)
-    assert 0 < float(model.attention_entropy) < 1
-    assert hypernetwork("none").attention_entropy.isnan()
+
+
+def test_kernel_features_by_hand() -> None:
+    settings = {"hidden_channels": 8, "dropout": 0.0, "attention": "qkv", "num_clients": 5}
+    model, x_CD = KernelFeatures(6, num_hidden_layers=1, **settings), embeddings()
+    assert isinstance(model.attention, ScaledAttention)
+    hidden = torch.nn.functional.layer_norm(model.hidden[0](model.attention(x_CD)), (8,))
+    torch.testing.assert_close(model(x_CD), torch.where(hidden > 0, hidden, 0.2 * hidden))
+    assert torch.equal(KernelFeatures(6, num_hidden_layers=0, **{**settings, "attention": "none"})(x_CD), x_CD)
 
 
 def test_attention_starts_with_each_client_attending_most_to_itself() -> None:
@@ -107,17 +106,6 @@ def test_clients_see_each_other_only_by_attention(attention: str) -> None:
 
     assert not torch.allclose(model(x)[1], model(moved)[1])
     assert torch.equal(hypernetwork("none").eval()(x)[1], hypernetwork("none").eval()(moved)[1])
-
-
-def test_generated_parameters_start_near_the_given_ones() -> None:
-    model, start = hypernetwork("qkv", output_scale=1e-6), torch.linspace(-2, 2, 11)
-
-    model.start_from(start)
-
-    torch.testing.assert_close(model(embeddings()), start.expand(5, 11), atol=1e-4, rtol=0)
-    assert model.output.bias.requires_grad
-    with pytest.raises(ValueError, match=r"\(11,\) and cannot start from one of shape \(3,\)"):
-        model.start_from(torch.ones(3))
 
 
 def test_hidden_layers_and_dropout() -> None:

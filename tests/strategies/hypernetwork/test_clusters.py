@@ -11,28 +11,20 @@ from torch.optim import Adam
 from fl_lightning.batches.base import single
 from fl_lightning.data import ClientGraph
 from fl_lightning.round.context import Context
-from fl_lightning.strategies import FedAvg, FedSheafHN, PFedHN, SheafRidge, Strategy
+from fl_lightning.strategies import FedAvg, PFedHN, SheafRidge, Strategy
 from fl_lightning.strategies.hypernetwork import SheafDiffusion
 
 NUM_CLUSTERS, PER_CLUSTER, NUM_CLASSES, NUM_NODES = 3, 4, 3, 60
 #: Class of a thing in each cluster: no two agree on any thing.
 LABELS = torch.tensor([[0, 1, 2], [1, 2, 0], [2, 0, 1]])
-#: FedSheafHN with what keeps its generator alive.
-LIVE: dict[str, Any] = {
-    "personal": (),
-    "init_epochs": 0,
-    "embedding_model": "initial",
-    "normalize_embeddings": True,
+#: Attention and an MLP before the ridge.
+DEEP: dict[str, Any] = {
     "diffusion": functools.partial(SheafDiffusion, skip=True, hidden_channels=8),
-    "scaled_attention": True,
-    "attention_residual": True,
+    "diffusion_weight_decay": 5e-4,
+    "attention": "qkv",
+    "num_hidden_layers": 2,
     "hidden_channels": 32,
-    "activation": "leaky_relu",
-    "layer_norm": True,
-    "hypernetwork_dropout": 0.0,
-    "hypernetwork_lr": 0.001,
-    "last_layer": "closed_form",
-    "predict": "generated",
+    "mix_only_moved": False,
 }
 
 
@@ -92,10 +84,10 @@ SAME = CLUSTER[:, None] == CLUSTER
 @pytest.mark.parametrize(
     "build",
     [
-        functools.partial(FedSheafHN, num_epochs=3, **LIVE),
-        functools.partial(SheafRidge, num_epochs=3, hypernetwork_lr=0.001),
+        functools.partial(SheafRidge, num_epochs=3, **DEEP),
+        functools.partial(SheafRidge, num_epochs=3),
     ],
-    ids=["FedSheafHN", "SheafRidge"],
+    ids=["SheafRidge, deep", "SheafRidge"],
 )
 @pytest.mark.filterwarnings("ignore:SheafRidge. for 10 rounds every client has been generated the same model")
 def test_true_embeddings_beat_one_model_for_all_and_permuted_ones(build, accuracy) -> None:

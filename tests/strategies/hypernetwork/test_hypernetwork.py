@@ -2,17 +2,19 @@
 
 import dataclasses
 import functools
+import inspect
 
 import pytest
 import torch
 from both_executors import both_executors
-from small_generators import CPU, Linear, WatchEmbeddings, federation_of, heard, sheafhn, updates
+from small_generators import CPU, Linear, WatchEmbeddings, federation_of, heard, ridge, sheafhn, updates
 
 from fl_lightning import Callback, Participation, Payload
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import flatten
+from fl_lightning.strategies import FedSheafHN, SheafRidge
 from fl_lightning.strategies.hypernetwork import GATDiffusion, GCNDiffusion, NoDiffusion, SheafDiffusion
 from fl_lightning.strategies.hypernetwork.base import fit
 from fl_lightning.strategies.signals import graph_embedding
@@ -108,21 +110,19 @@ def test_every_part_of_the_server_is_trained() -> None:
     assert still == []
 
 
-def test_start_from_clients() -> None:
-    generated = {}
-    for start in (True, False):
-        strategy = sheafhn(start_from_clients=start, hypernetwork_dropout=0.0)
-        strategy.setup(federation_of(4))
-        stage = strategy.initial_stages()[0]
-        assert stage.upload == (("convs.0.weight", "convs.0.bias") if start else ())
-        assert strategy.configure(stage, range(4)) is None
-        heard(strategy, range(4))
-        generated[start] = flatten(strategy.generate_for_evaluation(range(4)).parameters)
-        if start:
-            mean = flatten(updates(range(4), strategy, 5).parameters).mean(dim=0)
-            torch.testing.assert_close(strategy.hypernetwork.output.bias.detach(), mean)
+def test_the_fit_starts_from_what_the_clients_trained_first() -> None:
+    strategy = ridge()
+    strategy.setup(federation_of(4))
+    stage = strategy.initial_stages()[0]
+    assert stage.upload == ("convs.0.weight", "convs.0.bias")
+    assert strategy.configure(stage, range(4)) is None
+    heard(strategy, range(4))
 
-    assert (generated[True] - mean).norm() < 0.5 * (generated[False] - mean).norm()
+    generated = flatten(strategy.generate_for_evaluation(range(4)).parameters)
+
+    mean = flatten(updates(range(4), strategy, 5).parameters).mean(dim=0)
+    torch.testing.assert_close(generated, mean.expand(4, -1))
+    assert sheafhn().initial_stages()[0].upload == ()
 
 
 def test_graph_embedding_is_the_mean_over_real_nodes_of_the_last_convolution(graphs, make_model) -> None:
@@ -177,7 +177,7 @@ def test_one_hot_embeddings_are_never_sent(federation, make_model, make_trainer)
     watch = WatchEmbeddings()
 
     trainer = make_trainer(callbacks=watch)
-    trainer.fit(make_model(), federation, sheafhn(embedding="one_hot"))
+    trainer.fit(make_model(), federation, ridge(embedding="one_hot"))
 
     assert not any(sent for _, _, sent in watch.sent)
     assert torch.equal(trainer.run.strategy.embeddings.rows_CD, torch.eye(5))
@@ -188,9 +188,8 @@ def test_one_hot_embeddings_are_never_sent(federation, make_model, make_trainer)
     [
         {"attention": "matrix"},
         {"attention": "none"},
-        {"embedding": "one_hot"},
         {"num_neighbors": None},
-        {"start_from_clients": False},
+        {"num_hidden_layers": 2},
         {"diffusion": GCNDiffusion},
         {"diffusion": GATDiffusion},
         {"diffusion": NoDiffusion},
@@ -253,7 +252,7 @@ def test_a_client_that_was_never_heard_stands_amid_the_others() -> None:
 
 
 def test_how_far_embeddings_are_apart() -> None:
-    strategy = sheafhn(num_neighbors=3, normalize_embeddings=False)
+    strategy = sheafhn(num_neighbors=3)
     strategy.setup(federation_of(5, training=(0, 1, 2, 3)))
     heard(strategy, range(5))
     rows = strategy.embeddings.rows_CD[:4]
@@ -273,13 +272,26 @@ def test_how_what_is_generated_fits() -> None:
     assert found["server/spread"] == pytest.approx((4 / 6.5) ** 0.5)
 
 
-@pytest.mark.parametrize("clean", [False, True])
-def test_clients_are_sent_what_dropout_made_or_what_is_evaluated(clean) -> None:
-    strategy = sheafhn(num_neighbors=3, hypernetwork_dropout=0.5, clean_weights=clean)
+@pytest.mark.parametrize(("build", "clean"), [(sheafhn, False), (ridge, True)], ids=["FedSheafHN", "SheafRidge"])
+def test_clients_are_sent_what_dropout_made_or_what_is_evaluated(build, clean) -> None:
+    strategy = build(num_neighbors=3, hypernetwork_dropout=0.5)
     strategy.setup(federation_of(5))
     heard(strategy, range(5))
     sent = flatten(strategy.configure(strategy.stages(0)[0], range(5)).parameters)
     assert torch.equal(sent, flatten(strategy.generate_for_evaluation(range(5)).parameters)) == clean
+
+
+def test_fedsheafhn_is_the_paper_and_says_where_the_rest_is() -> None:
+    assert len(inspect.signature(FedSheafHN).parameters) <= 15
+    for settings, message in {
+        ("validate_every", 2): r"FedSheafHN\(validate_every=...\): validate_every moved to SheafRidge",
+        ("last_layer", "closed_form"): "last_layer is SheafRidge's way, where it is no setting",
+        ("output_scale", 1.0): "output_scale is gone: the hypernetwork starts as printed",
+    }.items():
+        with pytest.raises(TypeError, match=message):
+            FedSheafHN(**dict([settings]))
+    with pytest.raises(TypeError, match="layer_norm is no setting any more"):
+        SheafRidge(layer_norm=True)
 
 
 def test_without_any_embedding_the_message_points_at_the_failures() -> None:
@@ -290,16 +302,16 @@ def test_without_any_embedding_the_message_points_at_the_failures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "training", "message"),
+    ("build", "settings", "training", "message"),
     [
-        ({"num_neighbors": 4}, (0, 1, 2, 3), "each of the 4 training clients has 3 others: choose 1 to 3, or null"),
-        ({"num_neighbors": 0}, None, "strategy.num_neighbors is 0"),
-        ({"embedding": "one_hot"}, (0, 1, 2, 3), "one_hot has no vector for clients held out"),
+        (sheafhn, {"num_neighbors": 4}, (0, 1, 2, 3), "the 4 training clients has 3 others: choose 1 to 3, or null"),
+        (sheafhn, {"num_neighbors": 0}, None, "strategy.num_neighbors is 0"),
+        (ridge, {"embedding": "one_hot"}, (0, 1, 2, 3), "one_hot has no vector for clients held out"),
     ],
 )
-def test_settings_that_do_not_fit_the_federation(settings, training, message) -> None:
+def test_settings_that_do_not_fit_the_federation(build, settings, training, message) -> None:
     with pytest.raises(ValueError, match=message):
-        sheafhn(**settings).setup(federation_of(5, training))
+        build(**settings).setup(federation_of(5, training))
 
 
 def test_a_net_without_convolutions_is_refused() -> None:

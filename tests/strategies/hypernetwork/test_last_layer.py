@@ -1,39 +1,22 @@
-"""FedSheafHN's last layer in closed form, its embeddings in a common frame, and the family's figures."""
+"""SheafRidge: its last layer in closed form, its embeddings in a common frame; and the family's figures."""
 
 import copy
-import functools
 import warnings
 
 import pytest
 import torch
-from small_generators import Linear, WatchEmbeddings, federation_of, heard, sheafhn, updates
+from small_generators import Linear, WatchEmbeddings, federation_of, heard, ridge, updates
 from torch import Tensor
 
 from fl_lightning.round.payload import Payload, flatten, unflatten
-from fl_lightning.strategies import FedSheafHN
-from fl_lightning.strategies.hypernetwork import NoDiffusion, SheafDiffusion
+from fl_lightning.strategies import SheafRidge
+from fl_lightning.strategies.hypernetwork import NoDiffusion
 from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
 
 EXAMPLES = torch.tensor([4, 1, 3, 2, 2])
 
 
-def closed(**settings) -> FedSheafHN:
-    return sheafhn(
-        **{
-            "last_layer": "closed_form",
-            "hypernetwork_dropout": 0.0,
-            "normalize_embeddings": True,
-            "activation": "leaky_relu",
-            "layer_norm": True,
-            "scaled_attention": True,
-            "attention_residual": True,
-            "diffusion": functools.partial(SheafDiffusion, hidden_channels=4, skip=True),
-            **settings,
-        }
-    )
-
-
-def play(strategy: FedSheafHN, clients, seed: int = 8) -> Tensor:
+def play(strategy: SheafRidge, clients, seed: int = 8) -> Tensor:
     """A round in which some clients answer; what they trained."""
     stage = strategy.stages(0)[0]
     sent = flatten(strategy.configure(stage, clients).parameters)
@@ -105,7 +88,7 @@ def test_a_newcomer_keeps_of_its_own_model_as_much_as_the_others_do() -> None:
 
 
 def test_sheaf_attention_mlp_and_ridge_are_really_trained() -> None:
-    strategy = closed(num_server_steps=2)
+    strategy = ridge(num_server_steps=2)
     strategy.setup(federation_of(5))
     heard(strategy, range(5))
     before = {name: p.detach().clone() for name, p in strategy.generator.named_parameters()}
@@ -118,8 +101,8 @@ def test_sheaf_attention_mlp_and_ridge_are_really_trained() -> None:
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
 def test_a_fixed_strength_decides_between_one_model_and_the_fit(strength) -> None:
-    strategy = closed(strength=strength, ridge=1e-6, embedding="one_hot", diffusion=NoDiffusion, attention="none")
-    strategy.num_hidden_layers = 0
+    plain = {"embedding": "one_hot", "diffusion": NoDiffusion, "attention": "none", "num_hidden_layers": 0}
+    strategy = ridge(strength=strength, ridge=1e-6, **plain)
     strategy.setup(federation_of(5))
     strategy.aggregate(strategy.initial_stages()[0], updates(range(5), strategy))
 
@@ -135,7 +118,7 @@ def test_a_fixed_strength_decides_between_one_model_and_the_fit(strength) -> Non
 
 
 def test_a_number_that_a_client_left_alone_counts_as_those_that_moved_it() -> None:
-    strategy = closed(strength=0.0, mix_only_moved=True)
+    strategy = ridge(strength=0.0, mix_only_moved=True)
     strategy.setup(federation_of(3))
     heard(strategy, range(3))
     stage = strategy.stages(0)[0]
@@ -154,7 +137,7 @@ def test_a_number_that_a_client_left_alone_counts_as_those_that_moved_it() -> No
 
 
 def test_clients_that_did_not_answer_keep_their_last_model_in_the_fit() -> None:
-    strategy = closed(strength=1.0, ridge=1e-9)
+    strategy = ridge(strength=1.0, ridge=1e-9)
     strategy.setup(federation_of(5))
     heard(strategy, range(5))
     first = play(strategy, range(5), seed=1)
@@ -168,7 +151,7 @@ def test_clients_that_did_not_answer_keep_their_last_model_in_the_fit() -> None:
 @pytest.mark.parametrize("amid_trials", [False, True])
 def test_trials_leave_nothing_behind(amid_trials) -> None:
     """Nor in a state that is saved amid them: it is that of the choice."""
-    strategy, other = (closed(validate_every=1, validate_personal=["*.bias"], mix_only_moved=True) for _ in range(2))
+    strategy, other = (ridge(validate_every=1, validate_personal=["*.bias"], mix_only_moved=True) for _ in range(2))
     for each in (strategy, other):
         each.setup(federation_of(5))
         heard(each, range(5))
@@ -195,7 +178,7 @@ def test_trials_leave_nothing_behind(amid_trials) -> None:
 def test_which_model_embeds(embedding_model, sent, federation, make_model, make_trainer) -> None:
     watch = WatchEmbeddings()
     make_trainer(num_rounds=4, callbacks=watch).fit(
-        make_model(), federation, sheafhn(embedding_model=embedding_model, refresh_every=2)
+        make_model(), federation, ridge(embedding_model=embedding_model, refresh_every=2)
     )
 
     assert [index for name, index, with_it in watch.sent if name == "train" and with_it] == sent
@@ -204,7 +187,7 @@ def test_which_model_embeds(embedding_model, sent, federation, make_model, make_
 
 
 def test_permuted_embeddings_are_others() -> None:
-    plain, permuted = sheafhn(), sheafhn(permute_embeddings=True)
+    plain, permuted = ridge(), ridge(permute_embeddings=True)
     for strategy in (plain, permuted):
         strategy.setup(federation_of(5, training=(0, 1, 3, 4)))
         heard(strategy, range(5))
@@ -239,10 +222,9 @@ def test_a_collapsed_generator_is_told_once() -> None:
     [
         ({"ridge": 0.0}, r"strategy\.ridge must be positive, got 0\.0"),
         ({"strength": 1.5}, r"strategy\.strength must be in \[0, 1\]"),
-        ({"mix_only_moved": True}, r"are for strategy\.last_layer closed_form"),
         ({"embedding": "one_hot", "embedding_model": "initial"}, "one_hot embeds with no model"),
     ],
 )
 def test_senseless_settings_are_refused(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
-        sheafhn(**settings)
+        ridge(**settings)

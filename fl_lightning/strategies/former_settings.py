@@ -1,0 +1,42 @@
+"""Settings that strategies had, and what became of them."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+_Class = TypeVar("_Class")
+
+_MOVED = ["embedding", "embedding_model", "permute_embeddings", "ridge", "strength", "mix_only_moved"]
+_MOVED += ["validate_every", "validate_personal", "predict"]
+_ALWAYS = ["scaled_attention", "attention_residual", "activation", "layer_norm", "normalize_embeddings", "last_layer"]
+_ALWAYS += ["start_from_clients"]
+#: What became of the settings that a class had, by its bare name and theirs.
+FORMER_SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "FedSheafHN": dict.fromkeys(_MOVED, "moved to SheafRidge")
+    | dict.fromkeys(_ALWAYS, "is SheafRidge's way, where it is no setting")
+    | {
+        "output_scale": "is gone: the hypernetwork starts as printed",
+        "clean_weights": "is gone: dropout is as printed",
+    },
+    "SheafRidge": dict.fromkeys(_ALWAYS, "is no setting any more: it is always as configurations had it")
+    | dict.fromkeys(("output_scale", "clean_weights"), "is gone: the last layer is fitted"),
+}
+
+
+def former_settings(cls: type[_Class]) -> type[_Class]:
+    """Have a class say what became of its former settings (:data:`FORMER_SETTINGS`), instead of not to know them.
+
+    Raises:
+        TypeError: The class is called with one of them.
+    """
+    create: Callable[..., None] = vars(cls)["__init__"]
+    former = FORMER_SETTINGS[cls.__name__]
+
+    @functools.wraps(create)
+    def init(self: _Class, *args: Any, **settings: Any) -> None:
+        for name in settings.keys() & former.keys():
+            raise TypeError(f"{cls.__name__}({name}=...): {name} {former[name]}")
+        create(self, *args, **settings)
+
+    setattr(cls, "__init__", init)  # noqa: B010 (a type checker refuses the assignment)
+    return cls
