@@ -25,6 +25,7 @@ from fl_lightning.models import GCN
 from fl_lightning.relations.topology import Ring
 from fl_lightning.strategies import FedAux, FedSagePlus, Strategy
 from fl_lightning.tasks import NodeClassification
+from fl_lightning.testing import comparison
 
 torch.set_num_threads(1)
 os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine may take more than the 30 of W&B
@@ -175,38 +176,7 @@ def make_trainer(tmp_path: Path) -> Callable[..., FederatedTrainer]:
     return build
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {key: leaf for name, item in value.items() for key, leaf in _flat(item, f"{path}/{name}").items()}
-    if isinstance(value, list | tuple):
-        return {key: leaf for i, item in enumerate(value) for key, leaf in _flat(item, f"{path}/{i}").items()}
-    return {path: value}
-
-
 @pytest.fixture(scope="session")
 def assert_same() -> Callable[..., None]:
-    """Compares nested states leaf by leaf, exactly or within a tolerance.
-
-    Wall-clock times are left out, and what a run notes of the settings that it was resumed with.
-    """
-
-    def compare(actual: Any, expected: Any, *, tolerance: float = 0.0) -> None:
-        leaves = [
-            {
-                path: leaf
-                for path, leaf in _flat(state).items()
-                if not path.endswith("/seconds") and not path.startswith(("/changes/", "/config_file"))
-            }
-            for state in (actual, expected)
-        ]
-        assert leaves[0].keys() == leaves[1].keys()
-        for path, leaf in leaves[0].items():
-            if isinstance(leaf, Tensor | float):
-                found, wanted = torch.as_tensor(leaf), torch.as_tensor(leaves[1][path])
-                torch.testing.assert_close(
-                    found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, p=path: f"{p}: {m}"
-                )
-            else:
-                assert leaf == leaves[1][path], path
-
-    return compare
+    """Compares nested states leaf by leaf, exactly or within a tolerance."""
+    return comparison.assert_same

@@ -114,7 +114,7 @@ def pack(value: Any, name: str) -> Any:
     """
     if isinstance(value, Tensor):
         return value.detach()
-    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+    if hasattr(value, "load_state_dict") and not isinstance(value, type):
         return value.state_dict()
     if isinstance(value, Mapping):
         return {key: pack(item, f"{name}[{key!r}]") for key, item in value.items()}

@@ -99,9 +99,12 @@ def check_state_replaces_a_later_one(runs: StrategyRuns) -> None:
     run = runs.sequential
     for num_rounds, state in run.seen.states.items():
         first = next((seen for seen in run.seen.stages if seen.round_idx == num_rounds), None)
-        if first is None or first.sent is None or not num_rounds or num_rounds == len(run.history):
+        if first is None or first.sent is None or num_rounds == NUM_ROUNDS:
             continue
-        strategy = copy.deepcopy(run.strategy)
+        strategy = load(runs, run, run.seen.states[NUM_ROUNDS]["strategy"])
+        for clients in (run.trainer.run.training_clients, first.sent.clients):
+            strategy.evaluations(clients)
+            strategy.configure(first.stage, clients)
         strategy.load_state_dict(state["strategy"])
         payload = strategy.configure(first.stage, first.sent.clients)
         assert payload is not None
@@ -145,17 +148,18 @@ def check_same_seed_gives_the_same(runs: StrategyRuns) -> None:
 
 
 def check_failing_client_is_left_out(runs: StrategyRuns) -> None:
-    """Where a client's numbers are nan, all others and the server are what they are where its answers are lost."""
+    """Where a client fails, all others and the server are what they are where it is not asked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a client failed
-        nan, lost = (runs.failing(how) for how in ("inputs", "upload"))
+        failing, without = runs.failing(), runs.without()
     others = [client for client in range(NUM_CLIENTS) if client != FAILING]
-    advice = "what one client computes must not reach others but by its upload, which lacks clients that failed"
-    states = [run.trainer.run.executor.state() for run in (nan, lost)]
+    advice = "aggregate must take in the clients of `upload` alone, which lacks those that failed, and weight these"
+    states = [run.trainer.run.executor.state() for run in (failing, without)]
     for part in ("parameters", "signals"):
         found, expected = (rows_of(dict(getattr(state, part)), others) for state in states)
         assert_same(found, expected, tolerance=1e-6, advice=advice)
-    assert_same(nan.strategy.state_dict(), lost.strategy.state_dict(), tolerance=1e-6, advice=advice)
+    servers = (run.strategy.state_dict() for run in (failing, without))
+    assert_same(*servers, tolerance=1e-6, advice=advice)
 
 
 def check_uploads_are_as_declared(runs: StrategyRuns) -> None:
@@ -229,7 +233,7 @@ def check_evaluation_changes_nothing(runs: StrategyRuns) -> None:
 def check_checkpoint_scores_as_reported(runs: StrategyRuns) -> None:
     """The checkpoint of the best round scores and predicts on test what the run reported."""
     run = runs.stacked
-    path = str(run.seen.checkpoints[run.result["best_round"] + 1])
+    path = str(run.seen.checkpoints[int(run.result["best_round"]) + 1])
     trainer = runs.trainer(participation=runs.busy())
     found = trainer.test(*runs.parts(), ckpt_path=path)
     advice = "a checkpoint does not score as the run that wrote it"
@@ -252,15 +256,14 @@ def check_new_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
         after, kept = run.trainer.run.executor.state().parameters, last["clients"]
         trained = [client for client in kept["clients"] if client in old]
         rows = [kept["clients"].index(client) for client in trained]
-        moved = [n for n, before in kept["parameters"].items() if not _equal(after[n][trained], before[rows])]
+        moved = [n for n, before in kept["parameters"].items() if not torch.equal(after[n][trained], before[rows])]
         assert not moved, f"{', '.join(moved)} of clients that had trained before changed when others joined"
         server = run.strategy.state_dict()
-        for name, before in best["strategy"].items():
-            value = getattr(run.strategy, name, None)
-            if learns(value):
-                assert_same(server[name], before, advice=f"{name} was trained when new clients joined: see admit")
+        for name, part in best["strategy"].items():
+            if learns(getattr(run.strategy, name, None)):
+                assert_same(server[name], part, advice=f"{name} was trained when new clients joined: see admit")
             else:
-                only_rows_of(new, server[name], before, name)
+                only_rows_of(new, server[name], part, name)
 
 
 def only_rows_of(new: tuple[int, ...], now: Any, then: Any, path: str) -> None:
@@ -324,7 +327,3 @@ def memory_of(state: Any) -> set[int]:
         return {state.untyped_storage().data_ptr()} if state.numel() else set()
     parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
     return set().union(*map(memory_of, parts))
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one, other)

@@ -1,6 +1,7 @@
 """Comparing nested states leaf by leaf."""
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch.optim import Optimizer
 
 from fl_lightning.strategies.server_state import ServerState, pack
 
-#: Ends and beginnings of paths of what two equal runs need not share: wall-clock time, and how a run was resumed.
-_OF_THE_RUN = ("/seconds",), ("/changes/", "/config_file")
+#: Paths of what two equal runs need not share: wall-clock time, and how a run was resumed.
+_OF_THE_RUN = re.compile(r"/seconds$|^/changes/|^/config_file")
 
 
 def flattened(state: Any, path: str = "") -> dict[str, Any]:
@@ -33,13 +34,8 @@ def differences(actual: Any, expected: Any, *, tolerance: float = 0.0) -> list[s
         expected: Likewise.
         tolerance: Relative and absolute, of tensors and floats; 0 for equality.
     """
-    ends, starts = _OF_THE_RUN
     found, wanted = (
-        {
-            path: leaf
-            for path, leaf in flattened(state).items()
-            if not path.endswith(ends) and not path.startswith(starts)
-        }
+        {path: leaf for path, leaf in flattened(state).items() if not _OF_THE_RUN.search(path)}
         for state in (actual, expected)
     )
     lines = [f"{path} is in one alone" for path in sorted(found.keys() ^ wanted.keys())]

@@ -21,7 +21,7 @@ from fl_lightning.relations.topology import Ring
 SIZES = (30, 24, 18, 12, 8)
 
 
-class Slices(Partitioner):
+class _Slices(Partitioner):
     """Consecutive nodes, in unequal shares.
 
     Args:
@@ -34,13 +34,13 @@ class Slices(Partitioner):
 
     def assign(self, data: Data, seed: int) -> list[Tensor]:
         """Cut the nodes in their order."""
-        return list(torch.arange(data.num_nodes).split(self.sizes))
+        return list(torch.split(torch.arange(data.num_nodes), self.sizes))
 
 
 def small_graphs(folder: Path) -> FederatedDataModule:
     """Graphs of 30 to 8 nodes with six features, three classes; derived files go into the folder."""
     source = PlantedCommunities(num_nodes=sum(SIZES), num_communities=5, num_classes=3, num_features=6)
-    return _set_up(FederatedDataModule(source, Slices(), GlobalSplit(), relation_graph=Ring(), cache_dir=str(folder)))
+    return _set_up(FederatedDataModule(source, _Slices(), GlobalSplit(), relation_graph=Ring(), cache_dir=str(folder)))
 
 
 def small_examples(folder: Path) -> FederatedDataModule:

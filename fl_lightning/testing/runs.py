@@ -54,7 +54,7 @@ class SeenStage:
     server_wrote: list[str] = dataclasses.field(default_factory=list)
 
 
-class Recorder(Callback):
+class _Recorder(Callback):
     """Copies what crosses between server and clients, and the complete state after every round.
 
     The server is given a copy of every upload, and the upload itself is overwritten.
@@ -115,31 +115,32 @@ def changed(payload: Payload, copied: Payload) -> list[str]:
     return [name for name, tensor in then.items() if not torch.equal(now[name].nan_to_num(), tensor.nan_to_num())]
 
 
-class Fails(Callback):
-    """One client's numbers are lost: all its inputs are nan, or what it sends does not arrive.
-
-    Args:
-        how: ``inputs`` or ``upload``.
-    """
+class _Fails(Callback):
+    """All inputs of one client are nan."""
 
     needs_data = True
 
-    def __init__(self, how: str) -> None:
-        self.how = how
-
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Spoil the client's inputs."""
-        if self.how == "upload":
-            return clients
         inputs = next(name for name in ("x_NF", "x_NX") if hasattr(clients[FAILING], name))
         nan = torch.full_like(getattr(clients[FAILING], inputs), torch.nan)
         spoilt = dataclasses.replace(clients[FAILING], **{inputs: nan})
         return (*clients[:FAILING], spoilt, *clients[FAILING + 1 :])
 
+
+class _Absent(Participation):
+    """Everyone takes part but one client."""
+
+    def draw(self, clients: Sequence[int], round_idx: int, seed: int) -> tuple[dict[int, float], list[int]]:
+        """The others, for the whole round."""
+        return {client: 1.0 for client in clients if client != FAILING}, []
+
+
+class _Silent(Callback):
+    """Nothing that one client sends arrives, also where it is asked before round 0."""
+
     def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
-        """Lose what the client sends; the nan of another failure are left to the server's checks."""
-        if self.how == "inputs" or not payload.tensors():
-            return payload
+        """Lose what the client sends."""
         return payload.rows([client for client in payload.clients if client != FAILING])
 
 
@@ -155,7 +156,7 @@ class StrategyRun:
 
     trainer: FederatedTrainer
     result: dict[str, float]
-    seen: Recorder
+    seen: _Recorder
 
     @property
     def strategy(self) -> Strategy:
@@ -219,7 +220,7 @@ class StrategyRuns:
             resumed: The checkpoint to go on from.
             settings: The trainer's.
         """
-        seen = Recorder(self.folder / checkpoints if checkpoints else None)
+        seen = _Recorder(self.folder / checkpoints if checkpoints else None)
         trainer = self.trainer(executor, **{**settings, "callbacks": [*settings.get("callbacks", []), seen]})
         result = trainer.fit(*self.parts(), ckpt_path=None if resumed is None else str(resumed))
         return StrategyRun(trainer, result, seen)
@@ -255,9 +256,13 @@ class StrategyRuns:
             torch.manual_seed(99)
             return self.run(num_rounds=2)
 
-    def failing(self, how: str) -> StrategyRun:
-        """The same where one client's inputs are nan, or its answers are lost."""
-        return self.run(num_rounds=2, callbacks=[Fails(how)])
+    def failing(self) -> StrategyRun:
+        """The same where one client computes nan, and nothing of it arrives."""
+        return self.run(num_rounds=2, callbacks=[_Fails(), _Silent()])
+
+    def without(self) -> StrategyRun:
+        """The same where that client is not asked."""
+        return self.run(num_rounds=2, callbacks=[_Silent()], participation=_Absent())
 
 
 def rows_of(tensors: dict[str, Tensor], clients: Sequence[int]) -> dict[str, Tensor]:

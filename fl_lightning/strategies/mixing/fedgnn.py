@@ -101,7 +101,7 @@ class FedGNN(FedAvg, NotesFigures):
         self.num_nodes_C = torch.zeros(federation.num_clients, dtype=torch.int64)
         self.lends_C = torch.zeros(federation.num_clients, dtype=torch.bool)
         self.num_exchanges = 0
-        self.pairs: tuple[np.ndarray, np.ndarray] | None = None
+        self._pairs: tuple[np.ndarray, np.ndarray] | None = None
 
     def initial_stages(self) -> Sequence[Stage]:
         """The clients say by what their nodes' neighbours are known."""
@@ -183,7 +183,7 @@ class FedGNN(FedAvg, NotesFigures):
             self.sent[name] = new_CN.new_zeros(self.federation.num_clients, *new_CN.shape[1:])
         size = max(each.shape[1] for each in (new_CN, *self.sent.values()))
         if name == "ids" or size > self.sent["ids"].shape[1]:
-            self.pairs = None
+            self._pairs = None
         self.sent = {kept: pad_examples(each, size).clone() for kept, each in self.sent.items()}
         self.sent[name][rows] = pad_examples(new_CN, size)
 
@@ -191,9 +191,9 @@ class FedGNN(FedAvg, NotesFigures):
         """Draw nodes of others for the nodes of some clients, and take the means of their hidden layers."""
         rows, hidden_CND = list(clients), self.sent["hidden"]
         num_clients, size, width = hidden_CND.shape
-        if self.pairs is None:
-            self.pairs = common_neighbours(self.sent["ids"], same=self.rule == "same_neighbours")
-        row_E, column_E = self.pairs
+        if self._pairs is None:
+            self._pairs = common_neighbours(self.sent["ids"], same=self.rule == "same_neighbours")
+        row_E, column_E = self._pairs
         wanted_E = np.isin(row_E // size, rows) & self.lends_C.numpy()[column_E // size]
         row_E, column_E = row_E[wanted_E], column_E[wanted_E]
         ticket_E = np.zeros(len(row_E), dtype=np.uint64)
@@ -230,7 +230,7 @@ class FedGNN(FedAvg, NotesFigures):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state; pairs have to be matched anew."""
         super().load_state_dict(state)
-        self.pairs = None
+        self._pairs = None
 
 
 def ids_of(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:

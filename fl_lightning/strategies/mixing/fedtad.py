@@ -110,12 +110,12 @@ class FedTAD(FedAvg, NotesFigures):
             torch.manual_seed(derive_key(federation.seed, "pseudo nodes"))
             net = PseudoNodeGenerator(num_classes, self.noise_channels, federation.num_features)
         self.generator = net.to(device, self.dtype)
-        self.student = {
+        self._student = {
             n: p.detach().to(self.dtype, copy=True).requires_grad_() for n, p in federation.parameters.items()
         }
         self.optimizers = {
             "generator": Adam(self.generator.parameters(), self.generator_lr, weight_decay=self.weight_decay),
-            "student": Adam(self.student.values(), self.student_lr, weight_decay=self.weight_decay),
+            "student": Adam(self._student.values(), self.student_lr, weight_decay=self.weight_decay),
         }
         self.reliability_CK = torch.zeros(federation.num_clients, num_classes, dtype=self.dtype, device=device)
         self.averaged, self.num_rounds = dict(self.models), 0
@@ -168,7 +168,7 @@ class FedTAD(FedAvg, NotesFigures):
         weight_CM = (self.weights(upload.clients) / y_M.bincount(minlength=num_classes))[:, y_M]
         teachers = {name: tensor.to(self.dtype) for name, tensor in upload.parameters.items()}
         with torch.no_grad():
-            for name, tensor in self.student.items():
+            for name, tensor in self._student.items():
                 tensor.copy_(self.models[name][0])
         mode = client.training
         for iteration in range(self.num_iterations):
@@ -178,7 +178,7 @@ class FedTAD(FedAvg, NotesFigures):
             batch = self.pseudo_graph(y_M, noise_MZ)
             taught_CMK = taught(client, teachers, batch)
             wrong_CM = F.cross_entropy(taught_CMK.mT, y_M.expand(len(taught_CMK), -1), reduction="none")
-            apart_CM = (client.output(self.student, batch).logits - taught_CMK.detach()).abs().mean(dim=-1)
+            apart_CM = (client.output(self._student, batch).logits - taught_CMK.detach()).abs().mean(dim=-1)
             assert batch.x is not None
             spread = (torch.cdist(noise_MZ, noise_MZ).square() * torch.cdist(batch.x, batch.x, p=1)).mean()
             alike = len(weight_CM) * (-spread / noise_MZ.shape[1] / batch.x.shape[1]).exp()
@@ -191,12 +191,12 @@ class FedTAD(FedAvg, NotesFigures):
             for step in range(self.num_student_steps):
                 key = derive_key(self.federation.seed, "student", self.num_rounds, iteration, step)
                 drawn = batch.replace({"key": torch.full_like(batch.key, key)})
-                apart_CM = (client.output(self.student, drawn).logits - taught_CMK).abs().mean(dim=-1)
+                apart_CM = (client.output(self._student, drawn).logits - taught_CMK).abs().mean(dim=-1)
                 self.step("student", (weight_CM * apart_CM).sum())
             self.figures = {"server/pseudo_loss": wrong.item(), "server/disagreement": apart.item()}
         client.train(mode)
         self.num_rounds += 1
-        for name, tensor in self.student.items():
+        for name, tensor in self._student.items():
             self.models[name] = tensor.detach()[None].to(self.models[name], copy=True)
 
     def pseudo_graph(self, y_M: Tensor, noise_MZ: Tensor) -> GraphBatch:

@@ -130,7 +130,7 @@ class FGGP(FedAvg):
 
     def signals(self) -> Mapping[str, Signal]:
         """The prototypes of the first view."""
-        return {"class": lambda client, parameters, batch, _: prototypes(client.output(parameters, batch), batch)}
+        return {"class": prototypes_sent}
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The model, and a key for the second views."""
@@ -182,6 +182,11 @@ class FGGP(FedAvg):
         """Entries of the queue, and classes that have one."""
         classes = self.queue["classes"][self.queue["classes"] >= 0]
         return {"server/prototypes": len(classes), "server/classes": len(set(classes.tolist()))}
+
+
+def prototypes_sent(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
+    """Each class's mean embedding weighted by confidence, and which classes there are."""
+    return prototypes(client.output(parameters, batch), batch)
 
 
 def prototypes(output: NetOutput, batch: Batch) -> dict[str, Tensor]:
