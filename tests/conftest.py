@@ -12,20 +12,18 @@ from typing import Any
 import pytest
 import torch
 from lightning import LightningDataModule
-from torch import Tensor
 from torch.optim import Adam
-from torch_geometric.data import Data
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks.neighbour_ids import neighbour_ids
-from fl_lightning.data import ClientGraph, GlobalSplit, Partitioner, PlantedCommunities
+from fl_lightning.data import ClientGraph
 from fl_lightning.federation import Roster
 from fl_lightning.models import GCN
-from fl_lightning.relations.topology import Ring
 from fl_lightning.strategies import FedAux, FedSagePlus, Strategy
 from fl_lightning.tasks import NodeClassification
 from fl_lightning.testing import comparison
+from fl_lightning.testing.federations import SIZES, small_graphs
 
 torch.set_num_threads(1)
 os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine may take more than the 30 of W&B
@@ -50,7 +48,6 @@ def temporary_folder() -> Iterator[None]:
     assert not left, f"left in the folder for temporary files: {left}"
 
 
-SIZES = (30, 24, 18, 12, 8)
 GROUPS = (0, 1, 1, 0, 1)
 
 
@@ -58,17 +55,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Refuse names of tests that differ between processes: those that share the tests out could not agree on them."""
     if " at 0x" in item.nodeid:
         raise pytest.UsageError(f"{item.nodeid} has an address in its name: give its parameters ids")
-
-
-class Slices(Partitioner):
-    """Consecutive nodes, in unequal shares."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__(len(sizes))
-        self.sizes = list(sizes)
-
-    def assign(self, data: Data, seed: int) -> list[Tensor]:
-        return list(torch.arange(data.num_nodes).split(self.sizes))
 
 
 class GivenClients(LightningDataModule):
@@ -100,10 +86,7 @@ class GivenClients(LightningDataModule):
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> FederatedDataModule:
     """Five clients of 30 to 8 nodes, three classes, six features."""
-    source = PlantedCommunities(num_nodes=sum(SIZES), num_communities=5, num_classes=3, num_features=6)
-    cache = str(tmp_path_factory.mktemp("cache"))
-    data = FederatedDataModule(source, Slices(SIZES), GlobalSplit(), relation_graph=Ring(), cache_dir=cache, root=cache)
-    data.setup()
+    data = small_graphs(tmp_path_factory.mktemp("cache"))
     ids_NM = neighbour_ids(data.source.load(data.root, data.cache_dir).edge_index, sum(SIZES), secret="s", max_ids=9)
     clients = tuple(dataclasses.replace(each, neighbour_ids_NM=ids_NM[each.node_idx_N]) for each in data.clients)
     data._allocation = dataclasses.replace(data.allocation, clients=clients, groups=GROUPS)  # of overlapping clients
