@@ -171,15 +171,17 @@ def _index(fact: Any) -> str:
     return "" if isinstance(fact, str) and re.fullmatch(r"0|[1-9][0-9]{0,8}", fact) else "must be a client's number"
 
 
+def _task(fact: Any) -> str:
+    """The name of a task, with its settings."""
+    name = fact.get("name") if isinstance(fact, Mapping) else None
+    if not isinstance(name, str) or name not in TASKS:
+        return f"must be one of {', '.join(TASKS)}"
+    return record(name=text(), **{setting.name: flag for setting in dataclasses.fields(TASKS[name])})(fact)
+
+
 _CLIENT = whole(0, MOST_CLIENTS - 1)
 _WIDTH = whole(1, 10**7)
 _FEATURES = either(_WIDTH, list_of(_WIDTH, 8, 1))
-_TASK = either(
-    *(
-        record(name=one_of(name), **{each.name: flag for each in dataclasses.fields(task)})
-        for name, task in TASKS.items()
-    )
-)
 _STATE = hexadecimal()
 _SETTINGS = mapping(text(), anything, 10_000)
 _ADDRESS = record(phase=one_of("initial", "round", "admission"), round_idx=whole(0, MOST), name=text())
@@ -200,7 +202,7 @@ QUESTIONS: dict[str, dict[str, Check]] = {
         "strategy": text(),
         "settings": _SETTINGS,
         "names": list_of(text(), MOST_CLIENTS, 1, distinct=True),
-        "task": _TASK,
+        "task": _task,
         "num_features": _FEATURES,
         "num_outputs": whole(1, MOST_OUTPUTS),
         "layout": mapping(text(), anything, 100),
@@ -240,7 +242,7 @@ ANSWERS: dict[str, dict[str, Check]] = {
     "enrol": {
         "state": hexadecimal(or_empty=True),
         "name": text(),
-        "task": _TASK,
+        "task": _task,
         "num_features": _FEATURES,
         "num_outputs": _WIDTH,
         "class_names": hexadecimal(or_empty=True),

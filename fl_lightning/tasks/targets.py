@@ -247,8 +247,9 @@ class Numbers(Target):
 
     def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Mean squared error over an example's known numbers, (N,)."""
-        known = ~y.isnan()
-        return mean_of_known((logits - torch.where(known, y, 0.0)).square(), known)
+        missing = y.isnan()
+        error_N = (logits - torch.where(missing, logits.detach(), y)).square().mean(dim=-1)  # 0 of what is missing
+        return error_N * (y.shape[-1] / (~missing).sum(dim=-1).clamp(min=1))  # a factor of 1 where nothing is
 
     def predictions(self, logits: Tensor) -> Tensor:
         """The predicted numbers."""

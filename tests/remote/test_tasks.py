@@ -1,0 +1,102 @@
+"""Tasks at sites: they are enrolled with, compared, and come to the same numbers as in one process."""
+
+import csv
+import functools
+
+import pytest
+from sites import OPEN, assert_same_clients, make_sites
+from task_data import LabelledRows, graph_data, node_data
+from torch.optim import SGD
+
+from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor
+from fl_lightning.models import GCN, MLP, PooledGCN
+from fl_lightning.relations.topology import Ring
+from fl_lightning.remote import LoopbackChannel, Message, federate
+from fl_lightning.strategies import FedAvg, FedProto
+from fl_lightning.tasks import Drawing, NodeClassification, NodeRegression, Task
+
+
+def plain(net) -> ClientModule:
+    return ClientModule(functools.partial(net, hidden_channels=8), functools.partial(SGD, lr=0.05))
+
+
+def model(net, task: Task) -> ClientModule:
+    made = plain(net)
+    made.take_task(task)
+    return made
+
+
+def strategy() -> FedAvg:
+    return FedAvg(num_epochs=2)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "labels", "rows", "graphs"])
+def test_sites_come_to_the_same(kind, make_trainer, tmp_path) -> None:
+    drawing = Drawing(batch_size=5) if kind in ("rows", "graphs") else Drawing()
+    if kind == "rows":
+        data, net = FederatedDataModule(LabelledRows(), batch_size=5), MLP
+        data.setup()
+    elif kind == "graphs":
+        data, net = graph_data(batch_size=5), PooledGCN
+    else:
+        data, net = node_data(kind, tmp_path / "cache"), GCN
+    sites = make_sites(
+        data.clients, tmp_path / "sites", lambda: (model(net, data.task), strategy()), OPEN, drawing=drawing
+    )
+    local = make_trainer(num_rounds=2, executor=SequentialExecutor())
+    expected = local.fit(plain(net), data, strategy())
+    remote, algorithm = make_trainer(num_rounds=2), strategy()
+    elsewhere = federate(remote, LoopbackChannel(sites), algorithm, relation_graph=Ring())
+    assert elsewhere.roster.task == data.task
+    result = remote.fit(plain(net), elsewhere, algorithm)
+    assert result == expected
+    assert_same_clients(local, sites)
+    if kind == "numbers":
+        assert result["val/mse"] == min(row["val/mse"] for row in remote.run.history)
+        remote.run.executor.predict(algorithm.evaluations([0, 1, 2])[""], [0, 1, 2], 1)
+        with (sites[0].folder / "predictions.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == data.clients[0].size
+        assert list(rows[0])[2:] == ["split", "target_0", "prediction_0", "target_1", "prediction_1"]
+
+
+def test_sites_of_different_tasks_are_refused(make_trainer, tmp_path) -> None:
+    data = node_data("labels", tmp_path / "cache")
+    tasks = iter([NodeClassification(multi_label=True), NodeRegression(), NodeRegression()])
+    sites = make_sites(data.clients, tmp_path / "sites", lambda: (model(GCN, next(tasks)), strategy()))
+    with pytest.raises(ValueError, match=r"the sites' task must be alike: .*'multi_label': True, 'name': 'NodeClassification'"):
+        federate(make_trainer(), LoopbackChannel(sites), strategy()).prepare_data()
+
+
+def test_a_site_refuses_another_task_than_its_own(make_trainer, tmp_path) -> None:
+    data = node_data("numbers", tmp_path / "cache")
+    sites = make_sites(data.clients, tmp_path / "sites", lambda: (model(GCN, data.task), strategy()))
+    seen = []
+
+    class Recorded(LoopbackChannel):
+        def ask(self, messages):
+            seen.extend(messages.values())
+            yield from super().ask(messages)
+
+    trainer, algorithm = make_trainer(num_rounds=1), strategy()
+    elsewhere = federate(trainer, Recorded(sites), algorithm)
+    trainer.fit(plain(GCN), elsewhere, algorithm)
+    start = next(message for message in seen if message.kind == "start")
+    for task, why in (
+        ({"name": "NodeClassification", "multi_label": False}, "its task cannot be this site's"),
+        ({"name": "Guessing"}, "task must be one of NodeClassification, NodeRegression"),
+        ("NodeRegression", "task must be one of"),
+        ({"name": "NodeRegression", "multi_label": False}, "task must have name and nothing else"),
+    ):
+        wrong = Message(kind="start", about={**start.about, "task": task}, tensors=start.tensors)
+        answer = Message.read(sites[0].answer(wrong.wire))
+        assert answer.kind == "failure"
+        assert why in answer.about["why"]
+
+
+def test_strategies_for_classes_refuse_sites_with_numbers(make_trainer, tmp_path) -> None:
+    data = node_data("numbers", tmp_path / "cache")
+    sites = make_sites(data.clients, tmp_path / "sites", lambda: (model(GCN, data.task), FedProto()))
+    trainer, algorithm = make_trainer(), FedProto()
+    with pytest.raises(ValueError, match="FedProto is for classes, but the targets are numbers"):
+        trainer.fit(ClientModule(), federate(trainer, LoopbackChannel(sites), algorithm), algorithm)
