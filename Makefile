@@ -63,7 +63,7 @@ audit: .tools/installed
 
 .venv/installed .venv/installed-all: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.$(EXTRAS)'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.$(EXTRAS)'
 	touch .venv/installed $@
 .venv/installed: EXTRAS :=
 .venv/installed-all: EXTRAS := [all]

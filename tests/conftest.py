@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from lightning import LightningDataModule
 from torch.optim import Adam
 
-from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
+from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer, SequentialExecutor
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks.neighbour_ids import neighbour_ids
 from fl_lightning.data import ClientGraph
@@ -30,25 +31,65 @@ os.environ.setdefault("WANDB_X_SERVICE_WAIT", "300")  # seconds; a busy machine 
 
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of pytest's own folders
 
-#: What libraries leave in the folder for temporary files: modules that PyG generates, torchrun's logs, the compiler's
-#: cache, W&B's media.
+#: For the temporary files of this session alone, those of its collection among them.
+TEMPORARY = Path(tempfile.mkdtemp(prefix="fl-tests-"))
+os.environ["TMPDIR"], tempfile.tempdir = str(TEMPORARY), None
+
+#: What libraries leave there: modules that PyG generates, torchrun's logs, the compiler's cache, W&B's media.
 LEFT_BY_LIBRARIES = ("torch_geometric.", "torchelastic_", "torchinductor_", "pymp-", "wandb")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder() -> Iterator[None]:
-    """A folder for temporary files of this session's own, which goes again; nothing of ours may be left in it."""
-    folder, before = Path(tempfile.mkdtemp(prefix="fl-tests-")), os.environ.get("TMPDIR")
-    os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
+    """Nothing of ours may be left in the folder for temporary files."""
     yield
-    os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
-    tempfile.tempdir = None
-    left = [path.name for path in folder.iterdir() if not any(name in path.name for name in LEFT_BY_LIBRARIES)]
-    shutil.rmtree(folder, ignore_errors=True)
+    known = (*LEFT_BY_LIBRARIES, "fl-tests-")  # the latter are those of processes that share the tests out
+    left = [path.name for path in TEMPORARY.iterdir() if not any(name in path.name for name in known)]
     assert not left, f"left in the folder for temporary files: {left}"
 
 
+def pytest_unconfigure() -> None:
+    """Remove the folder for temporary files."""
+    shutil.rmtree(TEMPORARY, ignore_errors=True)
+
+
+TESTS = Path(__file__).parent
 GROUPS = (0, 1, 1, 0, 1)
+
+
+#: The strategies that stand for their kinds: one model, corrected steps, two models, no model sent, masks, generators
+#: of data, two generators of models, and maps between neighbours. The first tier tests them in full.
+REPRESENTATIVES = {
+    "FedAvg",
+    "SCAFFOLD",
+    "APFL",
+    "FedProto",
+    "FedAux",
+    "FedSagePlus",
+    "FedSheafHN",
+    "Panacea",
+    "SheafFMTL",
+}
+#: What of the contract the first tier tests for every strategy, by parts of the names of the tests and checks.
+FOR_EVERY_STRATEGY = ("equals_stacked", "executors_agree", "resum", "server_state_is_complete")
+
+
+def is_of_the_second_tier(folder: str, file: str, name: str, parameters: Mapping[str, Any]) -> bool:
+    """Whether ``make test-full`` alone runs a test, because ``make test`` runs one that would fail with it."""
+    kinds = [each for each in parameters.values() if inspect.isclass(each) and issubclass(each, Strategy)]
+    if file in ("test_contract.py", "test_loopback.py") and kinds:
+        return kinds[0].__name__ not in REPRESENTATIVES and not any(part in name for part in FOR_EVERY_STRATEGY)
+    return folder == "strategies" and parameters.get("executor") is SequentialExecutor  # the contract: both are equal
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is of the second tier beside what its own file marks."""
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        folder, *_ = item.path.relative_to(TESTS).parts if TESTS in item.path.parents else ("",)
+        if is_of_the_second_tier(folder, item.path.name, item.name, parameters):
+            item.add_marker(pytest.mark.full)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""Every file under configs/ is parsed and run for a round on tiny data."""
+"""Every file under configs/ is read, what it names is built, and it runs for a round on tiny data."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ import pytest
 import yaml
 from example_files import write_example_files
 
-from fl_lightning import data
+from fl_lightning import FederatedTrainer, data
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.data import Examples, ExampleSource
 from fl_lightning.relations.topology import Ring
@@ -32,6 +32,9 @@ PLANTED = [
 #: A graph that cannot be exchanged, because the configuration asks for its ground truth.
 SUPER_CLUSTERS = ["--data.source.init_args.num_nodes=400"]
 NUM_CLIENTS, NUM_EXAMPLES = 12, 72
+ALL = sorted(CONFIGS.glob("*.yaml"))
+#: Those that the first tier runs: of each family, on graphs and on examples.
+SIX = ("quickstart", "fedaux_cora", "fedsheafhn_cora", "fedrep_fl60", "panacea_dg60", "sheaf_fmtl_har")
 
 
 def tiny(config: dict[str, Any]) -> list[str]:
@@ -88,18 +91,42 @@ def tiny_examples(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
             monkeypatch.setattr(kind, "load", shrunk(vars(kind)["load"]))
 
 
+class Built(FederatedCLI):
+    """Reads a configuration and builds what it names, and no more."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+
+def layers(path: Path) -> list[Path]:
+    """The files that make a configuration whole."""
+    return list(dict.fromkeys([CONFIGS / "quickstart.yaml" if path.stem in OVERLAYS else path, path]))
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_config_is_read_and_built(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    built = Built(["fit", *(f"--config={layer}" for layer in layers(path))])
+    assert isinstance(built.trainer, FederatedTrainer)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.filterwarnings("ignore:the maps cannot make the clients agree")  # on so few clients
 @pytest.mark.usefixtures("tiny_examples")
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.full] if path.stem not in SIX else [], id=path.stem) for path in ALL],
+)
 def test_config_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_mode: Callable[[str], None]
 ) -> None:
     monkeypatch.setenv("FL_CACHE_DIR", str(tmp_path / "cache"))
     wandb_mode("disabled")
-    base = CONFIGS / "quickstart.yaml" if path.stem in OVERLAYS else path
-    layers = [f"--config={layer}" for layer in dict.fromkeys([base, path])]
-    overrides = tiny(yaml.safe_load(base.read_text()))
-    cli = FederatedCLI(["fit", *layers, *overrides, f"--trainer.default_root_dir={tmp_path}"])
+    files = layers(path)
+    overrides = tiny(yaml.safe_load(files[0].read_text()))
+    cli = FederatedCLI(
+        ["fit", *(f"--config={file}" for file in files), *overrides, f"--trainer.default_root_dir={tmp_path}"]
+    )
     metric = cli.trainer.run.selection.monitor.replace("val/", "test/")
     assert math.isfinite(cli.trainer.run.selection.result[metric])
     assert (cli.trainer.run.folder / "config.yaml").is_file()

@@ -1,0 +1,29 @@
+"""Which tests `make test` leaves to `make test-full`."""
+
+import pytest
+from conftest import REPRESENTATIVES, is_of_the_second_tier
+
+from fl_lightning import SequentialExecutor, StackedExecutor, strategies
+from fl_lightning.strategies import FedAvg, FedProx
+
+
+def test_representatives_are_strategies() -> None:
+    assert set(strategies.__all__) >= REPRESENTATIVES
+    assert len(REPRESENTATIVES) == 9
+
+
+@pytest.mark.parametrize("name", ["test_resuming_is_exact", "test_sequential_equals_stacked"])
+@pytest.mark.parametrize("kind", [FedAvg, FedProx])
+def test_executors_agree_and_runs_resume_for_every_strategy_in_the_first_tier(name: str, kind: type) -> None:
+    assert not is_of_the_second_tier("strategies", "test_contract.py", name, {"kind": kind})
+
+
+def test_the_rest_of_the_contract_is_for_representatives_in_the_first_tier() -> None:
+    assert not is_of_the_second_tier("strategies", "test_contract.py", "test_rounds_run_and_learn", {"kind": FedAvg})
+    assert is_of_the_second_tier("strategies", "test_contract.py", "test_rounds_run_and_learn", {"kind": FedProx})
+
+
+def test_numbers_by_hand_stand_on_one_executor_in_the_first_tier() -> None:
+    assert is_of_the_second_tier("strategies", "test_ditto.py", "test_x", {"executor": SequentialExecutor})
+    assert not is_of_the_second_tier("strategies", "test_ditto.py", "test_x", {"executor": StackedExecutor})
+    assert not is_of_the_second_tier("executors", "test_executors.py", "test_x", {"executor": SequentialExecutor})
