@@ -1,6 +1,7 @@
 # make quickstart   install what training needs, then train FedSheafHN on a generated graph
 # make test         install all, then run linters, the type checker and the first tier of tests (CONTRIBUTING.md)
 # make test-full    install all, then run linters, the type checker, the documentation and every test but the campaign's
+#                   (pip writes no bytecode: Python does, of what it imports)
 # make docs         install all, then write the documentation to docs/_build/html
 # make campaign     install, then run the slow tests of reliability in SHARES processes at once, and write their figures
 #                   (FL_CAMPAIGN_SEED draws others)
