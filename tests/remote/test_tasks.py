@@ -64,7 +64,9 @@ def test_sites_of_different_tasks_are_refused(make_trainer, tmp_path) -> None:
     data = node_data("labels", tmp_path / "cache")
     tasks = iter([NodeClassification(multi_label=True), NodeRegression(), NodeRegression()])
     sites = make_sites(data.clients, tmp_path / "sites", lambda: (model(GCN, next(tasks)), strategy()))
-    with pytest.raises(ValueError, match=r"the sites' task must be alike: .*'multi_label': True, 'name': 'NodeClassification'"):
+    with pytest.raises(
+        ValueError, match=r"the sites' task must be alike: .*'multi_label': True, 'name': 'NodeClassification'"
+    ):
         federate(make_trainer(), LoopbackChannel(sites), strategy()).prepare_data()
 
 
