@@ -70,6 +70,7 @@ class _Recorder(Callback):
         self.attributes: dict[int, dict[str, Any]] = {}
         self.scores: dict[int, dict[str, Any]] = {}
         self.checkpoints: dict[int, Path] = {}
+        self.trained: set[str] = set()
 
     def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """Copy what is sent."""
@@ -84,6 +85,10 @@ class _Recorder(Callback):
         if self._given is not None and seen.sent is not None:
             seen.clients_wrote = changed(self._given, seen.sent)
         before = copy.deepcopy(dict(trainer.run.executor.state().parameters))
+        start = trainer.run.model.parameter_dict()
+        self.trained |= {
+            name for name, tensor in before.items() if name not in self.trained and (tensor != start[name]).any()
+        }
         for tensor in payload.tensors().values():
             tensor.fill_(1)
         after = trainer.run.executor.state().parameters
