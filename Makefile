@@ -13,7 +13,10 @@ SHARES ?= 2
 RECORD := $(CURDIR)/campaign.jsonl
 ACTIVATE := echo '"source .venv/bin/activate" puts fl-train on the path of this shell'
 
-.PHONY: quickstart test test-full docs campaign lint lock audit clean
+#: What words of .spelling are looked for as a whole, and after them parts of identifiers.
+PHRASES := $(shell grep -e ' ' -e _ .spelling | sed 's/->.*//' | paste -sd '|')
+
+.PHONY: quickstart test test-full docs campaign lint words lock audit clean
 
 quickstart: .venv/installed
 	$(BIN)/fl-train fit --config configs/quickstart.yaml
@@ -46,6 +49,10 @@ lint: .venv/installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+
+words: .venv/installed-all
+	$(BIN)/codespell --builtin en-GB_to_en-US --dictionary .spelling --dictionary - --regex '(?i:$(PHRASES))|[A-Z]?[a-z]+'
 
 lock: .tools/installed
 	CUSTOM_COMPILE_COMMAND='make lock' .tools/bin/pip-compile --quiet --generate-hashes --strip-extras \
