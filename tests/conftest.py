@@ -77,9 +77,11 @@ FOR_EVERY_STRATEGY = ("equals_stacked", "executors_agree", "resum", "server_stat
 def is_of_the_second_tier(folder: str, file: str, name: str, parameters: Mapping[str, Any]) -> bool:
     """Whether ``make test-full`` alone runs a test, because ``make test`` runs one that would fail with it."""
     kinds = [each for each in parameters.values() if inspect.isclass(each) and issubclass(each, Strategy)]
-    if file in ("test_contract.py", "test_loopback.py") and kinds:
+    if file in ("test_contract.py", "test_loopback.py", "test_secure_settings.py") and kinds:
         return kinds[0].__name__ not in REPRESENTATIVES and not any(part in name for part in FOR_EVERY_STRATEGY)
-    return folder == "strategies" and parameters.get("executor") is SequentialExecutor  # the contract: both are equal
+    if folder != "executors" and parameters.get("executor") is SequentialExecutor:
+        return True  # the contract says that the stacked one comes to the same
+    return folder == "campaign"
 
 
 @pytest.hookimpl(tryfirst=True)

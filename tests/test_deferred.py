@@ -47,6 +47,7 @@ def test_the_package_leaves_heavy_libraries_alone(statement: str) -> None:
     assert found.strip() == "[] []"
 
 
+@pytest.mark.full
 def test_a_step_of_an_optimiser_leaves_the_compiler_alone_until_it_is_used() -> None:
     run("""
         import fl_lightning.deferred
@@ -76,6 +77,7 @@ def test_a_step_of_an_optimiser_leaves_the_compiler_alone_until_it_is_used() -> 
     """)
 
 
+@pytest.mark.full
 def test_a_submodule_runs_its_package_once() -> None:
     run("""
         import sys
@@ -91,6 +93,7 @@ def test_a_submodule_runs_its_package_once() -> None:
     """)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("default")
 def test_the_libraries_are_whole_when_they_are_asked_for() -> None:
     run("""
@@ -113,6 +116,7 @@ def test_the_libraries_are_whole_when_they_are_asked_for() -> None:
     """)
 
 
+@pytest.mark.full
 def test_other_versions_of_a_library_are_slower_and_no_more() -> None:
     run("""
         import fl_lightning.deferred
@@ -126,6 +130,7 @@ def test_other_versions_of_a_library_are_slower_and_no_more() -> None:
     """)
 
 
+@pytest.mark.full
 def test_what_was_imported_before_stays() -> None:
     run("""
         import torchmetrics, torch._dynamo
@@ -137,6 +142,7 @@ def test_what_was_imported_before_stays() -> None:
     """)
 
 
+@pytest.mark.full
 def test_importing_the_package_changes_nothing_for_others() -> None:
     run("""
         import signal, sys, warnings

@@ -23,7 +23,15 @@ def test_the_rest_of_the_contract_is_for_representatives_in_the_first_tier() -> 
     assert is_of_the_second_tier("strategies", "test_contract.py", "test_rounds_run_and_learn", {"kind": FedProx})
 
 
-def test_numbers_by_hand_stand_on_one_executor_in_the_first_tier() -> None:
+def test_what_runs_under_both_executors_runs_under_one_in_the_first_tier() -> None:
     assert is_of_the_second_tier("strategies", "test_ditto.py", "test_x", {"executor": SequentialExecutor})
     assert not is_of_the_second_tier("strategies", "test_ditto.py", "test_x", {"executor": StackedExecutor})
+    assert is_of_the_second_tier("callbacks", "test_report.py", "test_x", {"executor": SequentialExecutor})
+    assert not is_of_the_second_tier(
+        "strategies", "test_contract.py", "test_x", {"kind": FedAvg, "executor": SequentialExecutor}
+    )
     assert not is_of_the_second_tier("executors", "test_executors.py", "test_x", {"executor": SequentialExecutor})
+
+
+def test_the_campaign_is_of_the_second_tier() -> None:
+    assert is_of_the_second_tier("campaign", "test_hostile.py", "test_hostile_sites", {})

@@ -78,6 +78,7 @@ def test_unknown_and_constant_matrices() -> None:
     assert np.isnan(recovery(np.full((6, 6), np.nan), COMMUNITIES).nmi)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("executor", [SequentialExecutor, StackedExecutor])
 @pytest.mark.parametrize(
     ("kind", "own"),
@@ -209,6 +210,7 @@ def test_impossible_settings_are_refused(settings) -> None:
         SimilarityLogger(**settings)
 
 
+@pytest.mark.full
 def test_groups_of_the_partition_are_the_communities(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(callbacks=[SimilarityLogger(every_n_rounds=1)])
     trainer.fit(make_model(), federation, Kin())

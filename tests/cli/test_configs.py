@@ -152,6 +152,7 @@ def test_saved_config_reproduces_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert second.run.selection.result["val/loss"] == first.run.selection.result["val/loss"]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("default")  # jsonargparse takes a warning that is an error for a type that does not fit
 @pytest.mark.usefixtures("tiny_examples")
 def test_saved_architectures_reproduce_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +167,7 @@ def test_saved_architectures_reproduce_the_run(tmp_path: Path, monkeypatch: pyte
     assert second.run.selection.result == first.run.selection.result
 
 
+@pytest.mark.full
 def test_sweep_parameters_are_accepted(tmp_path: Path) -> None:
     """Draw parameters as an agent would and run the sweep's own command, offline."""
     for path in sorted((CONFIGS / "sweeps").glob("*.yaml")):

@@ -18,6 +18,7 @@ FederatedTrainer(num_rounds=1, accelerator="cpu", logger=False).fit(ClientModule
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("door", ["command", "python"])
 @pytest.mark.parametrize(
     "variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]

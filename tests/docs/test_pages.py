@@ -29,6 +29,7 @@ def commands(page: Path) -> list[str]:
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ fl-train")]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*clients are run one after another")
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_tutorials_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +45,7 @@ def test_tutorials_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatc
                 assert main(shlex.split(line.removeprefix("$ fl-train "))) == 0, line
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda notebook: notebook.stem)
 def test_notebooks_run_and_show_what_they_came_to(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,7 @@ from fl_lightning.remote.submit import Outcome, Submission, follow, session_of
 from fl_lightning.remote.trial import ADMIN, SERVER, Trial
 from fl_lightning.run import checkpoint
 
-pytestmark = [pytest.mark.flare, pytest.mark.filterwarnings("default")]  # FLARE's own are not ours
+pytestmark = [pytest.mark.full, pytest.mark.flare, pytest.mark.filterwarnings("default")]  # FLARE's own are not ours
 
 STRATEGIES = {
     "FedAvg": {"num_epochs": 1},

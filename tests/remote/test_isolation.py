@@ -11,6 +11,8 @@ pytest.importorskip("nvflare", reason="needs the extra flare")
 
 from fl_lightning.remote.flare import copy_files
 
+pytestmark = pytest.mark.full  # each starts a process
+
 
 def in_process(code: str, cwd: Path, **environment: str) -> str:
     """What a new process says that was started in a folder, as FLARE starts those of jobs (``python -m``)."""

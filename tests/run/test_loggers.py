@@ -89,6 +89,7 @@ def test_wandb_run_goes_on_after_a_resume(
         logger.continue_run("other")
 
 
+@pytest.mark.full
 def test_loggers_hold_the_chosen_round_and_the_table_is_written_beside_them(
     make_trainer: Any,
     make_model: Any,

@@ -63,6 +63,7 @@ def ended(tmp_path_factory) -> SimpleNamespace:
     return SimpleNamespace(root=root, killed=killed, left=left, others=others)
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(ended, assert_same) -> None:
     assert ended.killed.returncode == -signal.SIGKILL
     assert ended.left["round"] == 2
@@ -72,6 +73,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(ended, assert_same) -> 
         assert_same(saved(ended.root / "killed", name), saved(ended.root / "whole", name))
 
 
+@pytest.mark.full
 def test_a_terminated_run_finishes_its_round_saves_and_can_be_continued(ended, assert_same) -> None:
     left = saved(ended.root / "terminated")
     assert ended.others.returncode == 0, ended.others.stderr
@@ -129,6 +131,7 @@ def two_processes(tmp_path_factory, one_process) -> SimpleNamespace:
     return SimpleNamespace(root=root, stderr=done.stderr)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_equal_one(name, one_process, two_processes, assert_same) -> None:
     tolerance = RUNS[name][1]
@@ -142,10 +145,12 @@ def test_two_processes_equal_one(name, one_process, two_processes, assert_same) 
     assert_same(two["selection"], one["selection"], tolerance=scores)
 
 
+@pytest.mark.full
 def test_one_process_hands_over_to_two(one_process, two_processes, assert_same) -> None:
     assert_same(saved(two_processes.root / "resumed"), saved(one_process / "sequential"))
 
 
+@pytest.mark.full
 def test_two_processes_hand_over_to_one(tmp_path, one_process, two_processes, assert_same) -> None:
     go_back_to(2, two_processes.root / "sequential", tmp_path)
 
@@ -167,6 +172,7 @@ def free_port() -> str:
         return str(server.getsockname()[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("launcher", ["torchrun", "SLURM"])
 def test_two_machines_equal_one(launcher, tmp_path, one_process, assert_same) -> None:
     run = {"root": str(tmp_path), "num_nodes": 2, **RUNS["sequential"][0]}
@@ -195,6 +201,7 @@ def test_two_machines_equal_one(launcher, tmp_path, one_process, assert_same) ->
     assert_same(saved(tmp_path), saved(one_process / "sequential"))
 
 
+@pytest.mark.full
 def test_failures_of_both_processes_are_told_once(two_processes) -> None:
     lines = [line for line in two_processes.stderr.splitlines() if "client-03 failed in stage 'train' round" in line]
     assert len(lines) == 1  # that it fails alike in the second round is only counted

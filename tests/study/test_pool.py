@@ -50,6 +50,7 @@ def test_a_killed_worker_costs_one_try(make_study: Callable[..., Study]) -> None
     assert not pool.scratch.exists()
 
 
+@pytest.mark.full
 def test_a_killed_study_leaves_no_worker_and_goes_on(
     make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_killed_study_leaves_no_worker_and_goes_on(
     assert (study.results / "results.csv").read_text().count("\n") == 9
 
 
+@pytest.mark.full
 def test_a_stopped_worker_is_replaced(make_study: Callable[..., Study]) -> None:
     study = make_study(tuning=None, methods={"Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}}})
     said: list[str] = []

@@ -63,6 +63,7 @@ def test_h_is_the_mean_of_the_duals(executor, fit) -> None:
     assert checks.rounds == 4
 
 
+@pytest.mark.full
 @both_executors
 def test_it_comes_to_the_minimum_of_the_sum(executor, quadratics) -> None:
     """With clients that come and go; FedAvg stops elsewhere."""

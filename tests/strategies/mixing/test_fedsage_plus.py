@@ -358,6 +358,7 @@ def test_generated_neighbours_beat_averaging_where_neighbours_are_cut(given_clie
     assert max(found[1:]) < 0.5
 
 
+@pytest.mark.full
 def test_the_generator_learns_what_is_hidden(given_clients, fit) -> None:
     """How many neighbours a node has lost is told better than without training."""
     data = given_clients(cut_clients(), num_classes=2)

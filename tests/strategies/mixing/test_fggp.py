@@ -217,6 +217,7 @@ def test_clients_of_different_domains_keep_prototypes_of_their_own(given_clients
     assert trainer.run.selection.result["test/acc"] > 0.9
 
 
+@pytest.mark.full
 def test_prototypes_of_domains_beat_averaging(given_clients, fit) -> None:
     """Two groups see the same classes in other places, apart or overlapping."""
     gain = 0.0

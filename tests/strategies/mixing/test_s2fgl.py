@@ -220,6 +220,7 @@ def test_clients_of_other_structures_keep_to_the_global_model(seed, given_client
         assert found[50.0] < 0.5 * found[1e-9]
 
 
+@pytest.mark.full
 def test_it_beats_averaging_where_clients_miss_classes(given_clients, fit) -> None:
     gain = 0.0
     for seed in range(4):
@@ -233,6 +234,7 @@ def test_it_beats_averaging_where_clients_miss_classes(given_clients, fit) -> No
     assert gain / 4 > 0.01
 
 
+@pytest.mark.full
 def test_it_beats_averaging_where_clients_of_one_class_differ_in_structure(given_clients, fit) -> None:
     """Every second client's nodes have a quarter of the others' neighbours.
 
