@@ -97,15 +97,15 @@ def test_executors_agree(kind, settings, shared, fit, assert_same) -> None:
         functools.partial(StackedExecutor, max_clients_per_group=2),
     ):
         trainer = fit(kind(**settings), executor, shared=shared, participation=Participation(**BUSY), num_rounds=4)
-        runs.append((trainer.state_dict()["clients"], trainer.run.strategy.state_dict(), trainer.run.history))
+        runs.append((trainer.run.executor.state(), trainer.run.strategy.state_dict(), trainer.run.history))
     for other in runs[1:]:
-        assert_same(other[0]["parameters"], runs[0][0]["parameters"], tolerance=1e-9)
+        assert_same(other[0].parameters, runs[0][0].parameters, tolerance=1e-9)
         assert_same(other[1], runs[0][1], tolerance=1e-9)
         assert_same(other[2], runs[0][2], tolerance=1e-6)
-    moved = [name for name in runs[0][0]["parameters"] if "running" in name]
+    moved = [name for name in runs[0][0].parameters if "running" in name]
     assert moved
     for name in moved:
-        table = runs[0][0]["parameters"][name]
+        table = runs[0][0].parameters[name]
         assert (table != (1 if name.endswith("var") else 0)).any()
 
 
