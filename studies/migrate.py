@@ -279,15 +279,16 @@ def migrate(commit: str, names: Names, studies: Sequence[str] = ()) -> list[str]
             raise WrongMigration(f"no record in {folder} is of a run that {name}.yaml of {commit} stands for")
         plan.append((study, folder, found, len(records)))
     names.check()
-    lines = []
+    lines, changed = [], []
     for study, folder, found, count in plan:
         if folder != study.results:
             shutil.move(folder, study.results)
         new_keys, new_labels = write(study.results, found)
-        table = tidy(Progress(study, Store(study.results))) if new_keys or new_labels else ()
-        if len(table):
-            write_csv(table, study.results / "results.csv")
+        changed += [study] if new_keys or new_labels else []
         lines.append(f"{study.name}: {count} records, {new_keys} have new keys, {new_labels} new labels alone")
+    for study in changed:  # once all are written, for one study takes the choices of another
+        if len(table := tidy(Progress(study, Store(study.results)))):
+            write_csv(table, study.results / "results.csv")
     return lines
 
 

@@ -58,16 +58,21 @@ def write(content: dict[str, Any], name: str = "small", rate: str = "rate") -> S
     return Study(path)
 
 
+#: A study that takes the choices of the other, and comes before it by its name.
+DEPENDENT: dict[str, Any] = {**CONTENT, "seeds": [2], "tuning": {"study": "small.yaml"}}
+
+
 @pytest.fixture
 def before(tmp_path: Path) -> Study:
-    """The study of a commit, with all its results and a file of a run."""
-    study = write(CONTENT)
+    """The study of a commit, with all its results and a file of a run, and one that takes its choices."""
+    study, dependent = write(CONTENT), write(DEPENDENT, "dependent")
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "Before"]):
         subprocess.run([*COMMAND, *command], check=True)
-    store = Store(study.results)
-    with HerePool() as pool:
-        Runner(study, store, say=lambda line: None).run(pool)
-    write_csv(tidy(Progress(study, store)), study.results / "results.csv")
+    for each in (study, dependent):
+        store = Store(each.results)
+        with HerePool() as pool:
+            Runner(each, store, say=lambda line: None).run(pool)
+        write_csv(tidy(Progress(each, store)), each.results / "results.csv")
     kept = study.results / "files" / "Old_own" / "plain" / "0"
     kept.mkdir(parents=True)
     (kept / "picture.png").write_text("a picture")
@@ -80,13 +85,13 @@ def results(study: Study) -> dict[str, str]:
     }
 
 
-def figures(study: Study) -> list[Any]:
+def figures(study: Study, num_seeds: int = 2) -> list[Any]:
     """What was measured, cell by cell, all of which must be done."""
     progress, history = Progress(study, Store(study.results)), Store(study.results).history()
     found = []
     for method, case in progress.groups(study.methods, study.cases):
         report = progress.report(method, case)
-        assert len(report) == 2
+        assert len(report) == num_seeds
         for cell in (*progress.tuning(method, case), *report):
             record = progress.records[cell.key]
             assert progress.state(cell) == "done"
@@ -104,14 +109,20 @@ def renamed() -> dict[str, Any]:
     return dict(content)
 
 
-RENAMED = ["--study", "small=tiny", "--method", "small:Old, own=New", "--case", "plain=narrow"]
+RENAMED = ["--study", "small=tiny", "--method", "Old, own=New", "--case", "plain=narrow"]
 
 
 def test_every_record_has_its_new_key_and_names(before: Study, script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     measured, old = figures(before), Store(before.results).records()
+    dependent = Study(Path("studies/dependent.yaml"))
+    of_dependent, num_rows = figures(dependent, 1), results(dependent)["results.csv"].count("\n")
     before.path.unlink()
     study = write(renamed(), "tiny", rate="learning_rate")
+    dependent = write({**renamed(), "seeds": [2], "tuning": {"study": "tiny.yaml"}}, "dependent", rate="learning_rate")
     script.main(["--since", "HEAD", *RENAMED])
+
+    assert figures(dependent, 1) == of_dependent
+    assert results(dependent)["results.csv"].count("\n") == num_rows
 
     assert f"tiny: {len(old)} records, {len(old)} have new keys" in capsys.readouterr().out
     assert not Path("studies/results/small").exists()

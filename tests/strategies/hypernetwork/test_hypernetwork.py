@@ -92,9 +92,8 @@ def test_one_server_step_brings_the_generated_nearer_to_the_trained(attention) -
     strategy.aggregate(stage, upload)
 
     now = flatten(strategy.generate_for_evaluation(range(5)).parameters)
-    distance, before = (trained - now).norm(dim=1), (trained - generated).norm(dim=1)
-    assert (distance < before).all()
-    assert (distance > 0.9 * before).all()  # a small step, not a jump
+    distance, before = (trained - now).norm(), (trained - generated).norm()
+    assert 0.99 * before < distance < before  # a small step, not a jump
 
 
 def test_every_part_of_the_server_is_trained() -> None:
@@ -200,7 +199,7 @@ def test_one_hot_embeddings_are_never_sent(federation, make_model, make_trainer)
 )
 def test_ablations_learn(settings, federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=8)
-    algorithm = sheafhn(**{"hypernetwork_lr": 0.01, **settings})
+    algorithm = sheafhn(**{"hypernetwork_lr": 0.003, "hypernetwork_dropout": 0.0, **settings})
 
     trainer.fit(make_model(), federation, algorithm)
 
