@@ -156,7 +156,7 @@ class WritesIntoUploads(FedAvg):
 )
 class SendsWithoutWords(FedAvg):
     def signals(self) -> Any:
-        return {"size": lambda client, parameters, batch, context: batch.real_mask.sum()}
+        return {"size": lambda client, parameters, batch, context: batch.example_mask.sum()}
 
 
 @breaks(c.check_figures_of_the_server_are_named, r"metrics\(\) returns 'drift': begin its name with server/")
