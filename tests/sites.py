@@ -113,7 +113,7 @@ def assert_same_clients(local: Any, sites: Sequence[Site]) -> None:
     """Each site's client is the one of a run in process, optimiser state and memory included."""
     whole = local.run.executor.state()
     for client, site in enumerate(sites):
-        own = site.executor.state().named()
+        own = site.member.executor.state().named()
         for name, tensor in whole.rows([client]).named().items():
             if name not in own:  # of another architecture
                 assert not tensor.any()

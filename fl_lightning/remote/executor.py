@@ -326,16 +326,11 @@ class RemoteExecutor(Executor):
             return wrong_summands(total_D[:-1], names, num_clients)
 
         found = self.sums.run("evaluate", place_of_sum, self.digests.__getitem__, clients, message, length, inspect)
-        sums: dict[str, Tensor] = {}
-        if found.total_D is not None:
-            sums = from_summands(found.total_D[:-1], names)
+        sums = {} if found.total_D is None else from_summands(found.total_D[:-1], names)
         outcomes = {}
         for place, kind in enumerate(evaluations):
-            failures = dict(found.failures) | {
-                c: shown(a.about["failures"][kind], 1000)
-                for c, a in found.answers.items()
-                if kind in a.about["failures"]
-            }
+            told = {client: answer.about["failures"].get(kind) for client, answer in found.answers.items()}
+            failures = dict(found.failures) | {c: shown(why, 1000) for c, why in told.items() if why is not None}
             outcomes[kind] = Outcome(
                 upload=Payload(clients=()),
                 failures=dict(sorted(failures.items())),

@@ -15,6 +15,7 @@ from fl_lightning.remote.job_schema import Job, NotAJob
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.site import Site
+from fl_lightning.remote.telling import check_hidden
 from fl_lightning.round.disclosure import COUNTS, what_leaves
 from fl_lightning.round.privacy import RecordPrivacy, epsilon_of
 from fl_lightning.round.stage import Stage
@@ -39,7 +40,7 @@ def explain(job: Job, site_file: Path) -> tuple[list[str], list[str]]:
         try:
             site._set_up(_start(job, site))
         except ValueError as error:
-            return _leaving(job, site) if hasattr(site, "num_flat") else [], [str(error)]
+            return _leaving(job, site) if hasattr(site, "member") else [], [str(error)]
         return _leaving(job, site), list(dict.fromkeys(_refusals(job, site)))
 
 
@@ -91,7 +92,7 @@ def _stages(job: Job, site: Site) -> Iterator[tuple[str, int, Stage]]:
 def _leaving(job: Job, site: Site) -> list[str]:
     """What would leave, stage by stage, and in all."""
     num_rounds, num_scored = _rounds(job)
-    net = site.known
+    net = site.member.known
     lines = [
         f"the job {job.name}: {type(site.strategy).__name__}, {num_rounds} rounds, {len(job.sites)} sites, "
         f"{'the server learns sums alone' if job.secure else 'the server learns each answer'}",
@@ -100,7 +101,7 @@ def _leaving(job: Job, site: Site) -> list[str]:
     total = 0
     for when, times, stage in _stages(job, site):
         names = list(net) if stage.flat else list(stage.upload)
-        numbers = site.num_flat if stage.flat else sum(net[name].numel() for name in names)
+        numbers = site.member.num_flat if stage.flat else sum(net[name].numel() for name in names)
         total += times * numbers
         described = "; ".join(what_leaves(stage, list(net))) or "nothing"
         lines.append(f"{when}, stage {stage.name}: {described}; and the {COUNTS}")
@@ -123,8 +124,11 @@ def _leaving(job: Job, site: Site) -> list[str]:
 
 def _record_privacy(job: Job, site: Site, privacy: RecordPrivacy) -> str:
     """What private training tells of each example."""
-    steps = sum(times * site.executor.private_steps(stage, site.index, 1.0) for _, times, stage in _stages(job, site))
-    rate, delta = rate_of(site.collator, site.index), site.policy.record_delta
+    steps = sum(
+        times * site.member.executor.private_steps(stage, site.member.index, 1.0)
+        for _, times, stage in _stages(job, site)
+    )
+    rate, delta = rate_of(site.member.collator, site.member.index), site.policy.record_delta
     own = epsilon_of({(rate, privacy.noise_multiplier): steps}, delta)
     return (
         f"private training: {steps} steps in all, an example in each with probability {rate:.3g}, noise multiplier "
@@ -162,15 +166,15 @@ def _refusals(job: Job, site: Site) -> Iterator[str]:
     """What the site would refuse once the job runs."""
     if site.holds.num_examples < site.policy.min_examples:
         yield "this site has too few training examples to answer"
-    steps_per_epoch = site.collator.steps_per_epoch(0)
+    steps_per_epoch = site.member.collator.steps_per_epoch(0)
     rounds: list[tuple[int, Sequence[Stage]]] = [(0, site.strategy.initial_stages())]
     rounds += [(round_idx, site.strategy.stages(round_idx)) for round_idx in range(_rounds(job)[0])]
     for round_idx, stages in rounds:
         for stage in stages:
             try:
-                site._check(stage)
+                check_hidden(stage, site.drawing, site.policy)
                 site.guard.admit_stage(
-                    stage, list(site.known), round_idx, 1.0, steps_per_epoch, asked=f"{round_idx}/{stage.name}"
+                    stage, list(site.member.known), round_idx, 1.0, steps_per_epoch, asked=f"{round_idx}/{stage.name}"
                 )
             except Refused as error:
                 yield f"stage {stage.name} from round {round_idx} on: {error}"

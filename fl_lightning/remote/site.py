@@ -22,41 +22,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.batches.base import Collator
 from fl_lightning.batches.client_data import ClientData
-from fl_lightning.executors import SequentialExecutor, Work
-from fl_lightning.executors.private import rate_of
-from fl_lightning.federation import OwnNames, Roster
-from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
-from fl_lightning.remote.digests import content_of, digest_of, digest_of_facts, settings_of
+from fl_lightning.executors import Work
+from fl_lightning.federation import OwnNames
+from fl_lightning.remote.accounting import PrivacyAccountant
+from fl_lightning.remote.digests import content_of, digest_of, digest_of_facts
 from fl_lightning.remote.evaluations import allowed_evaluation
-from fl_lightning.remote.filters import CannotFilter
 from fl_lightning.remote.guard import Guard
 from fl_lightning.remote.identity import Identity
 from fl_lightning.remote.ledger import SumLedger
+from fl_lightning.remote.membership import Membership
 from fl_lightning.remote.message import Message, packed
-from fl_lightning.remote.metrics import summands
 from fl_lightning.remote.policy import Refused, SitePolicy
-from fl_lightning.remote.questions import check_question, check_start, check_tensors
+from fl_lightning.remote.questions import check_question, check_start
 from fl_lightning.remote.sealed import SealedFiles
-from fl_lightning.remote.secure import MASKED, check_share, check_stage, summand, weighting_of
+from fl_lightning.remote.secure import check_stage
 from fl_lightning.remote.states import StateStore
 from fl_lightning.remote.sum_member import SumMember
+from fl_lightning.remote.telling import answer_told, check_hidden, pay_for, scores_told
 from fl_lightning.round.client import ClientModule
-from fl_lightning.round.payload import Payload, to_wire
-from fl_lightning.round.privacy import SecretNumbers
-from fl_lightning.round.stage import Stage, StageAddress
-from fl_lightning.run import settings
-from fl_lightning.run.assembly import build_nets, describe_federation, executor_for
-from fl_lightning.run.checks import check_architectures, check_directions
+from fl_lightning.round.stage import StageAddress
 from fl_lightning.run.folder import private_folder
 from fl_lightning.run.predictions import Predicted, write_predictions
-from fl_lightning.run.privacy import check_privacy
 from fl_lightning.strategies import Strategy
-from fl_lightning.tasks import Drawing, task_of
+from fl_lightning.tasks import Drawing
 
 _log = logging.getLogger(__name__)
 #: Messages that are of a sum under secure aggregation, and there alone.
@@ -121,7 +112,6 @@ class Site:
         self.current = ""
         self.last: Message | None = None
         self.scored: Message | None = None
-        self.work = ""
         self.is_started = False
         self._go_on()
 
@@ -162,8 +152,8 @@ class Site:
             if message.kind in handlers and message.kind not in ("enrol", "start") and not self.is_started:
                 raise Refused("this site was not told of a federation")
             check_question(message)
-            if self.is_started and self.secure != self._is_of_sums(message) and message.kind in _SUMMED:
-                raise Refused(f"this run is {'under' if self.secure else 'without'} secure aggregation")
+            if self.is_started and self.member.secure != self._is_of_sums(message) and message.kind in _SUMMED:
+                raise Refused(f"this run is {'under' if self.member.secure else 'without'} secure aggregation")
             return handlers[message.kind](message).wire
         except Refused as error:
             return self._failure(message, str(error)).wire
@@ -211,96 +201,27 @@ class Site:
         for name in ("answer", "scores"):
             self.files.drop(name)
         self.last = self.scored = None
-        tells = self.policy.tells_metrics(summed=self.secure)
-        return self._said(message, parameters=digest_of(self.architectures), metrics=tells, scored=self.metric_names)
-
-    def _names_of_metrics(self) -> list[str] | str:
-        """Which metrics the client is scored by, or why it cannot be."""
-        outcome = self.executor.probe()
-        if self.index in outcome.failures:
-            _log.warning("the client cannot be scored: %s", outcome.failures[self.index])
-            return outcome.failures[self.index].partition(":")[0]
-        return sorted(outcome.upload.signals)
+        tells = self.policy.tells_metrics(summed=self.member.secure)
+        return self._said(
+            message, parameters=digest_of(self.member.architectures), metrics=tells, scored=self.member.metric_names
+        )
 
     def _set_up(self, start: Message) -> None:
         about = start.about
         self.policy.check_strategy(about["strategy"])
         if self.policy.secure_only and not about["secure"]:
             raise Refused("this site answers under secure aggregation alone")
-        own = settings_of(self.strategy, self.model)
-        if about["strategy"] != type(self.strategy).__name__:
-            raise Refused(f"the server runs {about['strategy']}, this site {type(self.strategy).__name__}")
-        if other := settings.differences(about["settings"], own):
-            raise Refused(f"the server's settings are not this site's; {'; '.join(other)} (then: server, now: site)")
-        self.guard.admit_widths(about["num_features"], about["num_outputs"])
-        self.index = int(about["index"])
-        self.secure = bool(about["secure"])
-        self.label = str(about["federation"])
-        fabric = Fabric(accelerator=self.accelerator, devices=1, precision=about["precision"])
-        width = about["num_features"]
-        roster = Roster(
-            names=tuple(about["names"]),
-            sizes=(0,) * len(about["names"]),
-            work=(0,) * len(about["names"]),
-            task=task_of(about["task"]),
-            num_features=tuple(width) if isinstance(width, list) else width,
-            num_outputs=about["num_outputs"],
-            relation_CC=start.tensors.get("relation"),
-            layout=about["layout"],
-            **self.holds.edge_facts,
+        self.member = member = Membership(
+            start, self.holds, self.model, self.strategy, self.guard, drawing=self.drawing, accelerator=self.accelerator
         )
-        self.strategy.check_task(roster.task)
-        check_directions(self.strategy, roster)
-        self.strategy.check_client(self.model)
-        self.strategy.complete(self.model, roster)  # with the strategy's own net, where the job names none
-        self.guard.admit_nets(self.model, roster.num_outputs)
-        self.architectures = build_nets(fabric, self.model, self.strategy, roster, about["seed"])
-        check_architectures(self.strategy, len(self.architectures))
-        training_clients = tuple(about["training_clients"])
-        federation = describe_federation(
-            fabric, self.model, roster, training_clients, self.architectures, about["seed"]
-        )
-        self.strategy.setup(federation)
-        try:
-            check_privacy(self.strategy, self.model, roster, training_clients)
-        except ValueError as error:  # of the settings alone
-            raise Refused(str(error)) from error
-        self.weighting = weighting_of(self.strategy) if self.secure else None
-        if self.secure:
-            try:
-                check_share(float(about["secure_share"]))
-            except ValueError as error:
-                raise Refused(str(error)) from error
-            self.sum.join(self.label, self.index, about["names"], float(about["secure_share"]))
-        self.collator = self._collator(roster, fabric.device, getattr(torch, about["dtype"]))
-        self.executor = executor_for(self.model, SequentialExecutor())
-        self.executor.numbers = SecretNumbers()  # the server knows the run's seed
-        mine = (self.index,)
-        self.executor.setup(
-            fabric,
-            self.model,
-            self.collator,
-            mine,
-            seed=about["seed"],
-            memory=self.strategy.memory(),
-            client_state=self.strategy.client_state(),
-            time_limit=self.policy.max_seconds,
-        )
-        self.known = dict(self.architectures[federation.architecture_of[self.index]])
-        self.num_flat = max(sum(p.numel() for p in net.values()) for net in self.architectures)
-        self.guard.run = self.label
-        self.guard.admit_parameters(self.num_flat)
-        self.guard.check_stages(self.strategy, list(self.known))
-        self.metric_names = self._names_of_metrics()
-        self.work = ""
+        if member.secure:
+            self.sum.join(member.label, member.index, about["names"], float(about["secure_share"]))
+        self.guard.run = member.label
+        self.guard.admit_parameters(member.num_flat)
+        self.guard.check_stages(self.strategy, list(member.known))
+        member.find_metrics()
         self.is_started = True
-        self.current = self.states.put(self._state())
-
-    def _collator(self, roster: Roster, device: torch.device, dtype: torch.dtype) -> Collator:
-        """Batches of the one client, at its index in the federation."""
-        members = [self.holds] * (self.index + 1)
-        layout = roster.layout
-        return roster.task.collator(members, layout=layout, drawing=self.drawing, device=device, dtype=dtype)
+        self.current = self.states.put(member.state())
 
     # ---------------------------------------------------------------- sums
 
@@ -342,173 +263,102 @@ class Site:
 
     def _run(self, message: Message) -> Message:
         """A stage; a message that is repeated is answered again, and nothing is trained twice."""
+        member = self.member
         if self.last is not None and self.last.about["to"] == message.name:
             self._become(self.last.about["state"])
             return self.last
         about = message.about
         if self.holds.num_examples < self.policy.min_examples:
             raise Refused("this site has too few training examples to answer")
-        check_tensors(message.tensors, self.known, self.num_flat)
+        member.check_tensors(message)
         address = StageAddress(**about["address"])
         stage = self.strategy.stage(address)
-        self._check(stage)
+        check_hidden(stage, self.drawing, self.policy)
         self.guard.admit_stage(
             stage,
-            list(self.known),
+            list(member.known),
             address.round_idx,
             about["effort"],
-            self.collator.steps_per_epoch(self.index),
+            member.steps_per_epoch,
             asked=digest_of_facts(about["address"], about["effort"], about["state"], *message.tensors.items()),
         )
-        payload = message.payload((self.index,))
+        payload = message.payload((member.index,))
         place = [address.phase, address.round_idx, address.name]
         summed_with, work_name = 1, ""
-        if self.secure:
+        if member.secure:
             check_stage(stage)
-            work_name = digest_of_facts(place, about["effort"], *packed(payload, self.index).items())
+            work_name = digest_of_facts(place, about["effort"], *packed(payload, member.index).items())
             summed_with = self._enter(message, place, work_name)
-        self._pay(stage, about["effort"])
+        pay_for(stage, about["effort"], member, self.model.privacy, self.accountant, self.policy)
         lost = self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]
-        if self.last is not None and lost and not self.secure:  # a sum may have it; see _sum_keys
+        if self.last is not None and lost and not member.secure:  # a sum may have it; see _sum_keys
             self.states.drop(self.last.about["state"])  # the server never got to know it
             self.current = self.current if self.current == about["state"] else ""
         self._become(about["state"])
-        work = Work(stage=stage, address=address, effort={self.index: about["effort"]}, payload=payload)
-        outcome = self.executor.run(work)
-        self.work = work_name
-        self.current = self.states.put(self._state())
-        if self.index in outcome.failures:
-            _log.warning("stage %s failed: %s", stage.name, outcome.failures[self.index])
-            answer = self._failure(message, outcome.failures[self.index].partition(":")[0])
+        work = Work(stage=stage, address=address, effort={member.index: about["effort"]}, payload=payload)
+        outcome = member.executor.run(work)
+        member.work = work_name
+        self.current = self.states.put(member.state())
+        if member.index in outcome.failures:
+            _log.warning("stage %s failed: %s", stage.name, outcome.failures[member.index])
+            answer = self._failure(message, outcome.failures[member.index].partition(":")[0])
         else:
             try:
-                leaving = self._leaving(outcome.upload, stage, payload, summed_with)
-                answer = self._said(message, packed(leaving, self.index))
+                upload = self.guard.leaving(outcome.upload, stage)
+                leaving = answer_told(upload, stage, payload, member, self.policy, self.sum, summed_with)
+                answer = self._said(message, packed(leaving, member.index))
             except Refused as error:
                 answer = self._failure(message, str(error))
         self.last = dataclasses.replace(
-            answer, about={**answer.about, "from": about["state"], **({"place": place} if self.secure else {})}
+            answer, about={**answer.about, "from": about["state"], **({"place": place} if member.secure else {})}
         )
         self._keep("answer", self.last)
         return self.last
 
-    def _pay(self, stage: Stage, effort: float) -> None:
-        """Have the site's account count what private training is about to take, whatever comes of it."""
-        privacy = self.model.privacy
-        if privacy is None or not (steps := self.executor.private_steps(stage, self.index, effort)):
-            return
-        rate = rate_of(self.collator, self.index)
-        try:
-            self.accountant.spend_steps(rate, privacy.noise_multiplier, steps, self.policy.max_record_epsilon)
-        except BudgetSpent as error:
-            raise Refused(str(error)) from error
-
-    def _check(self, stage: Stage) -> None:
-        """Refuse what the site's filters cannot hide."""
-        hides = any(each.hides_counts for each in self.policy.filters)
-        if (
-            hides
-            and stage.num_steps is None
-            and self.drawing.batch_size is not None
-            and self.drawing.steps_per_epoch is None
-        ):
-            raise Refused("the number of steps would tell that of examples, which is hidden: set data.steps_per_epoch")
-
-    def _leaving(self, upload: Payload, stage: Stage, received: Payload | None, summed_with: int) -> Payload:
-        """What leaves the site: the stage's payload, filtered, and hidden in a sum."""
-        known: dict[str, Tensor] = {}
-        if not stage.as_update:
-            initial = {name: tensor[None] for name, tensor in self.known.items()}
-            known = to_wire(initial, self.num_flat) if stage.flat else initial
-            known |= {} if received is None else received.parameters
-        upload = self.guard.leaving(upload, stage)
-        try:
-            for each in self.policy.filters:
-                upload = each(upload, known, summed_with=summed_with)
-        except CannotFilter as error:
-            raise Refused(str(error)) from error
-        if not self.weighting:
-            return upload
-        return Payload(clients=upload.clients, signals={MASKED: self.sum.hide(*summand(upload, self.weighting))[None]})
-
     def _evaluate(self, message: Message) -> Message:
         """What the policy tells of each metric; zeros for a split of too few examples."""
+        member = self.member
         if self.scored is not None and self.scored.about["to"] == message.name:
             return self.scored
         about, round_idx = message.about, message.about["round_idx"]
-        check_tensors(message.tensors, self.known, self.num_flat, models=len(about["evaluations"]))
+        member.check_tensors(message, models=len(about["evaluations"]))
         if len({kind for kind, _ in about["evaluations"]}) < len(about["evaluations"]):
             raise Refused("an evaluation is asked for twice")
-        allowed = [
-            (
-                kind,
-                allowed_evaluation(self.strategy, self.index, kind, what, message.payload((self.index,), f"{place}/")),
-            )
-            for place, (kind, what) in enumerate(about["evaluations"])
-        ]
+        allowed = []
+        for place, (kind, what) in enumerate(about["evaluations"]):
+            models = message.payload((member.index,), f"{place}/")
+            allowed.append((kind, allowed_evaluation(self.strategy, member.index, kind, what, models)))
         self.guard.admit_evaluations(
             [evaluation for _, evaluation in allowed],
             round_idx,
-            self.collator.steps_per_epoch(self.index),
+            member.steps_per_epoch,
             asked=digest_of_facts(about["evaluations"], about["state"], *message.tensors.items()),
         )
-        if self.secure:
+        if member.secure:
             self._enter(message, ["evaluate", round_idx], None)
         self._become(about["state"])
         self._forget(message)
-        found: dict[str, Tensor] = {}
-        failures: dict[str, str] = {}
-        for place, (kind, evaluation) in enumerate(allowed):
-            outcome = self.executor.evaluate({kind: evaluation}, [self.index], round_idx)[kind]
-            if self.index in outcome.failures:
-                _log.warning("evaluation %r failed: %s", kind, outcome.failures[self.index])
-                failures[kind] = outcome.failures[self.index].partition(":")[0]
-                continue
-            for name, pair_12 in outcome.upload.signals.items():
-                enough = bool(pair_12[0, 1] >= self.policy.min_examples)
-                found[f"{place}/{name}"] = pair_12.cpu() if enough else torch.zeros(1, 2)
-        self.scored = self._said(message, **self._scores(found, failures, len(allowed)))
+        found, failures = member.scores(allowed, round_idx, self.policy.min_examples)
+        tensors = scores_told(found, len(allowed), member, self.policy, self.sum)
+        self.scored = self._said(message, tensors, failures=failures)
         self._keep("scores", self.scored)
         return self.scored
 
-    def _scores(self, found: dict[str, Tensor], failures: dict[str, str], num_models: int) -> dict[str, Any]:
-        """What the policy tells of metrics, (1, 2) by the place of their model and their name."""
-        try:
-            found = self.policy.tell(found, summed=self.secure)
-        except CannotFilter as error:
-            raise Refused(str(error)) from error
-        if not self.secure:
-            return {"tensors": found, "failures": failures}
-        keys = [f"{place}/{name}" for place in range(num_models) for name in self.metric_names]
-        whole = {key: torch.zeros(1, 2) for key in keys} | found
-        hidden = self.sum.hide(summands(whole), 1.0)
-        return {"tensors": {f"s/{MASKED}": hidden[None]}, "failures": failures}
-
     def _predict(self, message: Message) -> Message:
         """Write what the client's model predicts, here."""
-        check_tensors(message.tensors, self.known, self.num_flat, models=1)
+        member = self.member
+        member.check_tensors(message, models=1)
         self._become(message.about["state"])
-        payload = message.payload((self.index,), "0/")
-        evaluation = allowed_evaluation(self.strategy, self.index, "", message.about["evaluation"], payload)
-        self.guard.admit_tuning(evaluation, message.about["round_idx"], self.collator.steps_per_epoch(self.index))
-        output_NK = self.executor.predict(evaluation, [self.index], message.about["round_idx"])[self.index]
+        payload = message.payload((member.index,), "0/")
+        evaluation = allowed_evaluation(self.strategy, member.index, "", message.about["evaluation"], payload)
+        round_idx = message.about["round_idx"]
+        self.guard.admit_tuning(evaluation, round_idx, member.steps_per_epoch)
+        output_NK = member.executor.predict(evaluation, [member.index], round_idx)[member.index]
         predicted = Predicted(task=self.model.task, holds=self.holds, own=self.own, output_NK=output_NK)
         write_predictions(self.folder / "predictions.csv", [predicted], secret=True)
         return self._said(message)
 
     # ---------------------------------------------------------------- states
-
-    def _state(self) -> Message:
-        """All that lives on in the client."""
-        held = self.executor.holdings().get(self.index, {})
-        about: dict[str, Any] = {"after": self.work} if self.work else {}  # so that no two sums are of equal states
-        if self.index in self.executor.active:
-            about["round"] = self.executor.round
-        return Message(
-            kind="state",
-            about=about,
-            tensors=packed(self.executor.state(), self.index) | {f"h/{name}": tensor for name, tensor in held.items()},
-        )
 
     def _become(self, digest: str) -> None:
         """Go to a state, if it is another than the present one."""
@@ -517,15 +367,7 @@ class Site:
         state = self.states.get(digest)
         if state is None:
             raise Refused(_gone(digest))
-        held = {name[2:]: tensor for name, tensor in state.tensors.items() if name.startswith("h/")}
-        if held:
-            self.executor.load_holdings({self.index: held})
-        elif self.executor.holdings():
-            self.executor.rewrite({self.index: self.holds})
-        tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("h/")}
-        now = tuple(state.about["round"]) if "round" in state.about else None
-        self.executor.load_state(Payload.from_named((self.index,), tensors), now)
-        self.work = str(state.about.get("after", ""))
+        self.member.become(state)
         self.current = digest
 
     def _load(self, message: Message) -> Message:

@@ -119,7 +119,7 @@ def class_colours(number_of: int) -> list[str]:
 def node_places(graph: nx.Graph) -> Values:
     """Places in [-1, 1]², (C, 2)."""
     if len(graph) > 40 or graph.number_of_edges() == 0 or not nx.is_connected(graph):
-        place = nx.circularnode_places(graph)
+        place = nx.circular_layout(graph)
     else:
-        place = nx.kamada_kawainode_places(graph)
+        place = nx.kamada_kawai_layout(graph)
     return np.array([place[client] for client in graph], dtype=np.float64)

@@ -21,7 +21,7 @@ from fl_lightning import (
     SequentialExecutor,
     StackedExecutor,
 )
-from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, RunReport, report
+from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, RunReport, report, report_parts
 from fl_lightning.data import Examples, ExampleSource
 from fl_lightning.models import MLP
 from fl_lightning.report.record import RunRecord
@@ -215,8 +215,9 @@ def test_clients_whose_data_cannot_be_described(graphs, given_clients, make_mode
 
 def test_clients_whose_data_lie_elsewhere(federation, make_model, make_trainer, monkeypatch) -> None:
     elsewhere = SimpleNamespace(run=SimpleNamespace(datamodule=SimpleNamespace(clients=(None, None))))
-    assert report._held(elsewhere) is None
-    monkeypatch.setattr(report, "_held", lambda trainer: None)
+    assert report_parts.data_of(elsewhere) is None
+    for module in (report, report_parts):
+        monkeypatch.setattr(module, "data_of", lambda trainer: None)
     trainer = make_trainer(callbacks=RunReport())
     trainer.fit(make_model(), federation, FedAvg())
     record = record_of(trainer)

@@ -234,7 +234,7 @@ def test_secure_sums_of_filtered_answers_are_those_of_the_loopback(trial, sessio
     remote = checkpoint.read(outcome.folder / "checkpoints" / "last.ckpt")
     assert_same_run(remote, parts.trainer, assert_same)
     for client, site in enumerate(sites):
-        assert_same_state(trial, "secure", remote, client, site.executor.state().named())
+        assert_same_state(trial, "secure", remote, client, site.member.executor.state().named())
 
 
 def test_a_site_refuses_a_strategy_that_is_not_on_its_list_and_keeps_its_logs(trial, session, tmp_path) -> None:

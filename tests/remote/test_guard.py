@@ -311,7 +311,7 @@ def test_rounds_that_the_job_has_not_are_refused(three, tmp_path) -> None:
 
 def test_a_stage_has_no_longer_than_the_site_gives_it(started) -> None:
     site, _ = started(max_seconds=50.0)
-    assert site.executor.time_limit == 50.0
+    assert site.member.executor.time_limit == 50.0
 
 
 def test_messages_are_counted_and_weighed_before_they_are_read(started) -> None:

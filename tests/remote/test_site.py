@@ -401,7 +401,7 @@ def test_graphs_that_a_stage_has_rewritten_are_part_of_the_state(three, make_tra
         trainer.callbacks.append(SavesAfter(1, tmp_path / "v" / "one.ckpt"))
         assert trainer.fit(make_model(), data, strategy, ckpt_path=ckpt_path) == expected
         for client, site in enumerate(sites):
-            held = site.executor.holdings()[client]["edge_index_2E"]
+            held = site.member.executor.holdings()[client]["edge_index_2E"]
             assert torch.equal(held, local.run.executor.holdings()[client]["edge_index_2E"])
         sites = start()
 

@@ -1,0 +1,211 @@
+"""What a site is within one federation: a client with its net, its data in batches and an executor of its own."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning.batches.base import Collator
+from fl_lightning.batches.client_data import ClientData
+from fl_lightning.executors import SequentialExecutor
+from fl_lightning.federation import Roster
+from fl_lightning.remote.digests import settings_of
+from fl_lightning.remote.guard import Guard
+from fl_lightning.remote.message import Message, packed
+from fl_lightning.remote.policy import Refused
+from fl_lightning.remote.questions import check_tensors
+from fl_lightning.remote.secure import check_share, weighting_of
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.privacy import SecretNumbers
+from fl_lightning.round.stage import Evaluation
+from fl_lightning.run import settings
+from fl_lightning.run.assembly import build_nets, describe_federation, executor_for
+from fl_lightning.run.checks import check_architectures, check_directions
+from fl_lightning.run.privacy import check_privacy
+from fl_lightning.strategies import Strategy
+from fl_lightning.tasks import Drawing, task_of
+
+_log = logging.getLogger(__name__)
+
+
+class Membership:
+    """A client of a federation, set up by what the server says of it and by the site's own settings.
+
+    Args:
+        start: The server's message.
+        holds: What the client holds.
+        model: The client module, with the settings of the run and the task of the site's data.
+        strategy: The strategy, with the settings of the run.
+        guard: Admits what the server asks for.
+        drawing: How training examples are drawn.
+        accelerator: Where the client trains, as in Lightning.
+
+    Attributes:
+        index: The client's, in the federation.
+        label: The federation's name.
+        secure: Whether the server learns sums alone.
+        weighting: How answers are weighted in them; None where there are none.
+        architectures: Initial parameters of a client of each architecture.
+        known: Those of the client's own.
+        num_flat: Numbers of the longest architecture.
+        collator: Batches of the client.
+        executor: Runs it.
+        metric_names: Which metrics the client is scored by, or why it cannot be.
+        work: What the present state came from under secure aggregation; empty otherwise.
+
+    Raises:
+        Refused: The server's settings are not the site's, or its data, net or stages are not admitted.
+    """
+
+    def __init__(
+        self,
+        start: Message,
+        holds: ClientData,
+        model: ClientModule,
+        strategy: Strategy,
+        guard: Guard,
+        *,
+        drawing: Drawing,
+        accelerator: str,
+    ) -> None:
+        about = start.about
+        if about["strategy"] != type(strategy).__name__:
+            raise Refused(f"the server runs {about['strategy']}, this site {type(strategy).__name__}")
+        if other := settings.differences(about["settings"], settings_of(strategy, model)):
+            raise Refused(f"the server's settings are not this site's; {'; '.join(other)} (then: server, now: site)")
+        guard.admit_widths(about["num_features"], about["num_outputs"])
+        self.holds, self.drawing = holds, drawing
+        self.index, self.secure = int(about["index"]), bool(about["secure"])
+        self.label = str(about["federation"])
+        fabric = Fabric(accelerator=accelerator, devices=1, precision=about["precision"])
+        roster = _roster(start, holds)
+        strategy.check_task(roster.task)
+        check_directions(strategy, roster)
+        strategy.check_client(model)
+        strategy.complete(model, roster)  # with the strategy's own net, where the job names none
+        guard.admit_nets(model, roster.num_outputs)
+        self.architectures = build_nets(fabric, model, strategy, roster, about["seed"])
+        check_architectures(strategy, len(self.architectures))
+        training_clients = tuple(about["training_clients"])
+        federation = describe_federation(fabric, model, roster, training_clients, self.architectures, about["seed"])
+        strategy.setup(federation)
+        try:  # of the settings alone
+            check_privacy(strategy, model, roster, training_clients)
+            if self.secure:
+                check_share(float(about["secure_share"]))
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        self.weighting = weighting_of(strategy) if self.secure else None
+        self.collator = self._collator(roster, fabric.device, getattr(torch, about["dtype"]))
+        self.executor = executor_for(model, SequentialExecutor())
+        self.executor.numbers = SecretNumbers()  # the server knows the run's seed
+        self.executor.setup(
+            fabric,
+            model,
+            self.collator,
+            (self.index,),
+            seed=about["seed"],
+            memory=strategy.memory(),
+            client_state=strategy.client_state(),
+            time_limit=guard.policy.max_seconds,
+        )
+        self.known = dict(self.architectures[federation.architecture_of[self.index]])
+        self.num_flat = max(sum(p.numel() for p in net.values()) for net in self.architectures)
+        self.metric_names: list[str] | str = []
+        self.work = ""
+
+    def _collator(self, roster: Roster, device: torch.device, dtype: torch.dtype) -> Collator:
+        """Batches of the one client, at its index in the federation."""
+        members = [self.holds] * (self.index + 1)
+        return roster.task.collator(members, layout=roster.layout, drawing=self.drawing, device=device, dtype=dtype)
+
+    def find_metrics(self) -> None:
+        """Score the client once, to see which metrics it has."""
+        outcome = self.executor.probe()
+        if self.index in outcome.failures:
+            _log.warning("the client cannot be scored: %s", outcome.failures[self.index])
+            self.metric_names = outcome.failures[self.index].partition(":")[0]
+        else:
+            self.metric_names = sorted(outcome.upload.signals)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of the client's local epochs."""
+        return self.collator.steps_per_epoch(self.index)
+
+    def check_tensors(self, message: Message, *, models: int | None = None) -> None:
+        """Refuse tensors that are of no parameter of the client's.
+
+        Args:
+            message: Of the server's.
+            models: How many models it has; None for one whose tensors have no number before their names.
+        """
+        check_tensors(message.tensors, self.known, self.num_flat, models=models)
+
+    def scores(
+        self, evaluations: Sequence[tuple[str, Evaluation]], round_idx: int, min_examples: int
+    ) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Score the client's models.
+
+        Returns:
+            Of each metric, by the place of its model and its name, what :mod:`fl_lightning.round.metrics` adds up,
+            (1, 2); zeros for a split of fewer examples than ``min_examples``. And the kinds of error of models that
+            could not be scored.
+        """
+        found: dict[str, Tensor] = {}
+        failures: dict[str, str] = {}
+        for place, (kind, evaluation) in enumerate(evaluations):
+            outcome = self.executor.evaluate({kind: evaluation}, [self.index], round_idx)[kind]
+            if self.index in outcome.failures:
+                _log.warning("evaluation %r failed: %s", kind, outcome.failures[self.index])
+                failures[kind] = outcome.failures[self.index].partition(":")[0]
+                continue
+            for name, pair_12 in outcome.upload.signals.items():
+                enough = bool(pair_12[0, 1] >= min_examples)
+                found[f"{place}/{name}"] = pair_12.cpu() if enough else torch.zeros(1, 2)
+        return found, failures
+
+    def state(self) -> Message:
+        """All that lives on in the client."""
+        held = self.executor.holdings().get(self.index, {})
+        about: dict[str, Any] = {"after": self.work} if self.work else {}  # so that no two sums are of equal states
+        if self.index in self.executor.active:
+            about["round"] = self.executor.round
+        return Message(
+            kind="state",
+            about=about,
+            tensors=packed(self.executor.state(), self.index) | {f"h/{name}": tensor for name, tensor in held.items()},
+        )
+
+    def become(self, state: Message) -> None:
+        """Go to a state that :meth:`state` has told."""
+        held = {name[2:]: tensor for name, tensor in state.tensors.items() if name.startswith("h/")}
+        if held:
+            self.executor.load_holdings({self.index: held})
+        elif self.executor.holdings():
+            self.executor.rewrite({self.index: self.holds})
+        tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("h/")}
+        now = tuple(state.about["round"]) if "round" in state.about else None
+        self.executor.load_state(Payload.from_named((self.index,), tensors), now)
+        self.work = str(state.about.get("after", ""))
+
+
+def _roster(start: Message, holds: ClientData) -> Roster:
+    """What the server tells of the federation; of what edges carry the site knows by itself."""
+    about = start.about
+    unknown, width = (0,) * len(about["names"]), about["num_features"]
+    return Roster(
+        names=tuple(about["names"]),
+        sizes=unknown,
+        work=unknown,
+        task=task_of(about["task"]),
+        num_features=tuple(width) if isinstance(width, list) else width,
+        num_outputs=about["num_outputs"],
+        relation_CC=start.tensors.get("relation"),
+        layout=about["layout"],
+        **holds.edge_facts,
+    )
