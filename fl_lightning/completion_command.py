@@ -1,7 +1,8 @@
 """Print a script with which a shell completes verbs, settings, classes and files: ``fl-train completion bash``.
 
 The script holds all words, so that nothing is imported when the tab key is pressed. It is written anew when the package
-is upgraded, and knows no strategies of users' own.
+is upgraded, and knows no strategies of users' own. (The script that jsonargparse makes with shtab is not ready after
+minutes: it writes out every class of every setting for each verb.)
 """
 
 import argparse

@@ -110,8 +110,7 @@ class FederatedTrainer(Counted):
         self.seed = seed
         self.fabric = make_fabric(accelerator, devices, num_nodes, self.precision, strategy)
         self.monitor, self.monitor_mode = monitor, monitor_mode
-        self.launched = False
-        self.started = False
+        self.launched = self.started = False
         self.config = ""
         self.config_sources: tuple[str, ...] = ()
         self.datamodule: Any = None
