@@ -71,7 +71,7 @@ REPRESENTATIVES = {
     "SheafFMTL",
 }
 #: What of the contract the first tier tests for every strategy, by parts of the names of the tests and checks.
-FOR_EVERY_STRATEGY = ("equals_stacked", "executors_agree", "resum", "server_state_is_complete")
+FOR_EVERY_STRATEGY = ("executors_agree", "resume_is_exact", "server_state_is_complete")
 
 
 def is_of_the_second_tier(folder: str, file: str, name: str, parameters: Mapping[str, Any]) -> bool:

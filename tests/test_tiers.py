@@ -5,6 +5,7 @@ from conftest import REPRESENTATIVES, is_of_the_second_tier
 
 from fl_lightning import SequentialExecutor, StackedExecutor, strategies
 from fl_lightning.strategies import FedAvg, FedProx
+from fl_lightning.testing import CHECKS
 
 
 def test_representatives_are_strategies() -> None:
@@ -12,24 +13,26 @@ def test_representatives_are_strategies() -> None:
     assert len(REPRESENTATIVES) == 9
 
 
-@pytest.mark.parametrize("name", ["test_resuming_is_exact", "test_sequential_equals_stacked"])
+@pytest.mark.parametrize("check", ["executors_agree", "resume_is_exact", "server_state_is_complete"])
 @pytest.mark.parametrize("kind", [FedAvg, FedProx])
-def test_executors_agree_and_runs_resume_for_every_strategy_in_the_first_tier(name: str, kind: type) -> None:
-    assert not is_of_the_second_tier("strategies", "test_contract.py", name, {"kind": kind})
+def test_executors_agree_and_runs_resume_for_every_strategy_in_the_first_tier(check: str, kind: type) -> None:
+    assert f"check_{check}" in {each.__name__ for each in CHECKS}
+    name = f"test_contract[{kind.__name__}-{check}]"
+    assert not is_of_the_second_tier("strategies", "test_contract.py", name, {"runs": kind})
 
 
 def test_the_rest_of_the_contract_is_for_representatives_in_the_first_tier() -> None:
-    assert not is_of_the_second_tier("strategies", "test_contract.py", "test_rounds_run_and_learn", {"kind": FedAvg})
-    assert is_of_the_second_tier("strategies", "test_contract.py", "test_rounds_run_and_learn", {"kind": FedProx})
+    name = "test_permuting_clients_permutes_results"
+    assert not is_of_the_second_tier("strategies", "test_contract.py", name, {"kind": FedAvg})
+    assert is_of_the_second_tier("strategies", "test_contract.py", name, {"kind": FedProx})
 
 
 def test_what_runs_under_both_executors_runs_under_one_in_the_first_tier() -> None:
     assert is_of_the_second_tier("strategies", "test_ditto.py", "test_x", {"executor": SequentialExecutor})
     assert not is_of_the_second_tier("strategies", "test_ditto.py", "test_x", {"executor": StackedExecutor})
     assert is_of_the_second_tier("callbacks", "test_report.py", "test_x", {"executor": SequentialExecutor})
-    assert not is_of_the_second_tier(
-        "strategies", "test_contract.py", "test_x", {"kind": FedAvg, "executor": SequentialExecutor}
-    )
+    both = {"kind": FedAvg, "executor": SequentialExecutor}
+    assert not is_of_the_second_tier("strategies", "test_contract.py", "test_x", both)
     assert not is_of_the_second_tier("executors", "test_executors.py", "test_x", {"executor": SequentialExecutor})
 
 
