@@ -1,5 +1,6 @@
 """``check_strategy`` finds what a strategy does wrong, and says what to do."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,13 +52,15 @@ class DividesByZero(FedAvg):
         return {"server/ratio": float("inf")}
 
 
-@breaks(c.check_figures_are_finite_and_models_trained, r"are the initial ones after 4 rounds: see `trained`")
+def no_loss(client: ClientModule, parameters: Any, batch: Any, context: Any) -> Tensor:
+    """Nothing to learn; weight decay moves what is not zero."""
+    return 0 * client.loss(client.output(parameters, batch), batch)
+
+
+@breaks(c.check_figures_are_finite_and_models_trained, "are the initial ones after 4 rounds: see `trained`")
 class NeverMoves(FedAvg):
     def training(self, round_idx: int) -> Any:
-        stage = super().training(round_idx)
-        object.__setattr__(stage, "gradient", lambda gradients, *_: {n: 0 * g for n, g in gradients.items()})
-        object.__setattr__(stage, "reset_optimizer", True)
-        return stage
+        return dataclasses.replace(super().training(round_idx), objective=no_loss)
 
 
 def padded_loss(client: ClientModule, parameters: Any, batch: Any, context: Any) -> Tensor:
@@ -67,13 +70,8 @@ def padded_loss(client: ClientModule, parameters: Any, batch: Any, context: Any)
 
 @breaks(c.check_executors_agree, "must be a pure function of one client")
 class KnowsTheGroup(FedAvg):
-    def penalty(self) -> Any:
-        return None
-
     def training(self, round_idx: int) -> Any:
-        stage = super().training(round_idx)
-        object.__setattr__(stage, "objective", padded_loss)
-        return stage
+        return dataclasses.replace(super().training(round_idx), objective=padded_loss)
 
 
 class Momentum(FedAvg):
