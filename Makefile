@@ -5,6 +5,7 @@
 # make docs         install all, then write the documentation to docs/_build/html
 # make campaign     install, then run the slow tests of reliability in SHARES processes at once, and write their figures
 #                   (FL_CAMPAIGN_SEED draws others)
+# make words        look for British spelling, and for words that .spelling has others for
 # make lock         write requirements.lock, the versions of constraints.txt with hashes, but for torch
 # make audit        look the locked versions up among known vulnerabilities; ENVIRONMENT=1 for those that are installed
 PYTHON ?= python3
@@ -51,6 +52,7 @@ lint: .venv/installed-all
 	$(BIN)/mypy
 	$(BIN)/codespell
 
+# a part of `make lint` (lint: words) as soon as the tree passes
 words: .venv/installed-all
 	$(BIN)/codespell --builtin en-GB_to_en-US --dictionary .spelling --dictionary - --regex '(?i:$(PHRASES))|[A-Z]?[a-z]+'
 
