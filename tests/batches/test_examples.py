@@ -253,8 +253,8 @@ def test_executors_agree(regression, settings, make_trainer, assert_same, monkey
     for trainer, result in others:
         assert_same(trainer.run.executor.state().parameters, reference.run.executor.state().parameters, tolerance=1e-10)
         assert_same(result, expected, tolerance=1e-5)
-        predicted = trainer.run.executor.predict(Evaluation(), [0, 1, 2], 0)
-        assert_same(predicted, reference.run.executor.predict(Evaluation(), [0, 1, 2], 0), tolerance=1e-5)
+        predicted = trainer.run.executor.predict(Evaluation(), [0, 1, 2], 2)
+        assert_same(predicted, reference.run.executor.predict(Evaluation(), [0, 1, 2], 2), tolerance=1e-5)
         assert [len(predicted[client]) for client in range(3)] == list(SIZES)
 
 
