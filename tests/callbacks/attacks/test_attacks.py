@@ -45,6 +45,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.topology import Ring
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import FLAT, from_wire
+from fl_lightning.round.stage import ClientState
 from fl_lightning.strategies import DPSGD, FedAux, FedAvg, FedPer, FedPub, FedSheafHN, Local
 
 TINY_SHEAF = functools.partial(FedSheafHN, init_epochs=2, num_neighbors=2, refresh_every=2, hidden_channels=8)
@@ -359,6 +360,9 @@ def test_poisoning_parameters_and_updates_agree(executor, attacked, assert_same)
 class Silent(FedAvg):
     """Nothing goes down, so that everyone goes on with its own parameters."""
 
+    def client_state(self) -> ClientState:
+        return ClientState()
+
     def configure(self, stage: Stage, clients: Any) -> Any:
         return None
 
@@ -652,7 +656,9 @@ def test_a_backdoor_gets_in_and_tuning_the_classifier_is_logged(executor, pictur
 
     class State(Callback):
         def on_checkpoint_point(self, trainer: Any) -> None:
-            states.append({name: tensor.clone() for name, tensor in trainer.run.executor.state().tensors().items()})
+            states.append(
+                {name: tensor.clone() for name, tensor in trainer.run.executor.lasting_state().tensors().items()}
+            )
 
     attack = Backdoor(clients=[0], blend=0.5, poisoned_fraction=0.5)
     callbacks = [Log(), State(), attack, SimpleTuning(num_epochs=20)]
@@ -667,7 +673,7 @@ def test_a_backdoor_gets_in_and_tuning_the_classifier_is_logged(executor, pictur
     assert logged[-1][0]["tuned/test/acc"] == result["tuned/test/acc"]
     assert result["tuned/test/acc"] > 0.8
     assert {"tuned/test/asr", "tuned/malicious/test/asr", "tuned/benign/test/acc"} <= set(result)
-    assert_same(dict(trainer.run.executor.state().tensors()), states[-1])  # the tuned models are copies
+    assert_same(dict(trainer.run.executor.lasting_state().tensors()), states[-1])  # the tuned models are copies
 
 
 @pytest.mark.parametrize("build", [FedPer, Local, functools.partial(DPSGD, topology=Ring())])
