@@ -115,8 +115,11 @@ class FederatedTrainer(Counted):
         self.config_sources: tuple[str, ...] = ()
         self.datamodule: Any = None
         self._given = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes, "strategy": strategy}
-        self._hooks = Hooks(self)
         self._run: Run | None = None
+
+    @property
+    def _hooks(self) -> Hooks:
+        return Hooks(self)  # anew, for one that stayed would keep the trainer alive with it
 
     @property
     def run(self) -> Run:

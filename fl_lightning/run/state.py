@@ -95,7 +95,7 @@ def restore(
     run.num_failures = dict(state["num_failures"])
     run.config_file = state["config_file"]
     run.selection.load_state_dict(state["selection"])
-    run.chosen_server = state.get("chosen_server")  # older checkpoints have none
+    run.chosen_server = state["chosen_server"]
     for logger in run.loggers:
         if state["wandb_id"] and hasattr(logger, "continue_run"):
             logger.continue_run(state["wandb_id"])

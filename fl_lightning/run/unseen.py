@@ -1,7 +1,6 @@
 """Clients that were held out of the training join a trained server."""
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 
 from fl_lightning.round.stage import Phase, Stage
@@ -28,15 +27,9 @@ def join(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
 def join_chosen_server(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
     """Let the held-out clients join the server as it was after the round that is reported; it stays so."""
     num_rounds = run.round_idx
-    if run.chosen_server is None:
-        warnings.warn(
-            "the checkpoint that this run went on from keeps no server of the chosen round (an older version wrote "
-            "it), so new clients join that of the last one",
-            stacklevel=2,
-        )
-    else:
-        run.strategy.load_state_dict(copy.deepcopy(run.chosen_server))
-        run.round_idx = run.selection.best_round + 1
+    assert run.chosen_server is not None, "some round is the best"
+    run.strategy.load_state_dict(copy.deepcopy(run.chosen_server))
+    run.round_idx = run.selection.best_round + 1
     metrics = join(run, exchange, evaluate)
     run.round_idx = num_rounds
     return metrics

@@ -114,9 +114,9 @@ def test_files_that_cannot_be_read_are_refused(saved, path, federation, make_mod
     with pytest.raises(ValueError, match=r"missing\.ckpt does not exist: give the path of a \.ckpt file"):
         resume(path.with_name("missing.ckpt"))
     content = torch.load(path, weights_only=True)
-    for other in (1, 99):
+    for other in (1, 2, 99):
         torch.save({**content, "format_version": other}, path)
-        with pytest.raises(ValueError, match=rf"has format version {other}, this version .* reads 2: .* train anew"):
+        with pytest.raises(ValueError, match=rf"has format version {other}, this version .* reads 3: .* train anew"):
             resume(path)
     torch.save([1, 2], path)
     with pytest.raises(ValueError, match=r"has format version None"):
@@ -230,10 +230,11 @@ def test_last_without_a_checkpoint_starts_anew_and_says_so(federation, make_mode
 
 def test_validation_and_test_repeat_the_figures_of_the_round(saved, path, federation, make_model, make_trainer) -> None:
     expected = saved.run.history[-1]
-    for verb, split in (("validate", "val/"), ("test", "test/")):
+    for verb in ("validate", "test"):
         found = getattr(make_trainer(), verb)(make_model(), federation, FedAvg(), str(path))
-        assert found == {name: value for name, value in expected.items() if split in name}
-        assert len(found) == 16  # of the mixed and of the trained model
+        assert len(found) == 8  # of the mixed model; the trained ones have ended with their round
+        assert found == {name: expected[name] for name in found}
+        assert {f"trained/{name}" for name in found} <= expected.keys()
 
 
 def test_a_finished_run_that_is_resumed_trains_no_more(saved, path, federation, make_model, make_trainer, assert_same):
@@ -258,16 +259,8 @@ def test_new_clients_join_a_server_that_was_chosen_before_the_resume(
 
     expected = trainer().fit(make_model(), federation, algorithm())
     assert expected["best_round"] < 3
-    content = checkpoint.read(path)
 
     assert_same(trainer().fit(make_model(), federation, algorithm(), ckpt_path=str(path)), expected)
-
-    del content["chosen_server"]  # as an older version wrote it
-    checkpoint.write(path, content)
-    with pytest.warns(UserWarning, match=r"keeps no server of the chosen round .* join that of the last one"):
-        older = trainer().fit(make_model(), federation, algorithm(), ckpt_path=str(path))
-    assert older["test/acc"] == expected["test/acc"]
-    assert older["new/test/loss"] != expected["new/test/loss"]
 
 
 @pytest.mark.parametrize("algorithm", [FedPer, SheafHN], ids=["FedPer", "FedSheafHN"])
