@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from fl_lightning.report.record import Chosen, Partition, Points, RunRecord, Snapshot, Timing
+from fl_lightning.tasks import NodeClassification
 
 NAMES = ("client-00", "client-01", "client-02", "client-03")
 
@@ -27,7 +28,8 @@ def record(values: Sequence[float | None] = (0.5, 0.6, 0.7, 0.8), **changes: Any
     ring = (np.ones((3, 3)) - np.eye(3)).astype(np.float32)
     content: dict[str, Any] = {
         "strategy": "FedAvg",
-        "kind": "graphs",
+        "task": NodeClassification().plain,
+        "examples": NodeClassification.examples,
         "monitor": "val/acc",
         "mode": "max",
         "planned_rounds": 3,
