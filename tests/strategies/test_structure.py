@@ -103,7 +103,7 @@ def test_other_similarities_are_mixed_alike(federation, make_model, make_trainer
     trainer = make_trainer()
     strategy = Nearest()
     trainer.fit(make_model(FedPub), federation, strategy)
-    signature_CD = strategy.signatures_CD
+    signature_CD = strategy.signatures.rows_CD
     expected_CC = 1 / (1 + torch.cdist(signature_CD, signature_CD))
     matrices = strategy.matrices()
     torch.testing.assert_close(matrices["functional embedding"], expected_CC)

@@ -71,13 +71,13 @@ class Kin(SimilarityMixing):
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Remember the embeddings, later mix."""
         if stage.name == "embed":
-            self.remember(upload)
+            self.signatures.remember(upload)
         else:
             super().aggregate(stage, upload)
 
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
         """Cosines of the embeddings' directions as they lie about the training clients' mean, (C, K)."""
-        mean_D = normalize(self.signatures_CD[self._known_clients()]).mean(dim=0)
+        mean_D = normalize(self.signatures.of_known()).mean(dim=0)
         return cosine_similarity(normalize(signature_CD) - mean_D, normalize(other_KD) - mean_D)
 
     def kin_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
@@ -85,9 +85,9 @@ class Kin(SimilarityMixing):
         share_K = shares(examples_K).to(similarity_CK)
         return (self.temperature() * similarity_CK + share_K.clamp(min=1e-12).log()).softmax(dim=1)
 
-    def _similarity_of(self, upload: Payload) -> Tensor:
+    def similarity_of(self, upload: Payload) -> Tensor:
         """Of the embeddings; a client whose embedding never arrived is like nobody."""
         rows = list(upload.clients)
-        similarity_CC = self.similarity(self.signatures_CD[rows], self.signatures_CD[rows])
-        known_C = self.known_C[rows]
+        known_C, signature_CD = self.signatures.known_C[rows], self.signatures.rows_CD[rows]
+        similarity_CC = self.similarity(signature_CD, signature_CD)
         return torch.where(known_C[:, None] & known_C, similarity_CC, 0.0)

@@ -203,7 +203,7 @@ def test_the_signature_is_a_copy_of_the_projection(federation, make_model, make_
 
     projections = trainer.run.executor.state().parameters["projection"]
 
-    torch.testing.assert_close(trainer.run.strategy.signatures_CD, projections)
+    torch.testing.assert_close(trainer.run.strategy.signatures.rows_CD, projections)
     figures = {"server/similarity_min", "server/similarity_mean", "server/similarity_max", "server/mixing_breadth"}
     assert all(figures <= set(row) for row in trainer.run.history)
 

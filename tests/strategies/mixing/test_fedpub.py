@@ -234,5 +234,5 @@ def test_the_base_model_has_a_functional_embedding_too(federation, make_model, m
 
     assert isinstance(make_model().net_factories[0](6, 3), GCN)
     assert 0 < result["test/acc"] <= 1
-    signature: Tensor = strategy.signatures_CD
+    signature: Tensor = strategy.signatures.rows_CD
     assert signature.shape == (5, 8)

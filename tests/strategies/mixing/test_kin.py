@@ -109,7 +109,7 @@ def test_newcomers_find_their_kin(federation, make_model, make_trainer) -> None:
     trainer.fit(make_model(), federation, strategy := Kin(similarity_temperature=4.0, common_share=0.5))
 
     new, old = list(trainer.run.new_clients), list(trainer.run.training_clients)
-    directions = strategy.signatures_CD / strategy.signatures_CD.norm(dim=1, keepdim=True)
+    directions = strategy.signatures.rows_CD / strategy.signatures.rows_CD.norm(dim=1, keepdim=True)
     centred = directions - directions[old].mean(dim=0)
     unit = centred / centred.norm(dim=1, keepdim=True)
     w = shares(federation)[old] / shares(federation)[old].sum()

@@ -1,0 +1,126 @@
+"""Trials of how models are mixed (``strategies/trials.py``): the last round's, mixed in other ways."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.stage import Stage
+from fl_lightning.strategies.mixing.aggregation import Aggregation
+from fl_lightning.strategies.mixing.base import first_match, mean_breadth, mix
+from fl_lightning.strategies.trials import ON_OFF, SHARES, Choice, Trials, require_trials
+
+
+class Tried(Protocol):
+    """A strategy of whose settings trials choose, see ``SimilarityMixing``."""
+
+    common_share: float | None
+    mix_only_moved: bool
+    similarity_temperature: float
+    validate_every: int | None
+    validate_personal: Sequence[str]
+    validate_similarity_temperature: Sequence[float]
+    personalised: bool
+    aggregation: Aggregation | None
+    models: dict[str, Tensor]
+    breadth: float | None
+
+    def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
+        """W over the clients of the upload, as is chosen."""
+
+    def mixes_only_moved(self) -> bool:
+        """Whether each number is mixed over the clients that moved it, as is chosen."""
+
+    def mixed_models(self, clients: Sequence[int]) -> Payload:
+        """Each client's mixed model."""
+
+
+class MixingTrials(Trials):
+    """The present choice of how models are mixed, and the last round's models.
+
+    Args:
+        strategy: That mixes them; its settings are where the choice starts.
+    """
+
+    def __init__(self, strategy: Tried) -> None:
+        start = {"common_share": strategy.common_share or 0.0, "mix_only_moved": float(strategy.mix_only_moved)}
+        grids: dict[str, Sequence[float]] = {"common_share": SHARES} if strategy.personalised else {}
+        if strategy.validate_similarity_temperature:
+            grids["similarity_temperature"] = strategy.validate_similarity_temperature
+            start["similarity_temperature"] = strategy.similarity_temperature
+        grids["mix_only_moved"] = ON_OFF
+        super().__init__(grids, start, strategy.validate_every, strategy.validate_personal)
+        self.strategy = strategy
+        self._upload = Payload(clients=())
+        self._received: Mapping[str, Tensor] = {}
+
+    def keep(self, upload: Payload) -> None:
+        """Keep what clients sent, before it is mixed and with what they had received, for other ways to mix it."""
+        if self.every is not None and upload.parameters:
+            self._upload, rows = upload, self._rows(upload)
+            self._received = {name: self.strategy.models[name][rows] for name in upload.parameters}
+
+    def payload(self, choice: Choice, clients: Sequence[int]) -> Payload:
+        """What clients are sent in a trial: beside their own model the one that would be mixed for them."""
+        if choice == self.choice:
+            return Payload(clients=tuple(clients), signals=self.strategy.mixed_models(clients).parameters)
+        rows = [self._upload.clients.index(client) if self.strategy.personalised else 0 for client in clients]
+        models = self._mixed_by(choice)
+        return Payload(clients=tuple(clients), signals={name: model[rows] for name, model in models.items()})
+
+    def choose(self, stage: Stage, upload: Payload) -> None:
+        """Note the scores of a trial; after the last one mix the models as is best."""
+        before, strategy = self.choice, self.strategy
+        if not self.take_in(stage, upload) or self.choice == before:
+            return
+        for name, mixed in self._mixed_by(self.choice).items():
+            strategy.models[name][self._rows(self._upload)] = mixed
+        if strategy.personalised:
+            strategy.breadth = mean_breadth(strategy.mixing_matrix(self._upload), list(self._upload.parameters))
+
+    def _rows(self, upload: Payload) -> list[int]:
+        """Which of the server's models are those of an upload's clients."""
+        return list(upload.clients) if self.strategy.personalised else [0]
+
+    def _mixed_by(self, choice: Choice) -> dict[str, Tensor]:
+        """The models of the last round's clients, mixed by a choice, (C, *shape) by name; or the one for all."""
+        with self.supposing(choice):
+            mixing, moved = self.strategy.mixing_matrix(self._upload), self.strategy.mixes_only_moved()
+        return {
+            name: mix(first_match(mixing, name), tensor, self._received[name] if moved else None)
+            for name, tensor in self._upload.parameters.items()
+        }
+
+
+def check_tried(strategy: Tried) -> None:
+    """Refuse settings of what is mixed of whom, and of trials of it, that cannot be.
+
+    Raises:
+        ValueError: Two of them contradict each other, or one is out of range.
+    """
+    share, every = strategy.common_share, strategy.validate_every
+    if share is not None and not 0 <= share <= 1:
+        raise ValueError(f"strategy.common_share must be in [0, 1], got {share}")
+    if share is None and strategy.aggregation is not None:
+        raise ValueError(
+            "strategy.common_share is null, which estimates a share for each parameter tensor, and "
+            "strategy.aggregation ranks whole clients: set common_share, or leave aggregation out"
+        )
+    if every is not None and (share is None or strategy.aggregation is not None):
+        other = "strategy.common_share is null" if share is None else "strategy.aggregation is set"
+        raise ValueError(
+            f"strategy.validate_every chooses how much is mixed of whom, but {other}: give common_share a number "
+            "to start from, leave aggregation out, or leave validate_every out"
+        )
+    lists = ("validate_personal", "validate_similarity_temperature")
+    for name in lists:
+        require_trials(name, getattr(strategy, name), every)
+    for name in lists:
+        if getattr(strategy, name) and not strategy.personalised:
+            raise ValueError(
+                f"strategy.{name} needs strategy.personalised: with one model for all there is nothing to choose"
+            )
+    values = list(strategy.validate_similarity_temperature)
+    if values != sorted({max(value, 0.0) for value in values}):
+        raise ValueError(f"strategy.validate_similarity_temperature must rise from 0 or above, got {values}")

@@ -1,0 +1,122 @@
+"""What the server knows of each client by which clients can be compared: its signature, and how much data it has.
+
+Shape legend: C, K clients, N newcomers, T training clients, D width of a signature.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.federation import Federation
+from fl_lightning.round.payload import Payload
+from fl_lightning.strategies.base import server_dtype
+from fl_lightning.strategies.server_state import ServerState
+
+#: How alike clients are by their signatures, (C, D) and (K, D) -> (C, K).
+Similarity = Callable[[Tensor, Tensor], Tensor]
+#: W from similarities and training examples, (C, K) and (K,) -> (C, K).
+MixingRule = Callable[[Tensor, Tensor], Tensor]
+
+
+class SignatureTable(ServerState):
+    """The clients' last signatures, as they arrive.
+
+    Args:
+        federation: Whose clients.
+        name: Of the signal that is the signature.
+
+    Attributes:
+        rows_CD: What each client has sent last; of no width before anybody has.
+        known_C: Who has sent one.
+        examples_C: Training examples; 1 of a client that has not told.
+    """
+
+    server_state = ("rows_CD", "known_C", "examples_C")
+
+    def __init__(self, federation: Federation, name: str) -> None:
+        count, device = federation.num_clients, federation.device
+        self.training, self.name = list(federation.training_clients), name
+        self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
+        self.rows_CD = torch.zeros(count, 0, dtype=self.dtype, device=device)
+        self.known_C = torch.zeros(count, dtype=torch.bool, device=device)
+        self.examples_C = torch.ones(count, dtype=torch.float64, device=device)
+        self._newcomers: Payload | None = None
+
+    def remember(self, upload: Payload) -> None:
+        """Keep the signatures that clients sent, if there are any."""
+        if not upload.clients or self.name not in upload.signals:
+            return
+        signature_CD = upload.signals[self.name].to(self.dtype)
+        if not self.rows_CD.shape[1]:
+            self.rows_CD = signature_CD.new_zeros(len(self.known_C), signature_CD.shape[1])
+        rows = torch.tensor(upload.clients, device=self.known_C.device)
+        self.rows_CD[rows] = signature_CD
+        self.known_C[rows] = True
+        if upload.num_examples is not None:
+            self.examples_C[rows] = upload.num_examples.to(self.examples_C)
+
+    def admit(self, upload: Payload) -> None:
+        """Keep newcomers' signatures, and what they trained, if they did."""
+        if upload.clients and upload.parameters:
+            self._newcomers = upload
+        self.remember(upload)
+
+    def give_back_(self, payload: Payload, names: Sequence[str]) -> None:
+        """Put what newcomers have trained of some parameters into the models that are meant for them."""
+        if (own := self._newcomers) is None:
+            return
+        rows = [payload.clients.index(client) for client in own.clients if client in payload.clients]
+        sent = [row for row, client in enumerate(own.clients) if client in payload.clients]
+        for name in names:
+            payload.parameters[name][rows] = own.parameters[name][sent]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the table; newcomers have to join anew."""
+        super().load_state_dict(state)
+        self._newcomers = None
+
+    def of_known(self) -> Tensor:
+        """Signatures of the training clients that have one, (C, D)."""
+        return self.rows_CD[self._known_clients()]
+
+    def metrics(self, similarity: Similarity) -> dict[str, float]:
+        """Least, mean and largest similarity of different training clients; empty with fewer than two."""
+        known_CD = self.of_known()
+        if len(known_CD) < 2:
+            return {}
+        is_other = ~torch.eye(len(known_CD), dtype=torch.bool, device=known_CD.device)
+        others = similarity(known_CD, known_CD)[is_other]
+        found = {"min": others.min(), "mean": others.mean(), "max": others.max()}
+        return {f"server/similarity_{name}": float(value) for name, value in found.items()}
+
+    def matrices(self, similarity: Similarity, rule: MixingRule | None) -> Mapping[str, Tensor]:
+        """Similarities and, with a rule, W of all training clients, (T, T); nan where a signature is not known."""
+        known_T = self.known_C[self.training]
+        both_TT = known_T[:, None] & known_T
+
+        def whole(matrix_CC: Tensor) -> Tensor:
+            return torch.full_like(both_TT, torch.nan, dtype=self.dtype).masked_scatter(both_TT, matrix_CC)
+
+        similarity_CC = similarity(self.of_known(), self.of_known())
+        found = {self.name.replace("_", " "): whole(similarity_CC)}
+        if rule is not None:
+            found["mixing"] = whole(rule(similarity_CC, self.examples_C[self._known_clients()]))
+        return found
+
+    def mixing_of_newcomers(self, newcomers: Sequence[int], similarity: Similarity, rule: MixingRule) -> Tensor:
+        """Rows of W over the training clients, (N, T); uniform for a newcomer whose signature is not known."""
+        new, training = list(newcomers), self.training
+        new_N, known_T = self.known_C[new], self.known_C[training]
+        mixing_NT = torch.full_like(new_N[:, None] & known_T, 1 / len(training), dtype=self.dtype)
+        if known_T.any():
+            similarity_NT = similarity(self.rows_CD[new][new_N], self.rows_CD[training][known_T])
+            weights_NT = rule(similarity_NT, self.examples_C[training][known_T])
+            mixing_NT[new_N] = torch.zeros_like(mixing_NT[new_N]).masked_scatter(known_T, weights_NT)
+        return mixing_NT
+
+    def _known_clients(self) -> Tensor:
+        """Indices of the training clients that have a signature, (C,)."""
+        training = torch.tensor(self.training, device=self.known_C.device)
+        return training[self.known_C[training]]
