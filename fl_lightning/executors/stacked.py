@@ -140,6 +140,7 @@ class StackedExecutor(StackedClients):
             )
         self.client.fabric = self.fabric
         plain = all(getattr(type(self.client), name) is getattr(ClientModule, name) for name in _STACKABLE)
+        plain = plain and self.client.task.target.takes_stacks
         self.takes_stacks = plain and getattr(self.client.net, "takes_stacks", False)
         self.grouping = Groups(self.collator, self.clients, self.max_padding, self._limit)
 

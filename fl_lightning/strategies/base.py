@@ -71,7 +71,7 @@ class Strategy(ServerState, ABC):
     shares_statistics: ClassVar[bool] = False
     #: Whether clients must hold graphs.
     needs_graphs: ClassVar[bool] = False
-    #: Whether they must each hold one, whose nodes are the examples.
+    #: Whether they must each hold one (and graphs, therefore), whose nodes are the examples.
     needs_nodes: ClassVar[bool] = False
     #: Whether each example must be of one class.
     needs_classes: ClassVar[bool] = False
@@ -193,7 +193,7 @@ class Strategy(ServerState, ABC):
         Raises:
             ValueError: The task is another.
         """
-        if (self.needs_graphs or self.needs_nodes) and not task.has_graphs:
+        if self.needs_graphs and not task.has_graphs:
             what = "is for clients that hold graphs, but these hold examples: choose a source of graphs"
         elif self.needs_nodes and not task.is_on_nodes:
             what = (

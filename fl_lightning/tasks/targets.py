@@ -38,6 +38,8 @@ class Target(ABC):
     has_classes: ClassVar[bool] = False
     #: Whether targets are numbers.
     is_numeric: ClassVar[bool] = False
+    #: Whether a stack of clients is computed on without ``vmap``, where the net can be, too.
+    takes_stacks: ClassVar[bool] = True
     #: The field of a report's record (``report/record.py``, ``Chosen``) that holds what :meth:`tally` found.
     tallied_as: ClassVar[str]
 
@@ -238,6 +240,7 @@ class Numbers(Target):
     monitor = "val/mse"
     directions = {name: KNOWN[name] for name in ("mse", "loss")}  # noqa: RUF012
     is_numeric = True
+    takes_stacks = False  # results of before have the last digits of sums under vmap
     tallied_as = "predicted"
 
     def values(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ class AdaFGL(FedAvg):
     personal: Sequence[str] = field(default=MODULES, init=False)
     blend: bool = field(default=False, init=False)
 
-    needs_nodes = needs_classes = True
+    needs_graphs = needs_nodes = needs_classes = True
     takes_edge_weight = False
     needs_own_examples = True
     default_net = AdaptiveGCN

@@ -125,7 +125,7 @@ class FedAux(SimilarityMixing):
     )  # chosen by validation in studies/fedaux_alive.yaml
     default_net = ProjectionGCN
     own_net = True
-    needs_nodes = True
+    needs_graphs = needs_nodes = True
     signature = PROJECTION
 
     def __post_init__(self) -> None:

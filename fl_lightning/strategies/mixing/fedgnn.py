@@ -75,7 +75,7 @@ class FedGNN(FedAvg, NotesFigures):
 
     default_net = ExpandedGCN
     own_net = True
-    needs_nodes = True
+    needs_graphs = needs_nodes = True
     takes_edge_weight = False
     needs_own_examples = True
 

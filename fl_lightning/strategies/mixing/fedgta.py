@@ -63,7 +63,7 @@ class FedGTA(Mixing):
     normalize: Literal["softmax", "rows"] = "softmax"
 
     personalised = True
-    needs_nodes = needs_classes = True
+    needs_graphs = needs_nodes = needs_classes = True
     server_state = ("sent",)
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ class FedIIH(Mixing):
     aggregation: Aggregation | None = field(default=None, init=False)
 
     personalised = True
-    needs_nodes = True
+    needs_graphs = needs_nodes = True
     default_net = DisentangledGCN
     own_net = True
     server_state = ("latents_CKD", "known_C")

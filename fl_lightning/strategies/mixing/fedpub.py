@@ -47,7 +47,7 @@ class FedPub(SimilarityMixing):
 
     default_net = MaskedGCN
     own_net = True
-    needs_nodes = True
+    needs_graphs = needs_nodes = True
     signature = "functional_embedding"
 
     def __post_init__(self) -> None:

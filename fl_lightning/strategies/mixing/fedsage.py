@@ -15,4 +15,4 @@ class FedSage(FedAvg):
     """FedAvg whose clients' net is GraphSAGE, unless another is chosen."""
 
     default_net = GraphSAGE
-    needs_nodes = True
+    needs_graphs = needs_nodes = True

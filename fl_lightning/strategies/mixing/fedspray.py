@@ -75,7 +75,7 @@ class FedSpray(FedAvg, NotesFigures):
 
     default_net = ProxySAGE
     own_net = True
-    needs_nodes = needs_classes = True
+    needs_graphs = needs_nodes = needs_classes = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -82,7 +82,7 @@ class FedTAD(FedAvg, NotesFigures):
     weight_decay: float = 5e-4
     personal: Sequence[str] = field(default=(), init=False)
 
-    needs_nodes = needs_classes = True
+    needs_graphs = needs_nodes = needs_classes = True
     needs_undirected = True  # its random walks go along edges and back
     takes_edge_weight = False
     takes_statistics = False  # the server runs the clients' models, and their statistics stay at home

@@ -70,7 +70,7 @@ class FGGP(FedAvg):
 
     default_net = AugmentedGCN
     own_net = True
-    needs_nodes = needs_classes = True
+    needs_graphs = needs_nodes = needs_classes = True
     needs_undirected = True  # as the second views are
     takes_edge_weight = False
 

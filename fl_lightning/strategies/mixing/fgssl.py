@@ -62,7 +62,7 @@ class FGSSL(FedAvg, NotesFigures):
     strong_edge_dropout: float = 0.8
     strong_feature_dropout: float = 0.5
 
-    needs_nodes = needs_classes = True
+    needs_graphs = needs_nodes = needs_classes = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -75,7 +75,7 @@ class S2FGL(FedAvg, NotesFigures):
     num_frequencies: int = 10
     spectrum: Literal["spaces", "pairs"] = "spaces"
 
-    needs_nodes = needs_classes = True
+    needs_graphs = needs_nodes = needs_classes = True
     takes_edge_weight = False
     server_state = ("prototypes_CKD", "counts_CK", "num_rounds")
 
