@@ -27,7 +27,7 @@ class PerClientMetrics(Callback):
         self.setting = metrics
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Open the file; the rounds that a resumed run repeats are cut off."""
+        """Open the file, without the rows of rounds that a resumed run repeats."""
         self.metrics = tuple(self.setting or (trainer.run.selection.monitor, trainer.run.selection.test))
         if trainer.fabric.is_global_zero:
             self.table = RoundTable(trainer.run.folder / "clients.csv")

@@ -1,4 +1,4 @@
-"""Ends a run that no longer improves."""
+"""Stops a run that no longer improves."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ class EarlyStopping(Callback):
         self._stop_if_due(trainer)
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Compare, in the rounds that were evaluated."""
+        """Compare the metric with the best so far, in rounds that were evaluated."""
         if self.monitor not in metrics:
             if trainer.run.selection.monitor in metrics:
                 raise WrongSetting(

@@ -36,7 +36,7 @@ class LabelSimilarity(Callback):
         self.label_similarity_CC: Matrix = cosine_similarity(histogram_CK).numpy()
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Correlate."""
+        """Log the correlations."""
         for name, matrix_CC in trainer.run.strategy.matrices().items():
             found = correlation(matrix_CC.double().cpu().numpy(), self.label_similarity_CC)
             if np.isfinite(found):

@@ -1,4 +1,4 @@
-"""Counts what travels, from the payloads themselves."""
+"""Counts the bytes that are communicated, from the payloads themselves."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from fl_lightning.run.loggers import RoundTable
 
 @runtime_checkable
 class PeerToPeer(Protocol):
-    """A strategy whose clients talk to each other: nothing of it counts as going up or down."""
+    """A strategy whose clients exchange messages with each other: none of its bytes count as upload or download."""
 
     def peer_bytes(self, stage: Stage, upload: Payload) -> Sequence[int]:
-        """Bytes that each client of the upload sends to others in a stage, once for each that gets them."""
+        """Bytes that each client of the upload sends to other clients in a stage, counted once for each receiver."""
         ...
 
 
@@ -40,7 +40,7 @@ class CommunicationLedger(Callback):
         self.stages: list[dict[str, Any]] = []
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Open a new account, or go on with the one of the checkpoint."""
+        """Start counting, or continue from the totals in the checkpoint."""
         self.stages = []
         if trainer.run.round_idx == 0:
             self.total, self.by_client = 0, Counter()
@@ -49,14 +49,14 @@ class CommunicationLedger(Callback):
             self.table.keep_before(trainer.run.round_idx)
 
     def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
-        """Count what goes down."""
+        """Count the bytes of a download."""
         down = 0 if payload is None or isinstance(trainer.run.strategy, PeerToPeer) else payload.num_bytes
         row = {"round": trainer.run.round_idx, "stage": stage.name, "up": 0, "down": down, "peer": 0}
         leaves = what_leaves(stage, list(trainer.run.architectures[0])) if self.write_stages else []
         self.stages.append({**row, "leaves": "; ".join(leaves) or "nothing"})
 
     def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
-        """Count what comes up, or goes to other clients."""
+        """Count the bytes of an upload, or of messages to other clients."""
         if isinstance(trainer.run.strategy, PeerToPeer):
             sent_C = trainer.run.strategy.peer_bytes(stage, payload)
             self.stages[-1]["peer"] = sum(sent_C)
@@ -66,7 +66,7 @@ class CommunicationLedger(Callback):
         return payload
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Close the round."""
+        """Add the bytes of the round to its metrics."""
         for way in ("up", "down", "peer"):
             metrics[f"comm/bytes_{way}"] = sum(stage[way] for stage in self.stages)
             self.total += sum(stage[way] for stage in self.stages)

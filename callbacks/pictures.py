@@ -1,4 +1,4 @@
-"""Where a picture goes: a file of the run, and the loggers that take pictures."""
+"""Writes a picture to a file of the run and to every logger that accepts pictures."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def publish(trainer: Trainer, figure: "Figure", path: Path, name: str, round_idx: int) -> None:
-    """Write a picture, and hand it to the loggers of W&B's or TensorBoard's kind; others take none.
+    """Write a picture to a file, and send it to W&B and TensorBoard loggers; other loggers accept none.
 
     Args:
         trainer: Whose loggers.

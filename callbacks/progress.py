@@ -1,4 +1,4 @@
-"""Shows how a run is doing, and what it came to."""
+"""Shows the progress of a run and its results."""
 
 import math
 import time
@@ -116,7 +116,7 @@ class RoundProgressBar(Callback):
                 self._show(client_table(trainer, self.clients, self.worst_clients))
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        """Leave the terminal in order."""
+        """Close the bar so that the terminal stays readable."""
         self._stop()
 
     def on_evaluation_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:

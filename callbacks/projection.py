@@ -62,7 +62,7 @@ class ProjectionAlignment(Callback):
             )
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Ask every client."""
+        """Measure the alignment at every client."""
         number = trainer.run.round_idx + 1
         if number % self.every_n_rounds and number != trainer.num_rounds:
             return

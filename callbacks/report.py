@@ -111,7 +111,7 @@ class RunReport(Callback):
         self._save(trainer)
 
     def on_round_start(self, trainer: Trainer) -> None:
-        """Forget what was sent before."""
+        """Discard the uploads of the last round."""
         self._sent = {}
 
     def on_stage_end(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:

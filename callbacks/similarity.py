@@ -210,7 +210,7 @@ def cosines_among(members: Sequence[int], clients: Sequence[int], rows_CP: Tenso
 
 
 class SimilarityLogger(Callback):
-    """Draws, saves and scores who is like whom at chosen rounds.
+    """Draws, saves and scores the similarity of clients at given rounds.
 
     The matrices are the strategy's own (``Strategy.matrices``: similarity of signatures, mixing weights, adjacency),
     and the cosines of what the clients sent: all parameters together (or updates) and the read-out weights alone. They
@@ -273,7 +273,7 @@ class SimilarityLogger(Callback):
         self.community_C = np.array(majority, dtype=np.int64)
 
     def on_round_start(self, trainer: Trainer) -> None:
-        """Forget what was sent before."""
+        """Discard the uploads of the last round."""
         self._sent = {}
 
     def on_stage_end(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:

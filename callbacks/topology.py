@@ -208,7 +208,7 @@ class TopologyLogger(Callback):
         metrics["server/objective"] = loss + trainer.run.strategy.metrics().get("server/coupling", 0.0)
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Look, if it is time."""
+        """Draw and log the topology, if the round is due."""
         every = self.every_n_rounds
         if self._drawn is None or (every is not None and (trainer.run.round_idx + 1) % every == 0):
             self._draw_topology(trainer, trainer.run.round_idx)
@@ -216,7 +216,7 @@ class TopologyLogger(Callback):
             self._draw_norms(trainer, trainer.run.round_idx)
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """Look at what came out."""
+        """Draw and log the final topology."""
         last = trainer.run.round_idx - 1
         if self._last_round != last:
             self._draw_topology(trainer, last)

@@ -80,7 +80,7 @@ class Backdoor(Attack):
         self._collator: Collator | None = None
 
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Poison the malicious clients' training images, and prepare everybody's triggered test images."""
+        """Poison the training images of the malicious clients, and prepare triggered test images for every client."""
         changed = list(super().on_clients(trainer, clients))
         num_classes = trainer.run.roster.num_outputs
         for client in clients:
@@ -188,7 +188,7 @@ class SimpleTuning(Callback):
         select_names(list(trainer.run.architectures[0]), self.classifier)
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """Tune and score, unless the run was interrupted."""
+        """Fine-tune the classifiers and score them, unless the run was interrupted."""
         if trainer.run.interruption.received is not None:
             return
         evaluation = self._tuning(trainer)

@@ -1,4 +1,4 @@
-"""Malicious clients: who they are, how everybody else fares, and those that lie about themselves.
+"""Malicious clients: which they are, how the benign ones score, and attacks that forge what a client sends.
 
 An attack changes what the chosen clients hold or send and nothing else; server and benign clients notice nothing.
 Attacks on parameters and labels are in ``poisoning.py``, backdoors in ``backdoor.py``; defences of the server are in
@@ -25,7 +25,7 @@ from fl_lightning.run.folder import whole_file
 
 
 class Attack(Callback):
-    """Base of all attacks: chooses the malicious clients, and scores the benign ones by themselves.
+    """Base of all attacks: it chooses the malicious clients and scores the benign ones separately.
 
     Beside every figure of an evaluation stands that over the benign clients, ``benign/test/acc`` beside ``test/acc``
     (of several attacks: over those that none of them chose); ``trainer.monitor`` may be ``benign/val/acc``. Every round
@@ -92,7 +92,7 @@ class Attack(Callback):
         return tuple(chosen)
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Write down who is malicious; a resumed run must have the same."""
+        """Record which clients are malicious; a resumed run must have the same ones."""
         name = type(self).__name__
         if self._of_checkpoint is not None and tuple(self._of_checkpoint) != self.malicious:
             raise ValueError(
@@ -117,7 +117,7 @@ class Attack(Callback):
                 metrics.update(summarise(scores.rows(benign), f"benign/{kind}", directions))
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Tell how many they are."""
+        """Log the number of malicious clients."""
         metrics["num_malicious"] = len(malicious_clients(trainer))
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Attack(Callback):
         return {"clients": list(self.malicious)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember who was malicious."""
+        """Restore which clients are malicious."""
         self._of_checkpoint = list(state["clients"])
 
 

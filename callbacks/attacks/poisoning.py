@@ -18,7 +18,7 @@ from .forgery import Attack, all_stages, replace_rows
 
 
 class ModelPoisoning(Attack):
-    """Malicious clients send -λ times their update: they train, and push the model back along the way they went.
+    """Malicious clients train honestly and send -λ times their update, which pushes the model back.
 
     Where the strategy takes parameters instead of updates, they send what they had received minus λ times the change.
     Panacea (section V-D, λ = 0.5), after Fang, Cao, Jia, Gong: "Local Model Poisoning Attacks to Byzantine-Robust
@@ -56,7 +56,7 @@ class ModelPoisoning(Attack):
             )
 
     def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
-        """Keep what the malicious clients begin with: what the server sends them, else their own parameters."""
+        """Keep the parameters that the malicious clients begin with: those the server sends, or else their own."""
         wanted = {FLAT} if stage.flat else set(stage.upload)
         taking_part = trainer.run.training_clients if payload is None else payload.clients
         malicious = tuple(client for client in taking_part if client in self.malicious)
@@ -66,7 +66,7 @@ class ModelPoisoning(Attack):
             self._began = payload.rows(malicious) if payload and sent else _ask(trainer, stage, payload, malicious)
 
     def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
-        """Turn the malicious clients' updates around."""
+        """Reverse the updates of the malicious clients."""
         able = self.malicious if stage.as_update else self._began.clients
         clients = [client for client in payload.clients if client in able]
         if not clients or not payload.parameters:

@@ -1,4 +1,4 @@
-"""Relations between clients: who talks to whom without a server, and who is alike."""
+"""Relations between clients: topologies of decentralized training, and measures of similarity."""
 
 from fl_lightning.relations.topology import (
     BarabasiAlbert,

@@ -1,4 +1,4 @@
-"""What clients can tell of each other: linear predictions of each client's numbers from those of all.
+"""How well clients predict each other: linear predictions of each client's parameters from those of all clients.
 
 A smoother H (C, C) predicts the clients' numbers T (C, P) as H T; its rows sum to one. Left one out, client i is
 predicted by the others alone: row i of H without its own place, scaled to one again. That is the refitted prediction

@@ -1,4 +1,4 @@
-"""How alike clients are, and what share of each other's models that gives them.
+"""Similarities of clients, and the mixing weights that follow from them.
 
 Shape legend: C, K clients, D width of a signature.
 """

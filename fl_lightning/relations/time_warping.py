@@ -1,4 +1,4 @@
-"""How far series are apart, where one may run faster than another at times.
+"""Distances of time series, where one may run faster than another at times.
 
 Shape legend: C series, L length.
 """

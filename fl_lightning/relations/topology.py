@@ -1,4 +1,4 @@
-"""Who talks to whom where there is no server: connected, undirected graphs over the clients."""
+"""Topologies of decentralized training: connected, undirected graphs over the clients."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -59,7 +59,7 @@ class Topology(Counted, ABC):
 
 
 def check_connected(adjacency_CC: Tensor, name: str) -> Tensor:
-    """Return the adjacency, boolean (C, C), if everyone can hear of everyone.
+    """Return the adjacency, boolean (C, C), if the graph is connected.
 
     Raises:
         ValueError: It is not connected.

@@ -1,4 +1,4 @@
-"""Worker processes that stay alive, so that start-up is paid once, and may die without taking others with them."""
+"""Worker processes that are reused, so that start-up is paid once; one that dies does not affect the others."""
 
 import multiprocessing
 import os

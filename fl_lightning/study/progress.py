@@ -29,7 +29,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What tuning came to for a method on a case.
+    """The result of tuning a method on a case.
 
     Attributes:
         point: The chosen setting.
@@ -43,7 +43,7 @@ class Choice:
 
 
 class Progress:
-    """A study beside its records.
+    """A study together with its records.
 
     Args:
         study: The study.

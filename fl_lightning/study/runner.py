@@ -1,4 +1,4 @@
-"""Runs a study: which cell is next, what is written of each, what is said meanwhile."""
+"""Runs a study: chooses the next cell, records its result and reports progress."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ _LEFT_OUT = ("comm/", "num_", "seconds", "void")
 
 @dataclass(kw_only=True)
 class Tally:
-    """What a run of a study came to.
+    """The summary of one call of ``fl-train study run``.
 
     Attributes:
         trained: Cells that were trained.
@@ -262,7 +262,7 @@ def kept_rounds(study: Study, cell: Cell, found: Record) -> Record | None:
 
 
 def make_record(cell: Cell, found: Record) -> Record:
-    """What is kept of a cell; of tuning nothing that knows the test examples."""
+    """The record of a cell; that of a tuning cell contains nothing about test examples."""
     error = found["error"]
     if not error and found["result"][found["monitor"]] is None:
         error = f"{found['monitor']} is no finite number in any round"

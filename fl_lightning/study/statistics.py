@@ -1,4 +1,4 @@
-"""Whether differences are more than chance: paired tests, average ranks, wins, ties and losses.
+"""Whether differences are significant: paired tests, average ranks, wins, ties and losses.
 
 Figures are paired by case and seed: a seed draws partition, split and initialisation, alike for every method. Seeds of
 a case are compared by the paired t-test (five pairs are too few for a rank test to reject anything), cases by the

@@ -1,4 +1,4 @@
-"""What is done of a study: a line of JSON for each cell, appended whole, that any number of processes may write."""
+"""The records of a study: one line of JSON for each cell, appended atomically by any number of processes."""
 
 import fcntl
 import hashlib
@@ -149,7 +149,7 @@ class Store:
 
     @contextmanager
     def running(self) -> Iterator[bool]:
-        """Hold the study's run; yields whether nobody else holds it."""
+        """Lock the study; yields whether no other process has locked it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".run.lock").open("w") as file:
             try:

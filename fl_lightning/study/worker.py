@@ -94,7 +94,7 @@ def train(
     keep: Sequence[str] = (),
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Train a cell and say what it came to.
+    """Train a cell and return its result.
 
     Args:
         arguments: Of ``fl-train``.

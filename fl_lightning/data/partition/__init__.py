@@ -1,1 +1,1 @@
-"""How a graph is cut into clients, and what the parts are like."""
+"""Partitions of a graph into clients, and statistics of the parts."""

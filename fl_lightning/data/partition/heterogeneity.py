@@ -1,4 +1,4 @@
-"""How unlike the clients are: in their labels, and in their neighbourhoods.
+"""Heterogeneity of the clients: of their labels and of their neighborhoods.
 
 Shape legend: C clients, K classes, N nodes of all clients, P pairs of clients.
 """

@@ -1,4 +1,4 @@
-"""What a partition looks like: a row for each client, means and heterogeneity over the federation."""
+"""Statistics of a partition: a row for each client, and means and heterogeneity over the federation."""
 
 import csv
 import math

@@ -1,1 +1,1 @@
-"""Where data come from: public data sets, files, generators."""
+"""Sources of data: public data sets, files and generators."""

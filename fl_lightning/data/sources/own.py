@@ -12,7 +12,7 @@ from fl_lightning.data.sources.joined import GRAPH, Part, joined
 
 
 class InMemorySource(GraphSource):
-    """A graph that is there already.
+    """A graph that is in memory already.
 
     Args:
         data: With ``x``, ``edge_index`` and ``y``, and perhaps ``edge_weight`` and ``edge_attr``.
