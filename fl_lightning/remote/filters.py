@@ -1,4 +1,4 @@
-"""What a site does to an answer before it leaves: to parameters and signals alike, as changes of what the server knows.
+"""Filters of what leaves a site: they act on parameters and signals alike, as changes of what the server knows.
 
 A change is a parameter less the value that the server sent (or, where it sent none, less the common initial value), an
 update or a signal as it is. Filters work on all numbers of an answer together.

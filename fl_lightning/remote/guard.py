@@ -207,7 +207,7 @@ class Guard:
         return dataclasses.replace(upload, signals=signals)
 
     def _too_few(self, upload: Payload, stage: Stage) -> Iterator[tuple[str, Tensor]]:
-        """Each signal of classes, the counts among them, and of which classes there are too few examples, (K,)."""
+        """Each signal of classes, counts included, and which classes have too few examples, (K,)."""
         for name, counted_by in stage.per_class.items():
             if name not in upload.signals:
                 continue

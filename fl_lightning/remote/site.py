@@ -1,4 +1,4 @@
-"""A site: where one client's data are, and stay. It answers the server's messages and decides for itself what it tells.
+"""A site keeps the data of one client: it handles the server's messages and decides for itself what it tells.
 
 | message | what the site does | what leaves it |
 |---|---|---|

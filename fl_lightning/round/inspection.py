@@ -99,7 +99,7 @@ def _norms(upload: Payload, tensors: Mapping[str, Tensor]) -> dict[int, float]:
 
 
 def _unusual(upload: Payload, stage: Stage, sent: Payload | None, lengths: Sequence[float]) -> dict[int, str]:
-    """Which updates (where no parameters travel, signals) are far longer than the median of them all."""
+    """Which updates (signals, where no parameters travel) are far longer than the median."""
     if not lengths or max(lengths) <= FAR * statistics.median(lengths):
         return {}
     norms = _norms(upload, updates(upload, stage, sent) if upload.parameters else upload.signals)

@@ -72,7 +72,7 @@ class Payload:
         )
 
     def mask(self, name: str) -> Tensor:
-        """Which rows of a signal with one for every example are a client's own and no padding, boolean (C, N)."""
+        """Which rows of a signal that has one for every example are no padding, boolean (C, N)."""
         places_N = torch.arange(self.signals[name].shape[1], device=self.lengths[name].device)
         return places_N < self.lengths[name][:, None]
 

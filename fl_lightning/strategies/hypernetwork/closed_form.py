@@ -1,4 +1,4 @@
-"""FedSheafHN's last layer in closed form, in the life of a round: what clients train on its way in, and what is learnt.
+"""FedSheafHN's last layer in closed form during a round: what it takes of the clients, and what it learns.
 
 Shape legend: C clients that answered, P generated parameters, H width of the features.
 """

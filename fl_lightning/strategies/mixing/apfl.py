@@ -92,7 +92,7 @@ class APFL(Twins):
         return client.loss(shared, batch) + client.loss(self.mixed_output(client, held, batch, context), batch)
 
     def mixed_output(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-        """What α v + (1 - α) w predicts; w is the inbox's, if there is one, where the client should not use its own."""
+        """What α v + (1 - α) w predicts; w is the received one where the client should not use its own."""
         mixed = {}
         for name, v in parameters_of("personal", parameters).items():
             w = parameters[f"shared.{name}"]

@@ -140,7 +140,7 @@ class Mixing(Strategy):
     def with_newcomers(
         self, payload: Payload, newcomers: Sequence[int], mixing: Tensor | Mapping[str, Tensor]
     ) -> Payload:
-        """Mixed models in which those of newcomers are mixed from the training clients', by rows of W over these."""
+        """The mixed models, with those of newcomers mixed from the training clients' by rows of W."""
         rows = [payload.clients.index(client) for client in newcomers]
         for name, tensor in payload.parameters.items():
             models_TP = self.models[name][list(self.federation.training_clients)].flatten(1)

@@ -80,7 +80,7 @@ class FedProto(Local):
         return client.loss(output, batch) + self.prototype_weight * apart
 
     def nearest(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-        """Logits -‖z - C̄_k‖², up to a number common to all classes; those without a prototype are behind the others."""
+        """Logits -‖z - C̄_k‖², up to a constant over classes; classes without a prototype come last."""
         output, prototypes_KD = client.output(parameters, batch), context.inbox["prototypes"]
         known_1K, square_1K = (t[..., None, :] for t in (context.inbox["known"], prototypes_KD.square().sum(dim=-1)))
         logits_NK = 2 * output.embedding.to(prototypes_KD) @ prototypes_KD.mT - square_1K
