@@ -61,7 +61,7 @@ def test_stages_before_round_0_count_into_it(
     lines = (tmp_path / "federation/version_0/communication.csv").read_text().splitlines()
     assert lines[:3] == [
         "round,stage,up,down,peer,leaves",
-        f'0,initial,{5 * (BACKBONE + embedding)},0,0,"all parameters but head.*; {EMBEDDING}"',
+        f'0,initial,{5 * embedding},0,0,"{EMBEDDING}"',
         f"0,train,{5 * BACKBONE},{5 * BACKBONE},0,the change of all parameters but head.*",
     ]
 
