@@ -100,18 +100,18 @@ def forgotten(runs: StrategyRuns, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
 
 
 #: What does not change in the runs of most strategies: each of these is needed by one of ``NEEDS``.
-RARELY_NEEDED = {"breadth", "trials", "common_shares", "num_uniform_rounds", "num_collapsed_rounds"}
+RARELY_NEEDED = {"breadth", "trials", "estimated_shares", "uniform_mixing", "num_collapsed_rounds"}
 #: What never changes: a server that was set up with another one refuses to load.
 NEVER_CHANGES = {"adjacency_CC"}
 NEEDS = {
     "breadth": lambda: FedPub(),
-    "common_shares": lambda: FedPub(common_share=None),
-    "num_uniform_rounds": lambda: FedPub(similarity_temperature=1e-9),
+    "estimated_shares": lambda: FedPub(common_share=None),
+    "uniform_mixing": lambda: FedPub(similarity_temperature=1e-9),
     "num_collapsed_rounds": lambda: PFedHN(embedding_scale=1e-9, hidden_channels=8),
     "trials": lambda: FedPub(
         validate_every=1, similarity_temperature=1e6, validate_similarity_temperature=[0.0, 10.0, 1e6]
     ),
-    "FedSheafHN: trials": lambda: SheafRidge(validate_every=1, num_neighbors=2, validate_personal=["head.*"]),
+    "SheafRidge: trials": lambda: SheafRidge(validate_every=1, num_neighbors=2, validate_personal=["head.*"]),
 }
 
 
