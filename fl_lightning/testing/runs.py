@@ -87,7 +87,9 @@ class _Recorder(Callback):
         before = copy.deepcopy(dict(trainer.run.executor.state().parameters))
         start = trainer.run.architectures[0]
         self.trained |= {
-            name for name, tensor in before.items() if not torch.allclose(tensor, start[name].to(tensor), 1e-9, 1e-12)
+            name
+            for name, first in start.items()
+            if not torch.allclose(before[name], first.to(before[name]), 1e-9, 1e-12)
         }
         for tensor in payload.tensors().values():
             tensor.fill_(1)
