@@ -19,7 +19,7 @@ from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.models import PlainNet, PyGNet
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.run import checkpoint
-from fl_lightning.strategies import FedAvg, FedBABU, FedPer, FedRep
+from fl_lightning.strategies import FedAvg, FedBABU, FedPer, FedRep, Local
 
 
 class TwoLayers(nn.Module):
@@ -386,7 +386,7 @@ def test_models_of_pyg_without_edge_dim_are_not_given_attributes() -> None:
 
 
 def test_checkpoints_have_the_modules_own_names(make_trainer: Any, federation: Any, tmp_path: Path) -> None:
-    strategy, trainer = FedAvg(num_epochs=1), make_trainer(num_rounds=1, callbacks=[FederatedCheckpoint()])
+    strategy, trainer = Local(num_epochs=1), make_trainer(num_rounds=1, callbacks=[FederatedCheckpoint()])
     with pytest.warns(UserWarning, match="plain PyG layers"):
         trainer.fit(ClientModule(TwoLayers), federation, strategy)
     (path,) = (trainer.run.folder / "checkpoints").glob("best.ckpt")

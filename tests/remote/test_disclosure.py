@@ -13,7 +13,7 @@ from sites import OPEN, BadChannel, make_sites
 from fl_lightning.remote import GaussianNoise, LoopbackChannel, Message, NoisyMetrics, Site, SitePolicy, federate
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
 from fl_lightning.run.failures import TooFewAnswers
-from fl_lightning.strategies import FedAvg, FedBABU
+from fl_lightning.strategies import FedAvg, FedBABU, Local
 
 pytest.importorskip("dp_accounting.gaussian_mechanism", reason="needs the extra privacy")
 pytestmark = pytest.mark.filterwarnings("ignore:.*it is left out")
@@ -98,11 +98,12 @@ def test_models_and_ways_are_the_strategys_own(trained) -> None:
 
 
 def test_a_payload_only_where_the_evaluation_has_one(trained) -> None:
-    _, channel = trained()
+    _, channel = trained(make=lambda: Local(num_epochs=1))
     question, site = last_evaluation(channel), channel.sites[0]
-    assert [kind for kind, _ in question.about["evaluations"]] == ["", "trained/"]
-    about = {**question.about, "evaluations": question.about["evaluations"][1:]}  # the client's own model
-    assert "sends other models" in refusal(site, about, question.tensors)
+    assert [kind for kind, _ in question.about["evaluations"]] == [""]  # the client's own model
+    assert not question.tensors
+    model = {f"0/p/{name}": tensor[None] for name, tensor in site.member.executor.initial.items()}
+    assert "sends other models" in refusal(site, question.about, model)
 
 
 def test_a_probe_before_the_run_tells_names_alone(trained) -> None:
