@@ -28,18 +28,21 @@ class Evaluator:
     failures: Failures
     union: bool = False
 
-    def __call__(self, clients: Sequence[int], prefix: str = "", round_idx: int | None = None) -> dict[str, float]:
+    def __call__(
+        self, clients: Sequence[int], prefix: str = "", round_idx: int | None = None, *, whole: bool = False
+    ) -> dict[str, float]:
         """Score the given clients' models, and return the figures over them.
 
         Args:
             clients: Whose models.
             prefix: Goes before the metrics' names.
             round_idx: The round whose draws fine-tuning takes; None for the present one.
+            whole: Score also what a round has trained, though no round is at hand.
         """
         run = self.run
         run.scored_round = round_idx = run.round_idx if round_idx is None else round_idx
         evaluations = dict(run.strategy.evaluations(clients))
-        if run.executor.round is None:  # of a checkpoint, which has no models that end with their round
+        if run.executor.round is None and not whole:  # of a checkpoint, which has no models that end with their round
             evaluations = {kind: each for kind, each in evaluations.items() if not each.prefer_trained}
         for payload in {id(each.payload): each.payload for each in evaluations.values()}.values():
             check_models(payload, run.roster.names)
@@ -69,7 +72,7 @@ class Evaluator:
         monitor = self.run.selection.monitor
         if monitor.startswith("val/") or any(monitor in row for row in self.run.history):
             return
-        metrics = self(self.run.evaluated_clients)
+        metrics = self(self.run.evaluated_clients, whole=True)
         if monitor not in metrics:
             known = [name for name in metrics if "val/" in name and f"{name}_std" in metrics]
             raise WrongSetting(f"trainer.monitor is {monitor!r}, but there are {', '.join(sorted(known))}")
