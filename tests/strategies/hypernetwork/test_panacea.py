@@ -404,7 +404,7 @@ def test_the_generated_model_is_the_result() -> None:
     evaluations = strategy.evaluations((0, 2))
     assert list(evaluations) == ["", "trained/"]
     assert torch.equal(flatten(evaluations[""].payload.parameters), generated(strategy, (0, 2)))
-    assert evaluations["trained/"].payload is None
+    assert evaluations["trained/"].prefer_trained
     assert list(tiny(personal=("head.*",)).shapes) == ["body.weight", "body.bias"]
 
 
