@@ -34,7 +34,8 @@ def allowed_evaluation(
         raise Refused(f"{type(strategy).__name__} does its evaluation {kind!r} in another way")
     for way in alike:
         if _names(way.payload) == _names(payload):
-            return dataclasses.replace(way, payload=payload, others={})
+            # the server knows who has taken part in the round, and has left out the models of these
+            return dataclasses.replace(way, payload=payload, others={}, prefer_trained=False)
     raise Refused(f"{type(strategy).__name__} sends other models, or none, for its evaluation {kind!r}")
 
 
