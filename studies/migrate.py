@@ -30,6 +30,7 @@ from typing import NamedTuple
 from fl_lightning.study.cells import Cell, make_cell
 from fl_lightning.study.definition import Point, Study
 from fl_lightning.study.progress import Progress
+from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.table import tidy, write_csv
 
@@ -312,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names = Names(options.study, options.method, options.case)
         for line in migrate(options.since, names, options.studies):
             sys.stdout.write(f"{line}\n")
-    except WrongMigration as error:
+    except (WrongMigration, WrongStudy) as error:
         sys.exit(f"migrate: {error}")
 
 

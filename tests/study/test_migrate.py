@@ -173,16 +173,16 @@ def refusal(script: Any, *arguments: str) -> str:
 def test_a_record_that_would_be_lost_is_named_and_nothing_written(before: Study, script: Any) -> None:
     there = results(before)
     study = write({**renamed(), "cases": CONTENT["cases"]})
-    assert "Old, own on plain, seed 7" in refusal(script)
-    assert "has no run in today's studies" in refusal(script)
+    assert "Old, own on plain, seed 7" in refusal(script, "small")
+    assert "has no run in today's studies" in refusal(script, "small")
     assert "no run of that commit is named 'Older'" in refusal(
-        script, "--method", "Old, own=New", "--method", "Older=A"
+        script, "--method", "Old, own=New", "--method", "Older=A", "small"
     )
-    assert "give OLD=NEW" in refusal(script, "--method", "New")
+    assert "give OLD=NEW" in refusal(script, "--method", "New", "small")
     content = renamed()
     del content["methods"]["New"]["drawn_as"]  # another draw of the grid
     write({**content, "cases": CONTENT["cases"]})
-    assert "has no run" in refusal(script, "--method", "Old, own=New")
+    assert "has no run" in refusal(script, "--method", "Old, own=New", "small")
     assert results(study) == there
 
 
@@ -210,8 +210,10 @@ def test_results_of_another_commit_match_nothing(before: Study, script: Any) -> 
     for command in (["add", "."], ["commit", "-q", "-m", "Others"]):
         subprocess.run([*COMMAND, *command], check=True)
     write(CONTENT, rate="speed")
-    assert "no record in studies/results/small is of a run" in refusal(script)
+    assert "no record in studies/results/small is of a run" in refusal(script, "small")
     before.path.unlink()
+    assert "studies/small.yaml cannot be read" in refusal(script)  # which another study takes its choices from
+    before.path.with_name("dependent.yaml").unlink()
     assert "give --study" in refusal(script)
     assert "studies/none.yaml is no file" in refusal(script, "none")
     assert results(before) == there
