@@ -223,8 +223,8 @@ class FedGNN(FedAvg, NotesFigures):
         signals = dict.fromkeys(("received", "number"), nothing)
         model = dataclasses.replace(self.mixed_models(clients), signals=signals, lengths=signals)
         return {
-            kind: Evaluation(payload=payload, output=expanded_output)
-            for kind, payload in {"": model, "trained/": dataclasses.replace(model, parameters={})}.items()
+            kind: Evaluation(payload=model, output=expanded_output, prefer_trained=bool(kind))
+            for kind in ("", "trained/")
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -103,8 +103,8 @@ def test_proxies_take_steps_of_adam(client, batch) -> None:
         ours = Context(anchor=context.anchor, memory={**context.memory, "proxy/value": q})
         strategy.feature_loss(client, context.anchor, batch, ours).backward()
         optimizer.step()
-        new = strategy.step_proxies(client, context.anchor, batch, context)
-        memory = {**context.memory, **{f"proxy/{name}": value.detach() for name, value in new.items()}}
+        new = strategy.step_proxies(client, context.anchor, {}, batch, context).memory
+        memory = {**context.memory, **{name: value.detach() for name, value in new.items()}}
         kept = ~batch.train_mask
         assert torch.equal(memory["proxy/value"][kept], context.memory["proxy/value"][kept])
         context = dataclasses.replace(context, memory=memory)
