@@ -102,10 +102,10 @@ def errors(bandwidth: float, num_nodes: int = 2_500, channels: int = 16) -> dict
     h_ND, grad_ND = h_ND[:, :channels], grad_ND[:, :channels]
     one_far_N = torch.ones_like(uniform_N)
     one_far_N[0] = -1
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
 
     def note(name: str, error: Tensor, scale: Tensor) -> None:
-        found[name] = max(found.get(name, 0.0), float(error.detach().abs().max() / scale.detach().abs().max()))
+        result[name] = max(result.get(name, 0.0), float(error.detach().abs().max() / scale.detach().abs().max()))
 
     for placement, score_N in {"uniform": uniform_N, "narrow": uniform_N * 0.1, "one_far": one_far_N}.items():
         for dtype in (torch.float64, torch.float32):
@@ -120,7 +120,7 @@ def errors(bandwidth: float, num_nodes: int = 2_500, channels: int = 16) -> dict
             note(f"grad_h_{name}", grad_h - exact_h, grad_ND)
             if placement != "one_far":
                 note(f"grad_s_{name}", grad_s - exact_s, exact_s)
-    return found
+    return result
 
 
 def gemm_rates(size: int = 1536) -> dict[str, float]:
@@ -162,7 +162,7 @@ def measure(bandwidth: float | None, num_nodes: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any], cases: list[dict[str, Any]], error_rows: list[dict[str, Any]]) -> str:
-    """The figures as markdown."""
+    """The metrics as markdown."""
     reference = {row["num_nodes"]: row for row in cases if row["bandwidth"] is None}
     rates = result["gemm_gflops"]
     lines = [

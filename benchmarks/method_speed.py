@@ -3,7 +3,7 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/method_speed.py
     FL_DATA_ROOT=... .venv/bin/python benchmarks/method_speed.py --only fgssl flow
 
-A method is a file configs/<name>_cora.yaml. FedAvg has its net, optimiser and epochs; the two run one after the other,
+A method is a file configs/<name>_cora.yaml. FedAvg has its net, optimizer and epochs; the two run one after the other,
 a few rounds of each, with one thread. Seconds are the median round's, of the process's CPU, without evaluation. Writes
 benchmarks/results/method_speed.csv (what is there of other methods is kept) and method_speed.md.
 """
@@ -27,9 +27,9 @@ def measure(name: str, num_rounds: int) -> dict[str, str]:
     arguments = ["fit", f"--config=configs/{method}_cora.yaml", *CASES["Cora-20"], f"--trainer.num_rounds={num_rounds}"]
     settings = config["strategy"].get("init_args", {})
     epochs = sum(settings.get(setting, 0) for setting in ("num_epochs", "num_head_epochs")) or 1
-    figures = run([*arguments, *phase, "--trainer.accelerator=cpu"])
+    metrics = run([*arguments, *phase, "--trainer.accelerator=cpu"])
     beside = run([*arguments, "--trainer.accelerator=cpu", "--strategy=FedAvg", f"--strategy.num_epochs={epochs}"])
-    seconds, fedavg = figures["cpu_train"], beside["cpu_train"]
+    seconds, fedavg = metrics["cpu_train"], beside["cpu_train"]
     net = config["model"]["init_args"]["net"]["class_path"].rpartition(".")[2]
     values = (name, net, f"{seconds:.4f}", f"{fedavg:.4f}", f"{seconds / fedavg:.2f}")
     return dict(zip(FIELDS, values, strict=True))
@@ -50,9 +50,9 @@ def main() -> None:
         rows = read(path, FIELDS[:1])
         rows[row["method"],] = row
         write(path, rows, FIELDS)
-        ordered = sorted(rows.values(), key=lambda found: -float(found["ratio"]))
+        ordered = sorted(rows.values(), key=lambda result: -float(result["ratio"]))
         lines = ["| method | net | s a round | FedAvg on this net | ratio |", "|---|---|---|---|---|"]
-        lines += ["| " + " | ".join(found[name] for name in FIELDS) + " |" for found in ordered]
+        lines += ["| " + " | ".join(result[name] for name in FIELDS) + " |" for result in ordered]
         path.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 

@@ -5,9 +5,9 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/methods.py --missing
 
 A method is a file configs/<name>_cora.yaml; ``--only`` names some, and its default is all that were measured before.
-Every figure is of one ``fl-train fit`` whose command stands beside it; test accuracy is that of the round that
+Every metric is of one ``fl-train fit`` whose command stands beside it; test accuracy is that of the round that
 validation chose. Writes benchmarks/results/methods.csv, one row for each run (what is there of other runs is kept), and
-methods.md, a table of it beside the best public figures known (benchmarks/published.csv).
+methods.md, a table of it beside the best public metrics known (benchmarks/published.csv).
 
 Seconds are of the process's CPU, for one thread: those of the exchanges (``train``) and of the whole round, with its
 evaluation. The runs are made one after another in one process; they do not depend on each other.
@@ -41,7 +41,7 @@ Rows = dict[tuple[str, ...], dict[str, str]]
 
 
 class CpuClock(Callback):
-    """Adds the CPU time of each round, and of its exchanges, to its figures."""
+    """Adds the CPU time of each round, and of its exchanges, to its metrics."""
 
     def on_round_start(self, trainer: Any) -> None:
         """Begin."""
@@ -58,7 +58,7 @@ class CpuClock(Callback):
 
 
 def command(method: str, case: str, seed: int) -> list[str]:
-    """The arguments of ``fl-train`` for one figure."""
+    """The arguments of ``fl-train`` for one metric."""
     seeds = (f"--data.seed={seed}", f"--seed_everything={seed}")
     return ["fit", f"--config=configs/{method}_cora.yaml", *CASES[case], *seeds]
 
@@ -109,21 +109,21 @@ def table(rows: Rows) -> str:
     heads = [head for case in cases for head in (f"{case} test, %", "val, %", "public", "s a round", "× FedAvg", "MB")]
     lines = ["| method | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 1)]
     for method in dict.fromkeys(key[0] for key in sorted(rows)):
-        cells = []
+        runs = []
         for case in cases:
-            found = [row for key, row in rows.items() if key[:2] == (method, case)]
+            result = [row for key, row in rows.items() if key[:2] == (method, case)]
             fedavg = [float(row["cpu_train"]) for key, row in rows.items() if key[:2] == ("fedavg", case)]
-            seconds = [float(row["cpu_train"]) for row in found]
-            cells += [_percent(found, "test"), _percent(found, "val"), published.get((method, case), "")]
-            cells += [f"{statistics.median(seconds):.3f}" if found else ""]
-            cells += [f"{statistics.median(seconds) / statistics.median(fedavg):.1f}" if found and fedavg else ""]
-            cells += [f"{statistics.mean(float(row['megabytes']) for row in found):.1f}" if found else ""]
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+            seconds = [float(row["cpu_train"]) for row in result]
+            runs += [_percent(result, "test"), _percent(result, "val"), published.get((method, case), "")]
+            runs += [f"{statistics.median(seconds):.3f}" if result else ""]
+            runs += [f"{statistics.median(seconds) / statistics.median(fedavg):.1f}" if result and fedavg else ""]
+            runs += [f"{statistics.mean(float(row['megabytes']) for row in result):.1f}" if result else ""]
+        lines.append(f"| {method} | " + " | ".join(runs) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _percent(found: list[dict[str, str]], name: str) -> str:
-    values = [100 * float(row[name]) for row in found]
+def _percent(result: list[dict[str, str]], name: str) -> str:
+    values = [100 * float(row[name]) for row in result]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{spread}" if values else ""
 
@@ -145,8 +145,8 @@ def main() -> None:
         if options.missing and (method, case, str(seed)) in read(path):
             continue
         arguments = command(method, case, seed)
-        figures = {name: f"{value:.6g}" for name, value in run(arguments).items()}
-        row = dict(zip(KEY, (method, case, str(seed)), strict=True)) | figures
+        metrics = {name: f"{value:.6g}" for name, value in run(arguments).items()}
+        row = dict(zip(KEY, (method, case, str(seed)), strict=True)) | metrics
         rows = read(path)  # another process may write to it
         rows[method, case, str(seed)] = row | {"command": " ".join(["fl-train", *arguments])}
         write(path, rows)

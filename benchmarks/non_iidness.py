@@ -43,11 +43,13 @@ def main() -> None:
     distance = {True: 0.0, False: 0.0}
     with tempfile.TemporaryDirectory() as folder:
         for (name, num_clients), printed in PRINTED.items():
-            found = {kept: measured(name, num_clients, largest_component=kept, folder=folder) for kept in (True, False)}
-            for kept, value in found.items():
+            result = {
+                kept: measured(name, num_clients, largest_component=kept, folder=folder) for kept in (True, False)
+            }
+            for kept, value in result.items():
                 distance[kept] += abs(value - printed) / len(PRINTED)
-            lines.append(f"| {name}-{num_clients} | {found[True]:.3f} | {found[False]:.3f} | {printed:.3f} |")
-    lines += ["", f"Mean distance to the printed figures: {distance[True]:.3f} with the largest component,"]
+            lines.append(f"| {name}-{num_clients} | {result[True]:.3f} | {result[False]:.3f} | {printed:.3f} |")
+    lines += ["", f"Mean distance to the printed metrics: {distance[True]:.3f} with the largest component,"]
     lines += [f"{distance[False]:.3f} with the whole graph."]
     (RESULTS / "non_iidness.md").write_text("\n".join(lines) + "\n")
 

@@ -89,7 +89,7 @@ def table(results: dict[str, dict[str, dict[str, list[list[float]]]]]) -> str:
         "| accuracy to reach, % | seconds to it |",
         "|---|---|---|---|---|---|---|",
     ]
-    for algorithm, systems in results.items():
+    for strategy, systems in results.items():
         best = {
             name: statistics.mean(max(v for _, v in run) for run in runs.values()) for name, runs in systems.items()
         }
@@ -99,7 +99,7 @@ def table(results: dict[str, dict[str, dict[str, list[list[float]]]]]) -> str:
             last = statistics.mean(run[-1][0] for run in runs.values())
             reached = statistics.mean(next(end for end, value in run if value >= target) for run in runs.values())
             lines.append(
-                f"| {algorithm} | {name} | {statistics.median(pauses):.3f} | {last:.1f} | {100 * best[name]:.1f} | "
+                f"| {strategy} | {name} | {statistics.median(pauses):.3f} | {last:.1f} | {100 * best[name]:.1f} | "
                 f"{100 * target:.1f} | {reached:.1f} |"
             )
     return "\n".join(lines) + "\n"
@@ -126,8 +126,8 @@ def main() -> None:
         for seed in options.seeds:
             data = Path(folder) / f"clients_{seed}.pt"
             write_clients(data, seed)
-            for algorithm in options.algorithms:
-                config, theirs = ALGORITHMS[algorithm]
+            for strategy in options.algorithms:
+                config, theirs = ALGORITHMS[strategy]
                 common = {
                     "data": str(data),
                     "algorithm": theirs,
@@ -137,18 +137,18 @@ def main() -> None:
                     "learning_rate": LEARNING_RATE,
                     "seed": seed,
                     "gpu": options.gpu,
-                    "figure": "trained/val/acc" if algorithm == "FedAvg" else "val/acc",
+                    "figure": "trained/val/acc" if strategy == "FedAvg" else "val/acc",
                     "arguments": our_arguments(config, options.rounds, options.epochs, seed),
                 }
-                runs = results.setdefault(algorithm, {})
+                runs = results.setdefault(strategy, {})
                 systems = {"this project": ("ours", sys.executable, common)} | {
                     name: (driver, options.python, {**common, "checkout": str(path.resolve())})
                     for name, (driver, path) in checkouts.items()
                     if path is not None
                 }
                 for name, (driver, interpreter, settings) in systems.items():
-                    if (found := measure(driver, interpreter, settings)) is not None:
-                        runs.setdefault(name, {})[str(seed)] = found
+                    if (result := measure(driver, interpreter, settings)) is not None:
+                        runs.setdefault(name, {})[str(seed)] = result
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "peers.json").write_text(json.dumps(results) + "\n")
     (RESULTS / "peers.md").write_text(f"`python benchmarks/peers.py`, one thread each.\n\n{table(results)}")

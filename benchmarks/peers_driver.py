@@ -18,7 +18,7 @@ START = time.perf_counter()
 
 
 def write_result(options: dict[str, Any], rounds: list[tuple[float, float]]) -> None:
-    """Hand the figures over."""
+    """Hand the metrics over."""
     Path(options["result"]).write_text(json.dumps(rounds))
 
 
@@ -80,13 +80,13 @@ def openfgl(options: dict[str, Any]) -> None:
 
     class Timed(core.FGLTrainer):
         def evaluate(self) -> None:
-            found: list[float] = []
+            result: list[float] = []
             for client in self.clients:
                 if not hasattr(client.task, "original_evaluate"):
                     client.task.original_evaluate = client.task.evaluate
-                client.task.evaluate = lambda *a, task=client.task, **k: _noted(found, task.original_evaluate(*a, **k))
+                client.task.evaluate = lambda *a, task=client.task, **k: _noted(result, task.original_evaluate(*a, **k))
             super().evaluate()
-            rounds.append((time.perf_counter() - START, sum(found) / len(found)))
+            rounds.append((time.perf_counter() - START, sum(result) / len(result)))
 
     core.FGLDataset = Given
     torch.manual_seed(options["seed"])
@@ -94,8 +94,8 @@ def openfgl(options: dict[str, Any]) -> None:
     write_result(options, rounds)
 
 
-def _noted(found: list[float], result: dict[str, Any]) -> dict[str, Any]:
-    found.append(float(result["accuracy_val"]))
+def _noted(output: list[float], result: dict[str, Any]) -> dict[str, Any]:
+    output.append(float(result["accuracy_val"]))
     return result
 
 

@@ -66,13 +66,13 @@ def one_each(clients: Sequence[ClientExamples]) -> list[Tensor]:
 
 
 def references(data: FederatedDataModule, seed: int) -> dict[str, dict[str, float]]:
-    """Test errors by predictor, of training and of new clients."""
+    """Test errors by predictor, of training and of unseen clients."""
     everyone = [client for client in data.clients if isinstance(client, ClientExamples)]
     chosen = Participation(held_out_fraction=0.2).training_clients(len(everyone), seed)
     training = [everyone[client] for client in chosen]
-    groups = {"": training, "new/": [client for index, client in enumerate(everyone) if index not in chosen]}
+    groups = {"": training, "unseen/": [client for index, client in enumerate(everyone) if index not in chosen]}
     common = one_for_all(training)
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     for group, clients in groups.items():
         predictors: dict[str, Sequence[Tensor | None]] = {
             "the last reading": [None] * len(clients),
@@ -80,8 +80,8 @@ def references(data: FederatedDataModule, seed: int) -> dict[str, dict[str, floa
             "linear, one each": one_each(clients),
         }
         for name, coefficients in predictors.items():
-            found.setdefault(name, {})[f"{group}test/mse"] = mean_error(clients, coefficients, "test")
-    return found
+            result.setdefault(name, {})[f"{group}test/mse"] = mean_error(clients, coefficients, "test")
+    return result
 
 
 def data_of(config: str, seed: int) -> FederatedDataModule:
@@ -92,14 +92,14 @@ def data_of(config: str, seed: int) -> FederatedDataModule:
 
 
 def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
-    """Markdown: mean and standard deviation over seeds, in thousandths."""
+    """Markdown: mean and standard deviation over seeds, × 10⁻³."""
     predictors = list(results["TPT48"]["0"])
     lines = ["| MSE·1e3 | " + " | ".join(predictors) + " |", "|" + "---|" * (len(predictors) + 1)]
     for case, by_seed in results.items():
-        for group, title in (("", case), ("new/", f"{case}, new clients")):
-            values = [[1000 * found[name][f"{group}test/mse"] for found in by_seed.values()] for name in predictors]
-            cells = [f"{statistics.mean(value):.1f} ± {statistics.stdev(value):.1f}" for value in values]
-            lines.append(f"| {title} | " + " | ".join(cells) + " |")
+        for group, title in (("", case), ("unseen/", f"{case}, unseen clients")):
+            values = [[1000 * result[name][f"{group}test/mse"] for result in by_seed.values()] for name in predictors]
+            runs = [f"{statistics.mean(value):.1f} ± {statistics.stdev(value):.1f}" for value in values]
+            lines.append(f"| {title} | " + " | ".join(runs) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -44,15 +44,15 @@ def rounds(history: list[dict[str, float]]) -> float:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """All figures."""
-    found: dict[str, Any] = {"load": os.getloadavg()[0], "cores": os.cpu_count()}
+    """All metrics."""
+    result: dict[str, Any] = {"load": os.getloadavg()[0], "cores": os.cpu_count()}
     with Trial(folder / "sites", 3) as trial:
         trial.give(yaml.safe_load(parts_of("FedAvg", folder / "local").trainer.config)["data"])
         begin = time.monotonic()
         trial.start()
         with session_of(trial.admin_kit) as session:
             trial.wait(session)
-            found["seconds until the sites are connected"] = time.monotonic() - begin
+            result["seconds until the sites are connected"] = time.monotonic() - begin
             for strategy in OPTIONS:
                 local = parts_of(strategy, folder / "local")
                 local.trainer.fit(local.model, local.datamodule, local.strategy)
@@ -62,7 +62,7 @@ def measure(folder: Path) -> dict[str, Any]:
                 if outcome.status != "finished" or outcome.folder is None:
                     raise RuntimeError(f"{strategy}: {outcome.message}")
                 state = checkpoint.read(outcome.folder / "checkpoints" / "last.ckpt")
-                found[strategy] = {
+                result[strategy] = {
                     "seconds from submission to the first message": outcome.facts["seconds_to_start"],
                     "seconds of the job": outcome.facts["seconds"],
                     "seconds of a round": rounds(state["history"]),
@@ -72,23 +72,23 @@ def measure(folder: Path) -> dict[str, Any]:
                     "bytes of payloads (ledger)": int(state["history"][-1]["comm/bytes_total"]),
                     "as in process": state["history"][-1]["test/acc"] == local.trainer.run.history[-1]["test/acc"],
                 }
-    return found
+    return result
 
 
-def table(found: dict[str, Any]) -> str:
-    """The figures in Markdown."""
+def table(result: dict[str, Any]) -> str:
+    """The metrics in Markdown."""
     lines = [
-        f"`python benchmarks/remote.py`: 3 sites, {NUM_ROUNDS} rounds, {found['cores']} cores at a load of "
-        f"{found['load']:.1f} when it began.",
-        f"Server and sites were connected {found['seconds until the sites are connected']:.1f} s after they were "
+        f"`python benchmarks/remote.py`: 3 sites, {NUM_ROUNDS} rounds, {result['cores']} cores at a load of "
+        f"{result['load']:.1f} when it began.",
+        f"Server and sites were connected {result['seconds until the sites are connected']:.1f} s after they were "
         "started.",
         "",
         "| | FedAvg | FedSheafHN |",
         "|---|---|---|",
     ]
-    for name, value in found["FedAvg"].items():
-        cells = [found[strategy][name] for strategy in OPTIONS]
-        told = [
+    for name, value in result["FedAvg"].items():
+        cells = [result[strategy][name] for strategy in OPTIONS]
+        summary = [
             f"{'yes' if cell else 'no'}"
             if isinstance(value, bool)
             else f"{cell:,.2f}"
@@ -96,12 +96,12 @@ def table(found: dict[str, Any]) -> str:
             else f"{cell:,}"
             for cell in cells
         ]
-        lines.append(f"| {name} | {' | '.join(told)} |")
+        lines.append(f"| {name} | {' | '.join(summary)} |")
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        figures = measure(Path(scratch))
-    (RESULTS / "remote.json").write_text(json.dumps(figures, indent=1) + "\n")
-    (RESULTS / "remote.md").write_text(table(figures))
+        metrics = measure(Path(scratch))
+    (RESULTS / "remote.json").write_text(json.dumps(metrics, indent=1) + "\n")
+    (RESULTS / "remote.md").write_text(table(metrics))

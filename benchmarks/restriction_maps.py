@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fl_lightning.relations.topology import ErdosRenyi
 from fl_lightning.run.allocator import keep_freed_memory
-from fl_lightning.strategies.decentralised import DenseMaps, ImplicitMaps, RestrictionMaps
+from fl_lightning.strategies.decentralized import DenseMaps, ImplicitMaps, RestrictionMaps
 
 NUM_CLIENTS = 40
 FRACTION = 0.01
@@ -156,7 +156,7 @@ def truncation(noise: float, size: int = 500, iterations: int = 200) -> list[dic
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures as markdown."""
+    """The metrics as markdown."""
     cases = result["cases"]
     dense = {row["size"]: row for row in cases if row["form"] == "dense"}
     lines = [

@@ -75,20 +75,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
     repetitions = parser.parse_args().repetitions
-    figures: dict[str, dict[str, float]] = {}
+    metrics: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for command, exit_code, _ in CASES.values():  # once before, for what is cached on the disk
             seconds(command, exit_code, folder)
         for name, (command, exit_code, limit) in CASES.items():
             pairs = [(seconds(TORCH, 0, folder), seconds(command, exit_code, folder)) for _ in range(repetitions)]
-            figures[name] = {
+            metrics[name] = {
                 "ratio": round(statistics.median(own / torch for torch, own in pairs), 3),
                 "limit": limit,
                 "seconds": round(statistics.median(own for _, own in pairs), 3),
                 "torch_seconds": round(statistics.median(torch for torch, _ in pairs), 3),
             }
-            print(name, figures[name], flush=True)
-    (RESULTS / "startup.json").write_text(json.dumps(figures, indent=1) + "\n")
+            print(name, metrics[name], flush=True)
+    (RESULTS / "startup.json").write_text(json.dumps(metrics, indent=1) + "\n")
     lines = [
         "`python benchmarks/startup.py`",
         "",
@@ -98,7 +98,7 @@ def main() -> None:
         "|---|---|---|---|",
         *(
             f"| `{name}` | {row['ratio']:.2f} | {row['limit']} | {row['seconds']:.2f} |"
-            for name, row in figures.items()
+            for name, row in metrics.items()
         ),
     ]
     (RESULTS / "startup.md").write_text("\n".join(lines) + "\n")

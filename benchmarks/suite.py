@@ -3,16 +3,16 @@
     FL_DATA_ROOT=... .venv/bin/python benchmarks/suite.py            # everything; Cora is read from FL_DATA_ROOT
     FL_DATA_ROOT=... .venv/bin/python benchmarks/suite.py cora server
 
-Writes benchmarks/results/suite.json and suite.md; parts that are not run keep their figures.
+Writes benchmarks/results/suite.json and suite.md; parts that are not run keep their metrics.
 
-First the machine's float32 rate of matrix products and its bandwidth of copying are measured. The limit of a figure is
+First the machine's float32 rate of matrix products and its bandwidth of copying are measured. The limit of a metric is
 the time that its matrix products and its unavoidable traffic would take at these rates, one after the other:
 
 - a client's step: the products of the net with dense matrices; rows that are gathered in products with sparse ones;
-  what the optimiser reads and writes (parameter, gradient and two moments; all but the gradient are written back);
+  what the optimizer reads and writes (parameter, gradient and two moments; all but the gradient are written back);
 - an evaluation: the same products, forward only;
 - the server step of a hypernetwork: its last layer's weights, read forward and backward, written as a gradient, and
-  read and written by the optimiser as above; their three products;
+  read and written by the optimizer as above; their three products;
 - mixing: what is read and what is written.
 
 It leaves out activations, dropout, copies of payloads and Python, so a share of the limit is what is left to gain at
@@ -72,13 +72,13 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A measured figure.
+    """A measured metric.
 
     Attributes:
         part: Part of the suite.
         case: What was measured.
-        value: The figure.
-        unit: Of the figure.
+        value: The metric.
+        unit: Of the metric.
         limit: The least that the machine allows, in the same unit.
     """
 
@@ -243,11 +243,11 @@ def arxiv_part(machine: Machine) -> Iterator[Figure]:
 
 
 def server_part(machine: Machine) -> Iterator[Figure]:
-    """The server step of FedSheafHN for Cora, 20 clients: sending and taking in."""
+    """The server step of FedSheafHN for Cora, 20 clients: sending and aggregating."""
     keep_freed_memory()
     num_clients, parameters = 20, {name: p.detach() for name, p in GCN(1433, 7).named_parameters()}
-    algorithm = FedSheafHN()
-    algorithm.setup(
+    strategy = FedSheafHN()
+    strategy.setup(
         Federation(
             num_clients=num_clients,
             training_clients=tuple(range(num_clients)),
@@ -258,20 +258,20 @@ def server_part(machine: Machine) -> Iterator[Figure]:
         )
     )
 
-    def upload(stage_names: Sequence[str], **signals: Tensor) -> Payload:
+    def upload(stage_names: Sequence[str], **extras: Tensor) -> Payload:
         sent = {name: torch.randn(num_clients, *parameters[name].shape) * 1e-3 for name in stage_names}
         ones = torch.ones(num_clients)
-        return Payload(clients=tuple(range(num_clients)), parameters=sent, signals=signals, num_examples=ones)
+        return Payload(clients=tuple(range(num_clients)), parameters=sent, extras=extras, num_examples=ones)
 
-    [initial], [stage] = algorithm.initial_stages(), algorithm.stages(0)
-    algorithm.aggregate(initial, upload(initial.upload, embedding=torch.randn(num_clients, 128)))
-    answer = upload(stage.upload)
+    [initial], [stage] = strategy.initial_stages(), strategy.stages(0)
+    strategy.aggregate(initial, upload(initial.upload, embedding=torch.randn(num_clients, 128)))
+    update = upload(stage.upload)
 
     def step() -> None:
-        algorithm.configure(stage, range(num_clients))
-        algorithm.aggregate(stage, answer)
+        strategy.configure(stage, range(num_clients))
+        strategy.aggregate(stage, update)
 
-    weight = algorithm.hypernetwork.output.weight
+    weight = strategy.hypernetwork.output.weight
     traffic = {"flops": 0, "num_bytes": 10 * weight.nbytes}
     products = {"flops": 3 * 2 * num_clients * weight.numel(), "num_bytes": 0}
     case = f"FedSheafHN on Cora, last layer of {weight.numel() / 1e6:.1f} million weights"
@@ -298,17 +298,17 @@ def mixing_part(machine: Machine) -> Iterator[Figure]:
 def many_part(machine: Machine) -> Iterator[Figure]:
     """10 to 10,000 clients of 100 nodes: everyone, and chance subsets."""
     for num_clients in (10, 100, 1_000, 10_000):
-        found = in_process(many_clients, num_clients=num_clients)
-        for case, run in found["runs"].items():
+        result = in_process(many_clients, num_clients=num_clients)
+        for case, run in result["runs"].items():
             limit = None if run["limit"] is None else 1e3 * machine.seconds(**run["limit"])
             name = f"{num_clients:,} clients, {case}"
             yield Figure(part="many clients", case=name, value=1e3 * run["seconds"], limit=limit)
             share = 100 * run["handling_share"]
             yield Figure(part="many clients", case=f"{name}: payloads, server, other", value=share, unit="% of a round")
         for case in ("setup", "first round"):
-            seconds = found[case.replace(" ", "_") + "_seconds"]
+            seconds = result[case.replace(" ", "_") + "_seconds"]
             yield Figure(part="many clients", case=f"{num_clients:,} clients, {case}", value=seconds, unit="s")
-        yield Figure(part="many clients", case=f"{num_clients:,} clients, memory", value=found["peak_mib"], unit="MiB")
+        yield Figure(part="many clients", case=f"{num_clients:,} clients, memory", value=result["peak_mib"], unit="MiB")
 
 
 def many_clients(num_clients: int) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def many_clients(num_clients: int) -> dict[str, Any]:
         data = planted(num_clients, 100)
         data.prepare_data()
         data.setup()
-        found: dict[str, Any] = {"setup_seconds": time.perf_counter() - start, "runs": {}}
+        result: dict[str, Any] = {"setup_seconds": time.perf_counter() - start, "runs": {}}
         # the limit is linear in the machine's two rates, which the parent process knows
         work = {
             "flops": round_limit(Machine(flops=1, bandwidth=float("inf")), data, hidden),
@@ -332,16 +332,16 @@ def many_clients(num_clients: int) -> dict[str, Any]:
         }
         for some in (5, 1_000) if num_clients == 10_000 else ():
             cases[f"{some:,} at a time, FedAvg"] = FedAvg(num_epochs=NUM_EPOCHS), Participation(num_clients=some), None
-        for case, (algorithm, participation, limit) in cases.items():
-            trainer = fit(data, algorithm, net, num_rounds=num_rounds, participation=participation)
+        for case, (strategy, participation, limit) in cases.items():
+            trainer = fit(data, strategy, net, num_rounds=num_rounds, participation=participation)
             shares = {name: share for name, _, share in trainer.run.clock.rows()}
-            found["runs"][case] = {
+            result["runs"][case] = {
                 "seconds": seconds_a_round(trainer),
                 "limit": limit,
                 "handling_share": shares["payloads"] + shares["server"] + shares["other"],
             }
-            found.setdefault("first_round_seconds", trainer.run.history[0]["seconds"])
-    return found | {"peak_mib": peak.mib}
+            result.setdefault("first_round_seconds", trainer.run.history[0]["seconds"])
+    return result | {"peak_mib": peak.mib}
 
 
 def storage_part(machine: Machine) -> Iterator[Figure]:
@@ -351,10 +351,10 @@ def storage_part(machine: Machine) -> Iterator[Figure]:
         "groups of 200 MiB": {"max_group_mib": 200},
         "groups of 200 MiB, on disk": {"max_group_mib": 200, "storage": "disk"},
     }.items():
-        found = in_process(large_clients, settings=settings)
+        result = in_process(large_clients, settings=settings)
         case = f"500 clients, 195,847 parameters, {name}"
-        yield Figure(part="storage", case=case, value=1e3 * found["seconds"])
-        yield Figure(part="storage", case=f"{case}: memory", value=found["mib"], unit="MiB")
+        yield Figure(part="storage", case=case, value=1e3 * result["seconds"])
+        yield Figure(part="storage", case=f"{case}: memory", value=result["mib"], unit="MiB")
 
 
 def large_clients(settings: dict[str, Any]) -> dict[str, float]:
@@ -383,11 +383,11 @@ class OverheadProbe(Callback):
 def overhead_part(machine: Machine) -> Iterator[Figure]:
     """What callbacks, loggers and checkpoints take with default settings: of a round, and for the files at the end."""
     data, num_rounds = cora(), 100
-    for algorithm in (FedAvg(), FedSheafHN(init_epochs=10)):
+    for strategy in (FedAvg(), FedSheafHN(init_epochs=10)):
         probe = OverheadProbe()
         callbacks = [*default_callbacks(), probe]
-        trainer = fit(data, algorithm, GCN, num_rounds=num_rounds, logger=True, callbacks=callbacks)
-        case = f"{type(algorithm).__name__} on Cora, 20 clients, {num_rounds} rounds"
+        trainer = fit(data, strategy, GCN, num_rounds=num_rounds, logger=True, callbacks=callbacks)
+        case = f"{type(strategy).__name__} on Cora, 20 clients, {num_rounds} rounds"
         logging, checkpoint, total = (b - a for a, b in zip(probe.rows[1], probe.rows[-1], strict=True))
         yield Figure(part="overhead", case=f"{case}, logging", value=100 * logging / total, unit="% of a round")
         yield Figure(part="overhead", case=f"{case}, checkpoints", value=100 * checkpoint / total, unit="% of a round")
@@ -399,10 +399,10 @@ def processes_part(machine: Machine) -> Iterator[Figure]:
     """Two processes of one thread against one process of two."""
     for name in ("cora", "planted"):
         for num_processes, num_threads in ((1, 1), (1, 2), (2, 1)):
-            found = in_process(spread, threads=num_threads, name=name, num_processes=num_processes)
+            result = in_process(spread, threads=num_threads, name=name, num_processes=num_processes)
             data = {"cora": "Cora, 20 clients", "planted": "1,000 clients of 100 nodes"}[name]
             case = f"{data}, processes x threads: {num_processes} x {num_threads}"
-            yield Figure(part="processes", case=case, value=1e3 * found["seconds"])
+            yield Figure(part="processes", case=case, value=1e3 * result["seconds"])
 
 
 def spread(name: str, num_processes: int) -> dict[str, float]:
@@ -467,7 +467,7 @@ def number(value: float) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures as markdown."""
+    """The metrics as markdown."""
     lines = [
         "# Speed",
         "",
@@ -480,7 +480,7 @@ def table(result: dict[str, Any]) -> str:
             f"**{name}** ({part['date']}, {part['threads']} threads, {part['gemm_gflops']:.0f} GFLOP/s, "
             f"{part['copy_gb_a_second']:.0f} GB/s). {PARTS[name].__doc__}",
             "",
-            "| case | figure | limit | share of the limit |",
+            "| case | metric | limit | share of the limit |",
             "|---|---:|---:|---:|",
         ]
         for row in part["figures"]:
@@ -500,25 +500,25 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if arguments.call is not None:
         call = json.loads(arguments.call)
-        found = globals()[call["function"]](**call["arguments"])
+        output = globals()[call["function"]](**call["arguments"])
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(json.dumps(found))
+            print(json.dumps(output))
         return
     path = RESULTS / "suite.json"
     known = json.loads(path.read_text())["parts"] if path.exists() else {}
     machine = Machine.measure()
     for name in arguments.parts or PARTS:
         machine = machine.or_better(Machine.measure())
-        figures = []
-        for figure in PARTS[name](machine):
-            figures.append(asdict(figure))
-            print(f"{figure.part}: {figure.case}: {figure.value:.4g} {figure.unit}", flush=True)
+        metrics = []
+        for measured in PARTS[name](machine):
+            metrics.append(asdict(measured))
+            print(f"{measured.part}: {measured.case}: {measured.value:.4g} {measured.unit}", flush=True)
         known[name] = {
             "date": time.strftime("%Y-%m-%d"),
             "threads": torch.get_num_threads(),
             "gemm_gflops": machine.flops / 1e9,
             "copy_gb_a_second": machine.bandwidth / 1e9,
-            "figures": figures,
+            "figures": metrics,
         }
         result = {
             "machine": platform.processor() or platform.machine(),

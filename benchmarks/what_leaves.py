@@ -38,7 +38,7 @@ Written by `python benchmarks/what_leaves.py` from the stages of each strategy, 
 every stage the {COUNTS} leave too, and at every evaluation {SCORES}. Features, edges, labels and
 predictions never do. (`round/disclosure.py`; `communication.csv` of a run has it for every stage of every round.)
 
-A decentralised strategy's messages to neighbours go through the server, which computes for all clients. *Sums only*:
+A decentralized strategy's messages to neighbors go through the server, which computes for all clients. *Sums only*:
 under secure aggregation the server learns nothing but the weighted sum of what leaves, and of metrics only sums
 ([below](#under-secure-aggregation)). Where `validate_every` is set
 (`Kin`, `FedAux`, `FedPub`, `SheafRidge`), numerator and denominator of the validation metric leave for
@@ -51,8 +51,8 @@ each model that is tried.
 
 def find_strategies() -> list[type[Strategy]]:
     """All that can be made without settings, by name."""
-    found = {each for each in vars(strategies).values() if inspect.isclass(each) and issubclass(each, Strategy)}
-    return sorted((each for each in found if not inspect.isabstract(each)), key=lambda each: each.__name__)
+    result = {each for each in vars(strategies).values() if inspect.isclass(each) and issubclass(each, Strategy)}
+    return sorted((each for each in result if not inspect.isabstract(each)), key=lambda each: each.__name__)
 
 
 def set_up(kind: type[Strategy], data: FederatedDataModule) -> Strategy:
@@ -65,16 +65,16 @@ def set_up(kind: type[Strategy], data: FederatedDataModule) -> Strategy:
     optimizer = functools.partial(SGD, lr=0.01, momentum=0.9)  # which all of them take
     model = kind.client_class(**net, optimizer=optimizer)
     strategy, fabric = kind(**SETTINGS.get(kind.__name__, {})), Fabric(accelerator="cpu", devices=1)
-    nets = build_nets(fabric, model, strategy, data.roster, 0)
-    strategy.setup(describe_federation(fabric, model, data.roster, tuple(range(data.num_clients)), nets, 0))
+    nets = build_nets(fabric, model, strategy, data.registry, 0)
+    strategy.setup(describe_federation(fabric, model, data.registry, tuple(range(data.num_clients)), nets, 0))
     return strategy
 
 
 def rows(strategy: Strategy) -> list[tuple[str, str, str]]:
     """Stage, what leaves, and whether sums are enough; each once."""
     names = list(strategy.federation.parameters)
-    stages = [*strategy.initial_stages(), *(stage for place in range(NUM_ROUNDS) for stage in strategy.stages(place))]
-    found: dict[tuple[str, str, str], None] = {}
+    stages = [*strategy.initial_stages(), *(stage for index in range(NUM_ROUNDS) for stage in strategy.stages(index))]
+    result: dict[tuple[str, str, str], None] = {}
     for stage in stages:
         try:
             weighting_of(strategy)
@@ -82,9 +82,9 @@ def rows(strategy: Strategy) -> list[tuple[str, str, str]]:
             sums = "yes"
         except ValueError:
             sums = ""
-        found[re.sub(r"-\d+$", "-*", stage.name), "; ".join(what_leaves(stage, names)) or "nothing", sums] = None
-    longest = {name: max((text for other, text, _ in found if other == name), key=len) for name, _, _ in found}
-    return [row for row in found if row[1] == longest[row[0]]]
+        result[re.sub(r"-\d+$", "-*", stage.name), "; ".join(what_leaves(stage, names)) or "nothing", sums] = None
+    longest = {name: max((text for other, text, _ in result if other == name), key=len) for name, _, _ in result}
+    return [row for row in result if row[1] == longest[row[0]]]
 
 
 def page() -> str:

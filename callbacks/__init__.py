@@ -1,7 +1,9 @@
 """Callbacks: what watches a federation, writes its files and ends it early."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from fl_lightning.renamed import former_classes
 from fl_lightning.run.callback import Callback
 
 from .attacks import (
@@ -19,12 +21,15 @@ from .client_metrics import PerClientMetrics
 from .early_stopping import EarlyStopping
 from .label_similarity import LabelSimilarity
 from .ledger import CommunicationLedger
-from .neighbour_ids import NeighbourIds
+from .neighbor_ids import NeighborIds
 from .progress import RoundProgressBar
 from .projection import ProjectionAlignment
 from .report import RunReport
 from .similarity import SimilarityLogger
 from .topology import TopologyLogger
+
+if not TYPE_CHECKING:
+    __getattr__ = former_classes(__name__)
 
 __all__ = [
     "Attack",
@@ -36,7 +41,7 @@ __all__ = [
     "LabelFlipping",
     "LabelSimilarity",
     "ModelPoisoning",
-    "NeighbourIds",
+    "NeighborIds",
     "PerClientMetrics",
     "ProjectionAlignment",
     "RoundProgressBar",
@@ -57,4 +62,4 @@ def default_callbacks() -> list[Callback]:
 
 def defaults_beside(given: Sequence[Callback]) -> list[Callback]:
     """The default callbacks whose class is not among the given ones."""
-    return [each for each in default_callbacks() if not any(isinstance(own, type(each)) for own in given)]
+    return [each for each in default_callbacks() if not any(isinstance(local, type(each)) for local in given)]

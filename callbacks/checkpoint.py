@@ -136,10 +136,10 @@ class FederatedCheckpoint(Callback):
 
     def _drop_old(self, folder: Path, round_idx: int) -> None:
         """Keep the newest files up to this round; later ones are of a run that was abandoned."""
-        found = {int(match[1]): path for path in folder.iterdir() if (match := _FILE_NAME.fullmatch(path.name))}
-        past = sorted(number for number in found if number <= round_idx)
+        result = {int(match[1]): path for path in folder.iterdir() if (match := _FILE_NAME.fullmatch(path.name))}
+        past = sorted(number for number in result if number <= round_idx)
         for number in past[: -self.keep] if self.keep is not None else []:
-            found[number].unlink()
+            result[number].unlink()
 
 
 #: Writes that only time asks for are at least so many times as far apart as the last one took.
@@ -160,11 +160,11 @@ def _copy(new: Any, old: Any, allocate: Allocate) -> Any:
     if isinstance(new, dict):
         if _FIXED.issuperset(map(type, new.values())):
             return dict(new)
-        kept = old if isinstance(old, dict) else {}
-        return {key: _copy(value, kept.get(key), allocate) for key, value in new.items()}
+        copy = old if isinstance(old, dict) else {}
+        return {key: _copy(value, copy.get(key), allocate) for key, value in new.items()}
     if isinstance(new, list | tuple):
         if _FIXED.issuperset(map(type, new)):
             return type(new)(new)
         kept_list = old if isinstance(old, list | tuple) and len(old) == len(new) else [None] * len(new)
-        return type(new)(_copy(value, kept, allocate) for value, kept in zip(new, kept_list, strict=True))
+        return type(new)(_copy(value, copy, allocate) for value, copy in zip(new, kept_list, strict=True))
     return new

@@ -1,4 +1,4 @@
-"""Each client's own figures, round by round."""
+"""Each client's own metrics, round by round."""
 
 from collections.abc import Sequence
 
@@ -40,17 +40,17 @@ class PerClientMetrics(Callback):
         scores = trainer.run.scores[""]
         if not scores.clients:
             return  # under secure aggregation no client's metrics are known
-        if missing := [name for name in self.metrics if name not in scores.signals]:
-            raise ValueError(f"PerClientMetrics.metrics: {missing} are not among {', '.join(sorted(scores.signals))}")
+        if missing := [name for name in self.metrics if name not in scores.extras]:
+            raise ValueError(f"PerClientMetrics.metrics: {missing} are not among {', '.join(sorted(scores.extras))}")
         if not trainer.fabric.is_global_zero:
             return
         rows = []
         for name in self.metrics:
-            for client, (total, count) in zip(scores.clients, scores.signals[name].tolist(), strict=True):
+            for client, (total, count) in zip(scores.clients, scores.extras[name].tolist(), strict=True):
                 rows.append(
                     {
                         "round": trainer.run.round_idx,
-                        "client": trainer.run.roster.names[client],
+                        "client": trainer.run.registry.names[client],
                         "metric": name,
                         "value": total / count if count else float("nan"),
                         "num_examples": int(count),

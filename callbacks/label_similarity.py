@@ -1,4 +1,4 @@
-"""Whether clients that a strategy takes to be alike have alike labels: a figure every round, for studies."""
+"""Whether clients that a strategy takes to be alike have alike labels: a metric every round, for studies."""
 
 import numpy as np
 import torch
@@ -38,6 +38,6 @@ class LabelSimilarity(Callback):
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Log the correlations."""
         for name, matrix_CC in trainer.run.strategy.matrices().items():
-            found = correlation(matrix_CC.double().cpu().numpy(), self.label_similarity_CC)
-            if np.isfinite(found):
-                metrics[f"similarity/{name.replace(' ', '_')}_labels"] = found
+            result = correlation(matrix_CC.double().cpu().numpy(), self.label_similarity_CC)
+            if np.isfinite(result):
+                metrics[f"similarity/{name.replace(' ', '_')}_labels"] = result

@@ -24,7 +24,7 @@ class CommunicationLedger(Callback):
     """Adds to each round's metrics what it sent: ``comm/bytes_up``, ``comm/bytes_down``, ``comm/bytes_peer``.
 
     ``comm/bytes_total`` is everything since the beginning; where clients talk to each other, ``comm/bytes_busiest`` is
-    what the one of them that sent the most has sent. Stages before round 0 count into round 0; what new clients
+    what the one of them that sent the most has sent. Stages before round 0 count into round 0; what unseen clients
     exchange when they join after the last round is not counted. Uploads of clients that failed are not counted, as
     they were never sent.
 

@@ -74,7 +74,7 @@ class RoundProgressBar(Callback):
     def on_send(self, trainer: Trainer, stage: Stage, payload: Payload | None) -> None:
         """Name the stage."""
         if self._bar is not None:
-            when = "round" if self._in_round else "new clients" if trainer.run.history else "before round 0"
+            when = "round" if self._in_round else "unseen clients" if trainer.run.history else "before round 0"
             self._stage, self._done = f"{when}: {stage.name}", 0
             self._bar.update(self._task, description=self._stage)
 
@@ -85,7 +85,7 @@ class RoundProgressBar(Callback):
             self._bar.update(self._task, description=f"{self._stage}, {self._done} clients done")
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Show the round's figures, and keep each client's if it is the best so far."""
+        """Show the round's metrics, and keep each client's if it is the best so far."""
         self._in_round = False
         seconds = time.perf_counter() - self._round_start
         self._seconds = seconds if math.isnan(self._seconds) else 0.9 * self._seconds + 0.1 * seconds
@@ -94,16 +94,16 @@ class RoundProgressBar(Callback):
         self._figures |= {label: metrics[name] for label, name in shown.items() if name in metrics}
         if trainer.run.selection.best_round == trainer.run.round_idx:
             scores = trainer.run.scores[""]
-            if all(name in scores.signals for name in shown.values()):
+            if all(name in scores.extras for name in shown.values()):
                 columns = (client_values(scores, name).tolist() for name in shown.values())
                 self.clients = [list(row) for row in zip(scores.clients, *columns, strict=True)]
-        figures = "  ".join(f"{label} {number(value)}" for label, value in self._figures.items())
-        figures += f"  {self._seconds:.3g} s/round"
+        values = "  ".join(f"{label} {number(value)}" for label, value in self._figures.items())
+        values += f"  {self._seconds:.3g} s/round"
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, figures=figures)
+            self._bar.update(self._task, advance=1, figures=values)
         elif trainer.fabric.is_global_zero and time.perf_counter() - self._last_line >= self.line_seconds:
             self._last_line = time.perf_counter()
-            self._show(f"round {trainer.run.round_idx + 1}/{trainer.num_rounds}  {figures}", highlight=False)
+            self._show(f"round {trainer.run.round_idx + 1}/{trainer.num_rounds}  {values}", highlight=False)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """Replace the bar by the results."""
@@ -120,7 +120,7 @@ class RoundProgressBar(Callback):
         self._stop()
 
     def on_evaluation_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Show the figures of ``validate`` or ``test``."""
+        """Show the metrics of ``validate`` or ``test``."""
         if trainer.fabric.is_global_zero:
             self._show(evaluation_table(trainer, metrics))
 

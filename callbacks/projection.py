@@ -23,8 +23,8 @@ def principal_alignment(client: ClientModule, parameters: Parameters, batch: Bat
     embedding_ND = client.output(parameters, batch).embedding
     embedding_ND = embedding_ND.to(server_dtype(embedding_ND.dtype))
     weight_N = batch.example_mask.to(embedding_ND.dtype)
-    centred_ND = embedding_ND - weight_N @ embedding_ND / weight_N.sum()
-    covariance_DD = centred_ND.T @ (weight_N[:, None] * centred_ND) / weight_N.sum()
+    centered_ND = embedding_ND - weight_N @ embedding_ND / weight_N.sum()
+    covariance_DD = centered_ND.T @ (weight_N[:, None] * centered_ND) / weight_N.sum()
     value_D, vector_DD = torch.linalg.eigh(covariance_DD)
     projection_D = parameters[PROJECTION].to(embedding_ND.dtype)
     unit_D = projection_D / projection_D.norm()
@@ -66,9 +66,9 @@ class ProjectionAlignment(Callback):
         number = trainer.run.round_idx + 1
         if number % self.every_n_rounds and number != trainer.num_rounds:
             return
-        stage = Stage(name="projection alignment", signals={"alignment": principal_alignment})
+        stage = Stage(name="projection alignment", client_outputs={"alignment": principal_alignment})
         run, clients = trainer.run, trainer.run.training_clients
         asked = run.executor.ask(stage, clients, run.round_idx, run.strategy.model_for(clients))
-        answer = gather(trainer.fabric, asked)
-        cosine, variance = answer.signals["alignment"].mean(dim=0).tolist()
+        upload = gather(trainer.fabric, asked)
+        cosine, variance = upload.extras["alignment"].mean(dim=0).tolist()
         metrics |= {"projection/cosine": cosine, "projection/variance": variance}

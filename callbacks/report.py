@@ -19,7 +19,7 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.report.record import (
     MOST_CLIENTS,
-    Chosen,
+    BestRound,
     RunRecord,
     Snapshot,
 )
@@ -31,7 +31,7 @@ from fl_lightning.run import result
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.processes import gather_objects
 
-from .report_parts import chosen_round, data_of, describe, project, scores_of_unseen, timing
+from .report_parts import best_round, data_of, describe, project, scores_of_unseen, timing
 from .similarity import cosines_among
 
 Kept = TypeVar("Kept")
@@ -48,16 +48,16 @@ _MOST_FAILURES = 100
 class RunReport(Callback):
     """Writes ``report.html``, a page by itself, into the run's folder when training ends, beside ``report.json``.
 
-    ``fl-train report RUN`` writes the page anew from the files of the folder. ``report.json`` has what no other file of
+    ``fl-train report RUN`` regenerates the page from the files of the folder. ``report.json`` has what no other file of
     the run has (:mod:`fl_lightning.report.record`); it is also written when an error ends the run, the page is not.
 
-    The confusions (or predictions of a regression) are those of the chosen round: whenever a round is the best so far
+    The confusions (or predictions of a regression) are those of the best round: whenever a round is the best so far
     the clients predict their test examples once more. What fails here ends in a warning, not in the run's end.
     Where the clients' data lie elsewhere, partition, predictions and embeddings are left out.
 
     Args:
         page: Write the page; ``report.json`` is written in any case.
-        predictions: Keep confusions, or predictions, of the chosen round.
+        predictions: Keep confusions, or predictions, of the best round.
         embeddings: Embed a sample of nodes or examples by the clients' own models after the last round.
         num_snapshots: At how many rounds matrices over the clients are kept, evenly from the first to the last.
         against: Folder of a run to compare each client with, of ``Local`` for example; the partitions must be equal.
@@ -87,7 +87,7 @@ class RunReport(Callback):
         self._forget()
 
     def _forget(self) -> None:
-        self.chosen: Chosen | None = None
+        self.best: BestRound | None = None
         self.snapshots: list[Snapshot] = []
         self.failures: list[tuple[int, str, str]] = []
         self.unkept: dict[str, None] = {}
@@ -105,9 +105,9 @@ class RunReport(Callback):
         self._warned: set[str] = set()
         self._record = self._attempt("the description of the clients", lambda: describe(trainer))
         if self._record and (clients := data_of(trainer)):
-            mine, roster = [clients[client] for client in trainer.run.training_clients], trainer.run.roster
-            told = self._attempt("the reference", lambda: roster.task.reference(mine, roster.num_outputs))
-            self._record.reference = told or {}
+            mine, registry = [clients[client] for client in trainer.run.training_clients], trainer.run.registry
+            summary = self._attempt("the reference", lambda: registry.task.reference(mine, registry.num_outputs))
+            self._record.reference = summary or {}
         self._save(trainer)
 
     def on_round_start(self, trainer: Trainer) -> None:
@@ -115,9 +115,9 @@ class RunReport(Callback):
         self._sent = {}
 
     def on_stage_end(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
-        """Keep how alike the clients' answers are, at the rounds of the snapshots."""
+        """Keep how alike the clients' updates are, at the rounds of the snapshots."""
         if self._due(trainer) and payload.parameters and payload.clients:
-            self._attempt("the cosines of what clients sent", lambda: self._compare_answers(trainer, stage, payload))
+            self._attempt("the cosines of what clients sent", lambda: self._compare_responses(trainer, stage, payload))
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Keep the round's scores and predictions if it is the best so far, and the matrices if they are due."""
@@ -129,9 +129,7 @@ class RunReport(Callback):
             wanted = self.predictions and data_of(trainer) is not None
             mine = self._attempt("the predictions", lambda: self._predict(trainer)) if wanted else None
             parts = gather_objects(trainer.fabric, mine)
-            self.chosen = self._attempt(
-                "the scores", lambda: chosen_round(trainer, [p for p in parts if p is not None])
-            )
+            self.best = self._attempt("the scores", lambda: best_round(trainer, [p for p in parts if p is not None]))
         if self._due(trainer):
             self._attempt("the matrices", lambda: self._snap(trainer, run.round_idx))
 
@@ -146,9 +144,9 @@ class RunReport(Callback):
             parts = gather_objects(trainer.fabric, self._attempt("the embeddings", lambda: self._embed(trainer)))
         if not trainer.fabric.is_global_zero or self._record is None:
             return
-        found = [part for part in parts if part is not None]
-        self._record.points = self._attempt("the embeddings", lambda: project(trainer, found)) if found else None
-        self._record.newcomers = scores_of_unseen(trainer)
+        result = [part for part in parts if part is not None]
+        self._record.points = self._attempt("the embeddings", lambda: project(trainer, result)) if result else None
+        self._record.unseen_clients = scores_of_unseen(trainer)
         self._save(trainer)
         if self.page:
             self._attempt("report.html", lambda: self._write_page(trainer))
@@ -160,7 +158,7 @@ class RunReport(Callback):
     def state_dict(self) -> dict[str, Any]:
         """What was kept up to the last whole round."""
         return {
-            "chosen": None if self.chosen is None else dataclasses.asdict(self.chosen),
+            "best": None if self.best is None else dataclasses.asdict(self.best),
             "snapshots": [dataclasses.asdict(each) for each in self.snapshots],
             "failures": [list(each) for each in self.failures],
             "unkept": list(self.unkept),
@@ -169,7 +167,7 @@ class RunReport(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self._forget()
-        self.chosen = None if state["chosen"] is None else Chosen(**state["chosen"])
+        self.best = None if state["best"] is None else BestRound(**state["best"])
         self.snapshots = [Snapshot(**each) for each in state["snapshots"]]
         self.failures = [(round_idx, name, why) for round_idx, name, why in state["failures"]]
         self.unkept = dict.fromkeys(state["unkept"])
@@ -192,7 +190,7 @@ class RunReport(Callback):
         record = self._record
         if record is None or not trainer.fabric.is_global_zero:
             return
-        record.chosen, record.snapshots, record.failures = self.chosen, self.snapshots, self.failures
+        record.best, record.snapshots, record.failures = self.best, self.snapshots, self.failures
         record.unkept, record.timing = list(self.unkept), timing(trainer, self._first_round)
         self._attempt("report.json", lambda: record.write(trainer.run.folder))
 
@@ -203,7 +201,7 @@ class RunReport(Callback):
     def _due(self, trainer: Trainer) -> bool:
         return trainer.run.round_idx in _snapshot_rounds(trainer, self.num_snapshots)
 
-    def _compare_answers(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
+    def _compare_responses(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
         """Cosines of the clients' parameters, or of their updates."""
         members = trainer.run.training_clients
         numbers = sum(tensor.numel() for tensor in payload.parameters.values())
@@ -211,7 +209,7 @@ class RunReport(Callback):
             return
         if 2 * len(payload.clients) < len(members):  # most entries would be unknown
             return
-        if not set(payload.clients) <= set(members):  # newcomers, or sums of several answers
+        if not set(payload.clients) <= set(members):  # unseen clients, or sums of several updates
             return
         rows_CP = flatten({name: tensor.float() for name, tensor in payload.parameters.items()})
         what = "cosines of updates" if stage.as_update else "cosines of parameters"
@@ -219,11 +217,11 @@ class RunReport(Callback):
 
     def _snap(self, trainer: Trainer, round_idx: int) -> None:
         """Keep the strategy's matrices and the cosines of what was sent, as far as they have changed."""
-        found = dict(trainer.run.strategy.matrices()) | self._sent
-        if found and len(trainer.run.training_clients) > MOST_CLIENTS:
+        result = dict(trainer.run.strategy.matrices()) | self._sent
+        if result and len(trainer.run.training_clients) > MOST_CLIENTS:
             self.unkept[f"matrices are kept for at most {MOST_CLIENTS} training clients"] = None
             return
-        for name, matrix in found.items():
+        for name, matrix in result.items():
             new = Snapshot.of(round_idx, name, matrix.detach().float().cpu().numpy())
             last = next((each for each in reversed(self.snapshots) if each.name == name), None)
             if last is None or not np.array_equal(last.matrix(), new.matrix(), equal_nan=True):
@@ -234,7 +232,7 @@ class RunReport(Callback):
         if client not in self._samples:
             among = among_N.nonzero().flatten()
             number = min(len(among), max(1, _MOST_POINTS * len(among) // max(total, 1)))
-            draw = generator(trainer.run.seed, "report", trainer.run.roster.names[client])
+            draw = generator(trainer.run.seed, "report", trainer.run.registry.names[client])
             order = torch.randperm(len(among), generator=draw)[:number]
             self._samples[client] = among[order].sort().values.numpy()
         return self._samples[client]
@@ -245,22 +243,22 @@ class RunReport(Callback):
         assert clients is not None
         evaluation = run.strategy.evaluations(run.training_clients)[""]
         predicted = run.executor.predict(evaluation, run.training_clients, run.scored_round)
-        target = run.roster.task.target
+        target = run.registry.task.target
         total = sum(int(clients[client].test_mask_N.sum()) for client in run.training_clients)
-        found = [target.tally(clients[0].y_N[:0], torch.empty(0, run.roster.num_outputs)).numpy()]
+        result = [target.tally(clients[0].y_N[:0], torch.empty(0, run.registry.num_outputs)).numpy()]
         for client, predicted_NK in predicted.items():
             chosen: Any = clients[client].test_mask_N
             if target.is_numeric:
                 chosen = self._sample(trainer, client, chosen, total)
-            found.append(target.tally(clients[client].y_N[chosen], predicted_NK.cpu()[chosen]).numpy())
-        return np.concatenate(found) if target.is_numeric else np.sum(found, axis=0)
+            result.append(target.tally(clients[client].y_N[chosen], predicted_NK.cpu()[chosen]).numpy())
+        return np.concatenate(result) if target.is_numeric else np.sum(result, axis=0)
 
     def _can_embed(self, trainer: Trainer) -> bool:
         run = trainer.run
         if run.model.privacy is not None:
             self.unkept["embeddings are of single examples, which model.privacy hides"] = None
             return False
-        total = sum(run.roster.sizes[client] for client in run.training_clients)
+        total = sum(run.registry.sizes[client] for client in run.training_clients)
         if total > _MOST_EXAMPLES:
             self.unkept[f"embeddings are kept for at most {_MOST_EXAMPLES:,} nodes or examples"] = None
         return total <= _MOST_EXAMPLES and len(run.architectures) == 1 and run.round_idx > 0
@@ -269,23 +267,23 @@ class RunReport(Callback):
         """Clients, embeddings (P, D) and labels of this process's sample, by the clients' own models."""
         run, clients = trainer.run, data_of(trainer)
         assert clients is not None
-        stage = Stage(name="report", signals={"embedding": _embedding}, rows={"embedding": Rows(of="example")})
+        stage = Stage(name="report", client_outputs={"embedding": _embedding}, rows={"embedding": Rows(of="example")})
         models = run.strategy.model_for(run.training_clients)
         upload = run.executor.ask(stage, run.training_clients, run.scored_round, models)
         self._samples = {}
-        total = sum(run.roster.sizes[client] for client in run.training_clients)
-        holder: list[int] = []
+        total = sum(run.registry.sizes[client] for client in run.training_clients)
+        owner: list[int] = []
         rows, labels = [np.empty((0, 0), dtype=np.float32)], list[float | None]()
         for row, client in enumerate(upload.clients):
-            held = clients[client]
-            chosen = self._sample(trainer, client, torch.ones(held.size, dtype=torch.bool), total)
-            holder += [client] * len(chosen)
-            rows.append(upload.signals["embedding"][row].float().cpu().numpy()[chosen])
-            label = held.y_N[chosen]
+            client_data = clients[client]
+            chosen = self._sample(trainer, client, torch.ones(client_data.size, dtype=torch.bool), total)
+            owner += [client] * len(chosen)
+            rows.append(upload.extras["embedding"][row].float().cpu().numpy()[chosen])
+            label = client_data.y_N[chosen]
             first = label[:, 0] if label.dim() > 1 else label
             unknown = first.isnan() if label.is_floating_point() else first < 0
             labels += [None if no else value for no, value in zip(unknown.tolist(), first.tolist(), strict=True)]
-        return holder, np.concatenate(rows[1:]) if rows[1:] else rows[0], labels
+        return owner, np.concatenate(rows[1:]) if rows[1:] else rows[0], labels
 
 
 def _embedding(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
@@ -295,4 +293,4 @@ def _embedding(client: ClientModule, parameters: Parameters, batch: Batch, conte
 
 def _snapshot_rounds(trainer: Trainer, number: int) -> set[int]:
     """Evenly from the first round to the last."""
-    return {round(place * (trainer.num_rounds - 1) / max(1, number - 1)) for place in range(number)}
+    return {round(index * (trainer.num_rounds - 1) / max(1, number - 1)) for index in range(number)}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_lightning.report.record import (
-    Chosen,
+    BestRound,
     Partition,
     Points,
     RunRecord,
@@ -42,17 +42,17 @@ def describe(trainer: Trainer) -> RunRecord:
         )
     return RunRecord(
         strategy=type(run.strategy).__name__,
-        task=run.roster.task.plain,
-        examples=run.roster.task.examples,
+        task=run.registry.task.plain,
+        examples=run.registry.task.examples,
         monitor=run.selection.monitor,
         mode="max" if run.selection.sign > 0 else "min",
         planned_rounds=trainer.num_rounds,
-        names=list(run.roster.names),
-        sizes=list(run.roster.sizes),
+        names=list(run.registry.names),
+        sizes=list(run.registry.sizes),
         training=list(run.training_clients),
-        regression=not run.roster.task.target.has_classes,
+        regression=not run.registry.task.target.has_classes,
         seed=run.seed,
-        partition_hash=run.roster.partition_hash,
+        partition_hash=run.registry.partition_hash,
         settings={} if run.config else dict(run.settings),
         machine={
             "device": str(trainer.fabric.device),
@@ -64,7 +64,7 @@ def describe(trainer: Trainer) -> RunRecord:
     )
 
 
-def chosen_round(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> Chosen:
+def best_round(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> BestRound:
     """The scores of the present round, and what was predicted in it."""
     run = trainer.run
     scores: dict[str, dict[str, list[float | None]]] = {}
@@ -72,12 +72,12 @@ def chosen_round(trainer: Trainer, parts: Sequence[NDArray[Any]]) -> Chosen:
     clients = run.scores[""].clients
     for kind, payload in run.scores.items():
         if payload.clients == clients:
-            named = {n: pair for n, pair in payload.signals.items() if n.startswith(("val/", "test/"))}
+            named = {n: pair for n, pair in payload.extras.items() if n.startswith(("val/", "test/"))}
             scores[kind] = {name: _values(pair) for name, pair in named.items()}
             examples[kind] = {name: pair[:, 1].int().tolist() for name, pair in named.items()}
-    chosen = Chosen(round=run.round_idx, clients=list(clients), scores=scores, examples=examples)
+    chosen = BestRound(round=run.round_idx, clients=list(clients), scores=scores, examples=examples)
     if parts:
-        target = run.roster.task.target
+        target = run.registry.task.target
         whole = np.concatenate(parts) if target.is_numeric else np.sum(parts, axis=0)
         setattr(chosen, target.tallied_as, whole.tolist())
     return chosen
@@ -90,11 +90,11 @@ def _values(totals_C2: Tensor) -> list[float | None]:
 
 def scores_of_unseen(trainer: Trainer) -> dict[str, dict[str, float | None]]:
     """What the clients that joined at the end score, by metric and name."""
-    scores = trainer.run.scores.get("new/")
+    scores = trainer.run.scores.get("unseen/")
     if scores is None:
         return {}
-    names = [trainer.run.roster.names[client] for client in scores.clients]
-    return {metric: dict(zip(names, _values(pair), strict=True)) for metric, pair in scores.signals.items()}
+    names = [trainer.run.registry.names[client] for client in scores.clients]
+    return {metric: dict(zip(names, _values(pair), strict=True)) for metric, pair in scores.extras.items()}
 
 
 def timing(trainer: Trainer, first_round: int) -> Timing | None:
@@ -109,10 +109,10 @@ def timing(trainer: Trainer, first_round: int) -> Timing | None:
 def project(trainer: Trainer, parts: Sequence[tuple[list[int], NDArray[np.float32], list[float | None]]]) -> Points:
     """The first two principal components of the sample."""
     rows = np.concatenate([part[1] for part in parts if len(part[1])]).astype(np.float64)
-    centred_PD = rows - rows.mean(axis=0)
-    _, variance, axes = np.linalg.svd(centred_PD, full_matrices=False)
+    centered_PD = rows - rows.mean(axis=0)
+    _, variance, axes = np.linalg.svd(centered_PD, full_matrices=False)
     axes *= np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])[:, None]  # else the sign is anyone's
-    place_P2 = centred_PD @ axes[:2].T
+    place_P2 = centered_PD @ axes[:2].T
     if place_P2.shape[1] < 2:
         place_P2 = np.pad(place_P2, ((0, 0), (0, 1)))
     total = max(float((variance**2).sum()), 1e-30)
@@ -123,5 +123,5 @@ def project(trainer: Trainer, parts: Sequence[tuple[list[int], NDArray[np.float3
         client=[client for part in parts for client in part[0]],
         label=[label for part in parts for label in part[2]],
         explained=(variance[:2] ** 2 / total).tolist(),
-        total=sum(trainer.run.roster.sizes[client] for client in trainer.run.training_clients),
+        total=sum(trainer.run.registry.sizes[client] for client in trainer.run.training_clients),
     )

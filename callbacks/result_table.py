@@ -11,7 +11,7 @@ from rich.table import Table
 from fl_lightning.run.callback import Trainer
 
 #: What the prefix of a metric says about the model it is of; others are named by the prefix itself.
-_MODELS = {"gen/": "generated model", "new/": "new clients", "new/gen/": "new clients, generated"}
+_MODELS = {"gen/": "generated model", "unseen/": "unseen clients", "unseen/gen/": "unseen clients, generated"}
 
 
 def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
@@ -19,7 +19,7 @@ def result_table(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Table:
 
     Args:
         trainer: After its fit.
-        clients: Index, validation and test value of each client at the chosen round.
+        clients: Index, validation and test value of each client at the best round.
     """
     table = _new_table(f"{type(trainer.run.strategy).__name__}, {len(trainer.run.training_clients)} clients")
     table.add_column(style="bold")
@@ -40,27 +40,27 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
         test = test_metric(monitor)
         best = trainer.run.selection.best_round
         how = f"by {monitor}" if result[monitor] == result[monitor] else "the last, for there is no validation"
-        yield "chosen round", f"{best} of {rounds} (numbered from 0), {how}"
+        yield "best round", f"{best} of {rounds} (numbered from 0), {how}"
         yield monitor, number(result[monitor])
         for name in dict.fromkeys((test, "test/acc")):
             if name in result:
                 yield name, f"{mean_and_std(result, name)} over clients"
         if f"{test}_std" in result:
             worst = ranked(trainer, clients)
-            who = f" ({trainer.run.roster.names[int(worst[0][0])]})" if worst else ""
+            who = f" ({trainer.run.registry.names[int(worst[0][0])]})" if worst else ""
             yield "  worst client", f"{number(result.get(f'{test}_worst', float('nan')))}{who}"
             yield f"  {_weighted(trainer)}", f"{number(result[f'{test}_weighted'])}"
         for name in result:
             if name.endswith(f"/{test}"):
                 prefix = name.removesuffix(test)
                 yield f"  {_MODELS.get(prefix, prefix.rstrip('/'))}", mean_and_std(result, name)
-        if f"{test}_client_chosen" in result:
-            yield "  each client's own round", f"{number(result[f'{test}_client_chosen'])}"
+        if f"{test}_per_client_selection" in result:
+            yield "  per-client model selection", f"{number(result[f'{test}_per_client_selection'])}"
         over_rounds = f"{trainer.run.selection.mode}_over_rounds"
         if f"test/{over_rounds}" in result:
             yield (
                 f"  {over_rounds.replace('_', ' ')}",
-                f"{number(result[f'test/{over_rounds}'])} (chosen on test: not a result)",
+                f"{number(result[f'test/{over_rounds}'])} (for reference only: selected on test data)",
             )
     if failures := trainer.run.num_failures:
         worst_name = max(failures, key=lambda name: failures[name])
@@ -88,20 +88,20 @@ _WAYS = {"up": "up", "down": "down", "peer": "between clients"}
 
 
 def client_table(trainer: Trainer, clients: Sequence[Sequence[float]], num_rows: int) -> Table:
-    """The worst clients at the chosen round; ``clients`` as in :func:`result_table`."""
+    """The worst clients at the best round; ``clients`` as in :func:`result_table`."""
     table = _new_table(f"Worst {min(num_rows, len(clients))} of {len(clients)} clients")
     table.add_column("client", style="bold")
     for name in ("size", trainer.run.selection.monitor, test_metric(trainer.run.selection.monitor)):
         table.add_column(name, justify="right")
     table.show_header = True
     for client, val, test in ranked(trainer, clients)[:num_rows]:
-        size = trainer.run.roster.sizes[int(client)]
-        table.add_row(trainer.run.roster.names[int(client)], str(size), number(val), number(test))
+        size = trainer.run.registry.sizes[int(client)]
+        table.add_row(trainer.run.registry.names[int(client)], str(size), number(val), number(test))
     return table
 
 
 def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> Table:
-    """The figures of ``validate`` or ``test``."""
+    """The metrics of ``validate`` or ``test``."""
     run = trainer.run
     table = _new_table(f"{type(run.strategy).__name__} after {run.round_idx} rounds: {run.folder}")
     table.add_column("metric", style="bold")
@@ -118,7 +118,7 @@ def evaluation_table(trainer: Trainer, metrics: Mapping[str, float]) -> Table:
 
 def _weighted(trainer: Trainer) -> str:
     """What the mean is called that counts every example once."""
-    return f"weighted by {trainer.run.roster.task.examples}"
+    return f"weighted by {trainer.run.registry.task.examples}"
 
 
 def test_metric(monitor: str) -> str:

@@ -17,11 +17,11 @@ from torch import Tensor
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload, flatten
-from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Stage
 from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.folder import whole_file
 from fl_lightning.run.processes import gather
-from fl_lightning.strategies.signals import FunctionalEmbedding, graph_embedding, proxy_graph
+from fl_lightning.strategies.client_outputs import FunctionalEmbedding, graph_embedding, proxy_graph
 
 from .pictures import publish
 
@@ -41,14 +41,14 @@ class Recovery:
     """How well a matrix shows the true communities.
 
     Attributes:
-        nmi: Normalised mutual information of its spectral clusters and the communities, in [0, 1].
-        neighbours: Share of the clients nearest to each, as many as its community has others, that are of it; in
+        nmi: Normalized mutual information of its spectral clusters and the communities, in [0, 1].
+        neighbors: Share of the clients nearest to each, as many as its community has others, that are of it; in
             [0, 1]; nan where no community has two clients.
         correlation: Pearson correlation of its entries off the diagonal with "same community", in [-1, 1].
     """
 
     nmi: float
-    neighbours: float
+    neighbors: float
     correlation: float
 
 
@@ -85,8 +85,8 @@ def recovery(matrix_CC: Matrix, community_C: NDArray[np.int64]) -> Recovery:
             affinity_KK, n_clusters=num_communities, assign_labels="cluster_qr", random_state=0
         )
         nmi = float(normalized_mutual_info_score(community_K, found_K))
-    neighbours = nearest_share(symmetric_KK, community_K)
-    return Recovery(nmi=nmi, neighbours=neighbours, correlation=correlation(matrix_CC, same_CC))
+    neighbors = nearest_share(symmetric_KK, community_K)
+    return Recovery(nmi=nmi, neighbors=neighbors, correlation=correlation(matrix_CC, same_CC))
 
 
 def nearest_share(matrix_KK: Matrix, community_K: NDArray[np.int64]) -> float:
@@ -99,7 +99,7 @@ def nearest_share(matrix_KK: Matrix, community_K: NDArray[np.int64]) -> float:
         >>> nearest_share(near, np.array([0, 0, 1])), nearest_share(near, np.array([0, 1, 0]))
         (1.0, 0.0)
     """
-    found = []
+    result = []
     for client in range(len(matrix_KK)):
         others = np.arange(len(matrix_KK)) != client
         value, same = matrix_KK[client, others], community_K[others] == community_K[client]
@@ -108,8 +108,8 @@ def nearest_share(matrix_KK: Matrix, community_K: NDArray[np.int64]) -> float:
             continue
         last = np.sort(value)[-count]
         nearer, tied = value > last + 1e-12, np.abs(value - last) <= 1e-12
-        found.append((same[nearer].sum() + (count - nearer.sum()) * same[tied].mean()) / count)
-    return float(np.mean(found)) if found else float("nan")
+        result.append((same[nearer].sum() + (count - nearer.sum()) * same[tied].mean()) / count)
+    return float(np.mean(result)) if result else float("nan")
 
 
 def draw_matrices(
@@ -218,11 +218,11 @@ class SimilarityLogger(Callback):
     folder (arrays by name, with ``clients`` and, where given, ``communities``).
 
     With known communities each matrix is scored, among the round's metrics: ``similarity/<name>_nmi`` (clusters against
-    communities), ``similarity/<name>_neighbours`` (share of a client's nearest that are of its own community) and
+    communities), ``similarity/<name>_neighbors`` (share of a client's nearest that are of its own community) and
     ``similarity/<name>_correlation``.
 
     Args:
-        every_n_rounds: Log every so many rounds; None for the chosen rounds only.
+        every_n_rounds: Log every so many rounds; None for the best rounds only.
         rounds: Rounds to log, counted from 0; negative ones from the end, so -1 is the last.
         readout: Shell-style patterns of the read-out's parameters; where the clients send none of these, there is no
             such matrix.
@@ -264,7 +264,7 @@ class SimilarityLogger(Callback):
     def on_fit_start(self, trainer: Trainer) -> None:
         """Find the clients' communities: those that are named, else the groups of the partition, if it has any."""
         if self.communities is None:
-            if groups := trainer.run.roster.groups:
+            if groups := trainer.run.registry.groups:
                 self.community_C = np.array([groups[client] for client in trainer.run.training_clients], dtype=np.int64)
             return
         community_N = trainer.run.datamodule.node_attribute(self.communities)
@@ -281,7 +281,7 @@ class SimilarityLogger(Callback):
         if not self._due(trainer) or not payload.parameters or not payload.clients:
             return
         members = trainer.run.training_clients
-        if not set(payload.clients) <= set(members):  # newcomers, or sums of several answers
+        if not set(payload.clients) <= set(members):  # unseen clients, or sums of several updates
             return
         names = list(payload.parameters)
         readout = [name for name in names if any(fnmatch(name, pattern) for pattern in self.readout)]
@@ -295,12 +295,12 @@ class SimilarityLogger(Callback):
         """Draw, save and score."""
         if not self._due(trainer):
             return
-        asked: dict[str, Signal] = {POOLED: graph_embedding} if self.ground_truth else {}
+        asked: dict[str, ClientOutput] = {POOLED: graph_embedding} if self.ground_truth else {}
         if self.functional_embedding:
-            graph = proxy_graph(trainer.run.roster.num_features, generator(trainer.run.seed, "proxy graph"))
+            graph = proxy_graph(trainer.run.registry.num_features, generator(trainer.run.seed, "proxy graph"))
             asked[FUNCTIONAL] = FunctionalEmbedding.on(graph, next(iter(trainer.run.architectures[0].values())))
-        found = self._ask(trainer, asked) | dict(trainer.run.strategy.matrices()) | self._sent
-        matrices = {name: matrix.double().cpu().numpy() for name, matrix in found.items()}
+        result = self._ask(trainer, asked) | dict(trainer.run.strategy.matrices()) | self._sent
+        matrices = {name: matrix.double().cpu().numpy() for name, matrix in result.items()}
         if not matrices:
             return
         captions: dict[str, list[str]] = {name: [] for name in matrices}
@@ -308,11 +308,11 @@ class SimilarityLogger(Callback):
             if self.community_C is not None:
                 score = recovery(matrix, self.community_C)
                 self._note(metrics, f"{name}_nmi", score.nmi)
-                self._note(metrics, f"{name}_neighbours", score.neighbours)
+                self._note(metrics, f"{name}_neighbors", score.neighbors)
                 self._note(metrics, f"{name}_correlation", score.correlation)
                 captions[name] += [
                     f"NMI {score.nmi:.2f}",
-                    f"{score.neighbours:.2f} of the nearest",
+                    f"{score.neighbors:.2f} of the nearest",
                     f"r {score.correlation:.2f} to communities",
                 ]
             if self.ground_truth and name != POOLED:
@@ -328,17 +328,21 @@ class SimilarityLogger(Callback):
         every = self.every_n_rounds
         return trainer.run.round_idx in chosen or (every is not None and (trainer.run.round_idx + 1) % every == 0)
 
-    def _ask(self, trainer: Trainer, signals: Mapping[str, Signal]) -> dict[str, Tensor]:
-        """Cosines of what every client answers, without training it or sending it anything."""
-        if not signals:
+    def _ask(self, trainer: Trainer, client_outputs: Mapping[str, ClientOutput]) -> dict[str, Tensor]:
+        """Cosines of what every client responds, without training it or sending it anything."""
+        if not client_outputs:
             return {}
-        stage, run, clients = Stage(name="similarity", signals=signals), trainer.run, trainer.run.training_clients
-        answer = gather(
+        stage, run, clients = (
+            Stage(name="similarity", client_outputs=client_outputs),
+            trainer.run,
+            trainer.run.training_clients,
+        )
+        upload = gather(
             trainer.fabric, run.executor.ask(stage, clients, run.round_idx, run.strategy.model_for(clients))
         )
         return {
-            name: cosines_among(trainer.run.training_clients, answer.clients, signal.float())
-            for name, signal in answer.signals.items()
+            name: cosines_among(trainer.run.training_clients, upload.clients, output.float())
+            for name, output in upload.extras.items()
         }
 
     def _note(self, metrics: dict[str, float], name: str, value: float) -> None:
@@ -346,7 +350,7 @@ class SimilarityLogger(Callback):
             metrics[f"similarity/{name.replace(' ', '_')}"] = value
 
     def _write(self, trainer: Trainer, matrices: Mapping[str, Matrix], captions: Mapping[str, str]) -> None:
-        names = [trainer.run.roster.names[client] for client in trainer.run.training_clients]
+        names = [trainer.run.registry.names[client] for client in trainer.run.training_clients]
         title = f"{type(trainer.run.strategy).__name__}, round {trainer.run.round_idx}"
         figure = draw_matrices(matrices, names, title=title, captions=captions, community_C=self.community_C)
         path = trainer.run.folder / "similarity" / f"round_{trainer.run.round_idx:04d}.png"

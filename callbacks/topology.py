@@ -48,7 +48,7 @@ def draw_topology(
     Args:
         adjacency_CC: Above 0 where two clients are joined.
         names: Of the clients.
-        num_examples: Of the clients, as their colour.
+        num_examples: Of the clients, as their color.
         title: Of the picture; sizes are added to it.
     """
     from matplotlib import colormaps
@@ -78,8 +78,8 @@ def draw_topology(
         zorder=2,
     )
     discs.set(edgecolors=_INK, linewidths=0.7)
-    for place, label in zip(place_C2, labels, strict=True):
-        text = axes.annotate(label, place, (0, 0.6 * points + 1 if outside else 0), textcoords="offset points")
+    for position, label in zip(place_C2, labels, strict=True):
+        text = axes.annotate(label, position, (0, 0.6 * points + 1 if outside else 0), textcoords="offset points")
         text.set(fontsize=float(np.clip(0.42 * points, 5.5, 9.0)) if not outside else 7.5, color=_INK, zorder=3)
         text.set(ha="center", va="bottom" if outside else "center_baseline")
         if outside:
@@ -88,11 +88,11 @@ def draw_topology(
     axes.set_axis_off()
 
     degrees = {degree for _, degree in graph.degree}
-    neighbours = f"{min(degrees)} to {max(degrees)}" if len(degrees) > 1 else f"{min(degrees)}"
-    _head(axes, title, f"clients: {count}, edges: {graph.number_of_edges()}, neighbours of each: {neighbours}")
+    neighbors = f"{min(degrees)} to {max(degrees)}" if len(degrees) > 1 else f"{min(degrees)}"
+    _head(axes, title, f"clients: {count}, edges: {graph.number_of_edges()}, neighbors of each: {neighbors}")
     bar = figure.colorbar(discs, ax=axes, orientation="horizontal", shrink=0.6, fraction=0.03, pad=0.02, aspect=35)
     bar.locator = MaxNLocator(integer=True, nbins=6)
-    _finish_bar(bar, "labelled training examples of the client")
+    _finish_bar(bar, "labeled training examples of the client")
     return figure
 
 
@@ -115,10 +115,10 @@ def draw_norms(norms_CC: Matrix, names: Sequence[str], *, title: str = "Restrict
     axes.set_xticks(ticks, chosen, rotation=90 if max(map(len, chosen)) > 2 else 0)
     axes.set_yticks(ticks, chosen)
     axes.tick_params(labelsize=6.5, length=0, labelcolor=_INK, pad=2)
-    axes.set_xlabel("neighbour j", fontsize=8, color=_FAINT)
+    axes.set_xlabel("neighbor j", fontsize=8, color=_FAINT)
     axes.set_ylabel("client i, whose model is projected", fontsize=8, color=_FAINT)
     axes.spines[:].set_visible(False)
-    _head(axes, title, "empty: not neighbours")
+    _head(axes, title, "empty: not neighbors")
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, aspect=30)
     _finish_bar(bar, "Frobenius norm of the map, $\\|P_{ij}\\|_F$ (no unit)")
     return figure
@@ -131,8 +131,8 @@ def _layout(graph: "Graph") -> Matrix:
     paths = dict(nx.all_pairs_shortest_path_length(graph))
     far = 1 + max(max(lengths.values()) for lengths in paths.values())
     distances = {i: {j: paths[i].get(j, far) for j in graph} for i in graph}
-    place = nx.kamada_kawai_layout(graph, dist=distances)
-    return np.array([place[client] for client in graph])
+    position = nx.kamada_kawai_layout(graph, dist=distances)
+    return np.array([position[client] for client in graph])
 
 
 def _new_figure(width: float, height: float) -> "tuple[Figure, Axes]":
@@ -171,7 +171,7 @@ class TopologyLogger(Callback):
     - ``map_norms/round_0099.png`` and ``.csv``: the norms of the restriction maps, where the strategy has any.
     - ``server/objective`` among the metrics: Σ_i f_i(θ_i), the mean training losses of the evaluated models, plus the
       strategy's coupling term ``server/coupling`` if it has one. Without weight decay's term, which is the
-      optimiser's.
+      optimizer's.
 
     Pictures also go to the loggers that take them.
 
@@ -200,7 +200,7 @@ class TopologyLogger(Callback):
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
         """Add the objective."""
-        losses = trainer.run.scores[prefix].signals.get("train/loss")
+        losses = trainer.run.scores[prefix].extras.get("train/loss")
         if prefix or losses is None:
             return
         total_C, count_C = losses.double().unbind(dim=1)
@@ -227,16 +227,18 @@ class TopologyLogger(Callback):
         if adjacency is None:
             raise ValueError(
                 f"TopologyLogger: {type(trainer.run.strategy).__name__} joins its clients by no graph (its matrices "
-                "have no 'adjacency'): drop the callback, or use a decentralised strategy or FedSheafHN"
+                "have no 'adjacency'): drop the callback, or use a decentralized strategy or FedSheafHN"
             )
-        found = _numpy(adjacency)
-        if not trainer.fabric.is_global_zero or (self._drawn is not None and np.array_equal(found, self._drawn)):
+        result = _numpy(adjacency)
+        if not trainer.fabric.is_global_zero or (self._drawn is not None and np.array_equal(result, self._drawn)):
             return
-        self._drawn = found
+        self._drawn = result
         clients = trainer.run.training_clients
         examples = [trainer.run.datamodule.clients[client].num_examples for client in clients]
         title = f"{type(trainer.run.strategy).__name__}, round {round_idx}"
-        figure = draw_topology(found, [trainer.run.roster.names[client] for client in clients], examples, title=title)
+        figure = draw_topology(
+            result, [trainer.run.registry.names[client] for client in clients], examples, title=title
+        )
         publish(trainer, figure, trainer.run.folder / "topology.png", "topology", round_idx)
 
     def _draw_norms(self, trainer: Trainer, round_idx: int) -> None:
@@ -244,17 +246,17 @@ class TopologyLogger(Callback):
         norms = trainer.run.strategy.matrices().get("map_norms")
         if norms is None or not trainer.fabric.is_global_zero:
             return
-        found = _numpy(norms)
-        names = [trainer.run.roster.names[client] for client in trainer.run.training_clients]
+        result = _numpy(norms)
+        names = [trainer.run.registry.names[client] for client in trainer.run.training_clients]
         path = trainer.run.folder / "map_norms" / f"round_{round_idx:04d}.png"
         title = f"Restriction maps of {type(trainer.run.strategy).__name__}, round {round_idx}"
-        publish(trainer, draw_norms(found, names, title=title), path, "map_norms", round_idx)
+        publish(trainer, draw_norms(result, names, title=title), path, "map_norms", round_idx)
         with whole_file(path.with_suffix(".csv")) as temporary, temporary.open("w", newline="") as file:
             csv.writer(file).writerows(
-                [["client", *names], *([name, *row] for name, row in zip(names, found.tolist(), strict=True))]
+                [["client", *names], *([name, *row] for name, row in zip(names, result.tolist(), strict=True))]
             )
 
 
 def _numpy(matrix: Tensor) -> Matrix:
-    found: Matrix = matrix.detach().double().cpu().numpy()
-    return found
+    result: Matrix = matrix.detach().double().cpu().numpy()
+    return result

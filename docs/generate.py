@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 FAMILIES = {
     "mixing": "Mixing: the server averages, by one rule for all or by one for each client",
     "hypernetwork": "Hypernetwork: the server generates models",
-    "decentralised": "Decentralised: clients talk to their neighbours",
+    "decentralized": "Decentralized: clients talk to their neighbors",
     "strategies": "Without communication",
 }
 #: What settings can name, by the setting.
@@ -59,15 +59,15 @@ def all_pages(docs: Path) -> None:
 
 def concrete(base: type) -> list[type]:
     """The classes of this project that can be named where ``base`` is asked for, by name."""
-    found: dict[str, type] = {}
+    result: dict[str, type] = {}
     waiting = [base]
     while waiting:
         cls = waiting.pop()
         waiting += cls.__subclasses__()
         is_ours = cls.__module__.startswith("fl_lightning.")
         if is_ours and not inspect.isabstract(cls) and not cls.__name__.startswith("_") and cls is not Callback:
-            found[cls.__name__] = cls
-    return [found[name] for name in sorted(found, key=str.lower)]
+            result[cls.__name__] = cls
+    return [result[name] for name in sorted(result, key=str.lower)]
 
 
 def strategy_page(strategy: type[Strategy]) -> str:
@@ -131,12 +131,14 @@ def settings_page() -> str:
 
 def settings_of(cls: type) -> list[str]:
     """A table of the settings of a class, those of its bases among them."""
-    told = {}
+    descriptions = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("fl_lightning"):
-            told |= {each.arg_name: each.description for each in docstring_parser.parse(base.__doc__ or "").params}
+            descriptions |= {
+                each.arg_name: each.description for each in docstring_parser.parse(base.__doc__ or "").params
+            }
     rows = [
-        f"| `{name}` | {default(parameter)} | {cell(told.get(name) or '')} |"
+        f"| `{name}` | {default(parameter)} | {cell(descriptions.get(name) or '')} |"
         for name, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     ]

@@ -1,4 +1,4 @@
-"""Personalised federated learning on graphs, trained by PyTorch Lightning and Fabric.
+"""Personalized federated learning on graphs, trained by PyTorch Lightning and Fabric.
 
 What the package exports is imported when it is first asked for, so that ``import fl_lightning`` takes no time.
 """

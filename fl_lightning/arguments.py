@@ -31,12 +31,12 @@ OVER_THE_NETWORK = ("provision", "site", "sites", "submit")
 TRAINER_VERBS = {
     "fit": "Train the federation.",
     "validate": "Evaluate a checkpoint on validation.",
-    "test": "Evaluate a checkpoint on test; new clients join it first.",
+    "test": "Evaluate a checkpoint on test; unseen clients join it first.",
     "predict": "Predict every node or example of every training client with a checkpoint.",
     "data": "Describe the clients: sizes, classes, heterogeneity; of graphs also edges, clustering, non-IIDness.",
 }
 
-DESCRIPTION = """Personalised federated learning on graphs.
+DESCRIPTION = """Personalized federated learning on graphs.
 
   fl-train fit     --config configs/quickstart.yaml               train
   fl-train fit     --config configs/quickstart.yaml --ckpt_path last    continue a run that was stopped

@@ -16,12 +16,12 @@ from rich.console import Console
 from fl_lightning.arguments import DESCRIPTION, TRAINER_VERBS, fail, options, settings_in
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.models import GCN
-from fl_lightning.refusals import known_classes, named, plain, read, told, why_not_imported
+from fl_lightning.refusals import known_classes, named, plain, read, summary_of, why_not_imported
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.run.allocator import keep_freed_memory
 from fl_lightning.run.callback import WrongSetting
-from fl_lightning.run.failures import ClientFailure, TooFewAnswers
+from fl_lightning.run.failures import ClientFailure, TooFewUpdates
 from fl_lightning.run.predictions import Predicted, write_predictions
 from fl_lightning.run.settings import LARGEST_SEED
 from fl_lightning.strategies import Strategy
@@ -34,7 +34,7 @@ class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class _Parser(LightningArgumentParser):
-    """Answers a mistake with one line and exit code 2."""
+    """Reports a mistake with one line and exit code 2."""
 
     #: The command line.
     words: Sequence[str] = ()
@@ -46,13 +46,13 @@ class _Parser(LightningArgumentParser):
 def _chosen_strategy(words: Sequence[str]) -> type[Strategy]:
     """The strategy that the arguments and their files name last; the base class where none can be made out."""
     name = named(words, "strategy")
-    found = known_classes().get(name)
-    if found is None and name:
+    result = known_classes().get(name)
+    if result is None and name:
         if "." in name and (why := why_not_imported(name)):
             fail(f"strategy {name!r} cannot be imported: {why}")
         with contextlib.suppress(ImportError, AttributeError, ValueError):  # the parser says what is wrong
-            found = pkgutil.resolve_name(name)
-    return found if inspect.isclass(found) and issubclass(found, Strategy) else Strategy
+            result = pkgutil.resolve_name(name)
+    return result if inspect.isclass(result) and issubclass(result, Strategy) else Strategy
 
 
 def _check_init_args(words: Sequence[str]) -> None:
@@ -64,13 +64,13 @@ def _check_init_args(words: Sequence[str]) -> None:
             _check_nested(read(value), tuple(option[2:].split(".")))
 
 
-def _check_nested(settings: Any, place: tuple[str, ...]) -> None:
+def _check_nested(settings: Any, path: tuple[str, ...]) -> None:
     if isinstance(settings, list):
         settings = dict(enumerate(settings))
     for key, value in settings.items() if isinstance(settings, dict) else ():
-        if key == "init_args" and place[-1:] in (("init_args",), ("data",), ("trainer",)):
-            fail(f"{'.'.join(place)} takes no init_args: give the settings right in {'.'.join(place)}")
-        _check_nested(value, (*place, str(key)))
+        if key == "init_args" and path[-1:] in (("init_args",), ("data",), ("trainer",)):
+            fail(f"{'.'.join(path)} takes no init_args: give the settings right in {'.'.join(path)}")
+        _check_nested(value, (*path, str(key)))
 
 
 def _default_model(strategy: type[Strategy], *, with_net: bool) -> dict[str, Any]:
@@ -164,20 +164,20 @@ class FederatedCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (ValueError, OSError) as error:
-            fail(plain(told(error), _Parser.words))
+            fail(plain(summary_of(error), _Parser.words))
 
     def instantiate_trainer(self, **kwargs: Any) -> FederatedTrainer:  # type: ignore[override]
         """Build the trainer with the default callbacks that the user has not replaced."""
-        own = self._get(self.config_init, "trainer")
-        if not hasattr(own, "get"):
-            fail(f"trainer is {own!r}: leave it out for its defaults, or give its settings")
-        given = own["callbacks"] or []
+        settings = self._get(self.config_init, "trainer")
+        if not hasattr(settings, "get"):
+            fail(f"trainer is {settings!r}: leave it out for its defaults, or give its settings")
+        given = settings["callbacks"] or []
         callbacks = list(given) if isinstance(given, list) else [given]
         seed = self._get(self.config, "seed_everything")
         config = self.config.get(str(self.subcommand), self.config).clone()
         for option in self._subcommand_method_arguments[str(self.subcommand)]:
             config.pop(option, None)  # of this verb alone: the file is for every verb
-        trainer = FederatedTrainer(**{**own, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
+        trainer = FederatedTrainer(**{**settings, "callbacks": callbacks, "seed": int(seed)}, **kwargs)
         trainer.config = self._parser(self.subcommand).dump(config, skip_none=False)
         trainer.config_sources = tuple(str(path) for path in config.get("config") or ())
         return trainer
@@ -196,10 +196,10 @@ class FederatedCLI(LightningCLI):
         """
         try:
             super()._run_subcommand(subcommand)
-        except (ClientFailure, TooFewAnswers, ServerDiverged) as error:
+        except (ClientFailure, TooFewUpdates, ServerDiverged) as error:
             fail(str(error), code=1)
         except OSError as error:
-            fail(told(error), code=1 if self.trainer.started else 2)  # type: ignore[attr-defined]
+            fail(summary_of(error), code=1 if self.trainer.started else 2)  # type: ignore[attr-defined]
         except ValueError as error:
             if self.trainer.started and not isinstance(error, WrongSetting):  # type: ignore[attr-defined]
                 raise
@@ -221,8 +221,8 @@ class FederatedCLI(LightningCLI):
                 (
                     Predicted(
                         task=self.datamodule.task,
-                        holds=self.datamodule.clients[client],
-                        own=self.datamodule.own_names(client),
+                        client_data=self.datamodule.clients[client],
+                        names=self.datamodule.user_names(client),
                         output_NK=predicted_NK,
                     )
                     for client, predicted_NK in predictions.items()

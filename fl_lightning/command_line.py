@@ -1,6 +1,6 @@
-"""The entry of ``fl-train``: answers at once what needs no training, and hands a verb to the module that runs it.
+"""The entry of ``fl-train``: handles at once what needs no training, and hands a verb to the module that runs it.
 
-Nothing here imports torch: ``--help``, ``--version``, a mistyped verb and a mistake in a file's name are answered in a
+Nothing here imports torch: ``--help``, ``--version``, a mistyped verb and a mistake in a file's name are responded in a
 fraction of the time that takes.
 """
 
@@ -94,15 +94,15 @@ def check_files(words: Sequence[str]) -> None:
             fail(f"--ckpt_path {value} does not exist: give a .ckpt file, or last, or best")
 
 
-def _check_endless(place: str, value: Any) -> None:
+def _check_endless(path: str, value: Any) -> None:
     """End the program where a value names what the parser would read from for ever: a pipe, or a device."""
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_endless(place, part)
+        _check_endless(path, part)
     if isinstance(value, str):
         with contextlib.suppress(OSError, ValueError):  # no name of a file
             mode = os.stat(value).st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                fail(f"{place}: {value} cannot be read (it is no file): give a YAML file of settings")
+                fail(f"{path}: {value} cannot be read (it is no file): give a YAML file of settings")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Print a script with which a shell completes verbs, settings, classes and files: ``fl-train completion bash``.
 
-The script holds all words, so that nothing is imported when the tab key is pressed. It is written anew when the package
+The script holds all words, so that nothing is imported when the tab key is pressed. It is regenerated when the package
 is upgraded, and knows no strategies of users' own. (The script that jsonargparse makes with shtab is not ready after
 minutes: it writes out every class of every setting for each verb.)
 """
@@ -18,7 +18,7 @@ _DESCRIPTION = """Print a script with which a shell completes verbs, settings, c
   fl-train completion zsh >> ~/.zshrc
 """
 
-_STUDY_VERBS = ("run", "status", "table", "report", "check", "seal", "sweep", "cell")
+_STUDY_VERBS = ("run", "status", "table", "report", "check", "seal", "sweep", "train")
 
 #: zsh reads the same script.
 _FOR_ZSH = """autoload -U +X compinit && compinit
@@ -74,7 +74,7 @@ def script() -> str:
     def named(base: type) -> str:
         return " ".join(sorted(n for n, cls in known.items() if issubclass(cls, base) and not inspect.isabstract(cls)))
 
-    places = {
+    paths = {
         "--strategy|--strategy.help": Strategy,
         "--data.source": Source,
         "--data.partitioner": Partitioner,
@@ -82,7 +82,7 @@ def script() -> str:
         "--trainer.executor": Executor,
         "--model": ClientModule,
     }
-    values = {place: named(base) for place, base in places.items()}
+    values = {path: named(base) for path, base in paths.items()}
     values["--model.net"] = " ".join(sorted(known_nets()))
     values["--config|-c|--ckpt_path"] = ""
     strategies = {

@@ -1,7 +1,7 @@
 """Code of libraries that runs when it is first used: a faster start of the command line.
 
 ``import lightning`` also runs PyTorch's compiler, all of torchmetrics, SciPy's signals and Matplotlib, and ``import
-torch_geometric`` its data sets and pandas; every ``torch.optim`` optimiser begins with the compiler, too. That takes
+torch_geometric`` its data sets and pandas; every ``torch.optim`` optimizer begins with the compiler, too. That takes
 longer than ``import torch``, and a run uses none of it. There is no switch for it in the libraries, so the modules in
 :data:`KNOWN` are put into ``sys.modules`` unexecuted, as ``importlib.util.LazyLoader`` does. They run as soon as
 anything is asked of them but the few names below, one of their submodules included. Nothing that a library does is
@@ -124,8 +124,8 @@ def _disable(
 
     @functools.cache
     def disabled() -> Callable[..., Any]:
-        kept: Callable[..., Any] = _run(_DYNAMO).disable(function, recursive, reason=reason, wrapping=wrapping)
-        return kept
+        selected: Callable[..., Any] = _run(_DYNAMO).disable(function, recursive, reason=reason, wrapping=wrapping)
+        return selected
 
     if function is None:
         return disabled()
@@ -159,8 +159,8 @@ def _plot(name: str) -> Callable[..., Any]:
 KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     _DYNAMO: {
         "OptimizedModule": lambda: _OptimizedModule,  # Lightning asks objects whether they are one
-        "disable": lambda: _disable,  # optimisers, of their methods
-        "graph_break": lambda: _graph_break,  # in every step of an optimiser
+        "disable": lambda: _disable,  # optimizers, of their methods
+        "graph_break": lambda: _graph_break,  # in every step of an optimizer
     },
     _METRICS: {
         "Metric": functools.partial(_metric, "torchmetrics.metric", "Metric"),

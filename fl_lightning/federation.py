@@ -14,7 +14,7 @@ from fl_lightning.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnNames:
+class UserNames:
     """What the user calls a client's nodes or examples (N), and the classes.
 
     Attributes:
@@ -29,7 +29,7 @@ class OwnNames:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roster:
+class ClientRegistry:
     """Who is in a federation: all that is known of clients without looking at what they hold.
 
     Attributes:
@@ -52,7 +52,7 @@ class Roster:
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    work: tuple[int, ...]
+    cost: tuple[int, ...]
     task: Task
     num_features: int | tuple[int, ...]
     num_outputs: int
@@ -73,12 +73,12 @@ class Roster:
         relation_CC: Tensor | None = None,
         groups: tuple[int, ...] = (),
         partition_hash: str = "",
-    ) -> "Roster":
-        """The roster of clients whose data are at hand; the other arguments are those of the class."""
-        return Roster(
+    ) -> "ClientRegistry":
+        """The registry of clients whose data are at hand; the other arguments are those of the class."""
+        return ClientRegistry(
             names=tuple(client.name for client in clients),
             sizes=tuple(client.size for client in clients),
-            work=tuple(client.work for client in clients),
+            cost=tuple(client.cost for client in clients),
             task=task,
             num_features=clients[0].num_features,
             num_outputs=num_outputs,
@@ -95,7 +95,7 @@ class Roster:
 
 
 def common_edges(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a roster says of all clients' edges, from what is said of each by name.
+    """What a registry says of all clients' edges, from what is said of each by name.
 
     Raises:
         ValueError: The edges of some clients carry what those of others do not.
@@ -120,7 +120,7 @@ class Federation:
         num_features: Width of the inputs, or the shape of one example.
         num_outputs: Classes, labels, or numbers of a target; 0 where a server need not know.
         parameters: One client's initial parameters by name, common to all of the first architecture.
-        learning_rate: Of the clients' optimiser.
+        learning_rate: Of the clients' optimizer.
         plain_sgd: Whether a client's step is its gradient times the learning rate: SGD without momentum, nothing
             clipped, no constraint.
         architectures: The same for every architecture; empty stands for the one of ``parameters``.
@@ -171,8 +171,8 @@ class Federation:
     def keys(self, clients: Sequence[int], *path: int | str) -> Tensor:
         """A random key for each client that follows from its name, whatever the order of the clients, int64 (C,)."""
         names = self.client_names or tuple(map(str, range(self.num_clients)))
-        found = [derive_key(self.seed, *path, names[client]) for client in clients]
-        return torch.tensor(found, dtype=torch.int64, device=self.device)
+        result = [derive_key(self.seed, *path, names[client]) for client in clients]
+        return torch.tensor(result, dtype=torch.int64, device=self.device)
 
 
 def in_turn(num_clients: int, num_architectures: int) -> tuple[int, ...]:

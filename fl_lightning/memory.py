@@ -47,7 +47,7 @@ def available(device: torch.device) -> int | None:
 
 
 def state_copies(optimizer: Optimizer) -> int:
-    """How many numbers an optimiser keeps for each that it steps, found by a step on zeros.
+    """How many numbers an optimizer keeps for each that it steps, found by a step on zeros.
 
     Raises:
         ValueError: It cannot step.
@@ -81,11 +81,11 @@ def _of_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:
         return None  # no Linux
 
 
-def _of_cgroups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+def _of_cgroups(root: Path = Path("/sys/fs/cgroup"), local: Path = Path("/proc/self/cgroup")) -> int | None:
     """What the limits of the process's control groups, of version 1 or 2, leave; None without limits."""
     bounds = []
     try:
-        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+        groups = [line.split(":", 2) for line in local.read_text().splitlines()]
     except OSError:
         return None
     for _, controllers, path in (group for group in groups if len(group) == 3):
@@ -108,7 +108,7 @@ def _of_group(folder: Path, limit: str, used: str, cache: str) -> list[int]:
         most = (folder / limit).read_text().strip()
         if most == "max" or int(most) >= _UNLIMITED:
             return []
-        figures = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return [int(most) - int((folder / used).read_text()) + int(figures.get(cache, 0))]
+        metrics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return [int(most) - int((folder / used).read_text()) + int(metrics.get(cache, 0))]
     except (OSError, ValueError):
         return []

@@ -1,8 +1,8 @@
-"""Optimisers whose weight decay acts only where a step has a gradient.
+"""Optimizers whose weight decay acts only where a step has a gradient.
 
 Weight decay moves every number, also those that a client's data never touch: under Adam by the learning rate a step,
 whatever the decay, because the decay is then all of the gradient. A federation that averages such numbers forgets
-what other clients learnt in them. These optimisers are torch's but for that: a number without a gradient in a step is
+what other clients learned in them. These optimizers are torch's but for that: a number without a gradient in a step is
 not decayed in it. Both executors step many clients as one with them.
 """
 
@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 
 class _TouchedDecay(Optimizer):
-    """Decays by itself, then lets the optimiser step without decay."""
+    """Decays by itself, then lets the optimizer step without decay."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -17,6 +17,7 @@ import fl_lightning.run.loggers
 from fl_lightning.arguments import TRAINER_VERBS, options, settings_in
 from fl_lightning.data import FederatedDataModule, Partitioner, Source, Splitter
 from fl_lightning.executors import Executor
+from fl_lightning.renamed import CLASSES, MODULES, SETTINGS, present_name
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.run.callback import Callback
@@ -27,7 +28,7 @@ from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.yaml_input import parse_yaml
 
 
-def told(error: Exception) -> str:
+def summary_of(error: Exception) -> str:
     """An error in words; the operating system's with the file first."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
@@ -64,8 +65,12 @@ def _option_of(setting: str, words: Sequence[str]) -> str:
 
 def _cause(message: str, words: Sequence[str]) -> str:
     given = re.search(r"Problem with given class_path '([^']+)'", message)
-    if given and given[1].rpartition(".")[2] in _RENAMED:
+    if given and given[1].rpartition(".")[2] in CLASSES:
         return _unknown_class(given[1], message)
+    if former := next((each for each in MODULES if f"{each}." in message), ""):
+        return f"{former} was renamed to {MODULES[former]}"
+    if (lacking := re.search(r"has no attribute '(\w+)'", message)) and lacking[1] in CLASSES:
+        return f"{lacking[1]} was renamed to {CLASSES[lacking[1]]}"
     if given and "." in given[1] and (why := why_not_imported(given[1])):
         key = _KEY.match(message)
         return f"{f'{key[1]}: ' if key else ''}{given[1]!r} cannot be imported: {why}"
@@ -100,29 +105,29 @@ def _cause(message: str, words: Sequence[str]) -> str:
     return message
 
 
-def named(words: Sequence[str], place: str) -> str:
+def named(words: Sequence[str], path: str) -> str:
     """The class that the arguments and their files name last at a place, such as ``model.net``; empty for none."""
-    found = ""
+    result = ""
     for option, value in options(words):
-        if option in (f"--{place}", f"--{place}.class_path", f"--{place}+"):
+        if option in (f"--{path}", f"--{path}.class_path", f"--{path}+"):
             inline = read(value)
-            found = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
+            result = str(inline.get("class_path", "")) if isinstance(inline, dict) else value
         elif option in ("-c", "--config") and value:
             settings = settings_in(value)
-            found = _class_at(settings.get(words[0], settings), place.split(".")) or found
-    return found
+            result = _class_at(settings.get(words[0], settings), path.split(".")) or result
+    return result
 
 
-def _class_at(settings: Any, place: Sequence[str]) -> str:
+def _class_at(settings: Any, path: Sequence[str]) -> str:
     """The class that a configuration has at a place; empty for none."""
-    for name in place:
+    for name in path:
         if not isinstance(settings, dict):
             return ""
         inner = settings.get("init_args")
         settings = settings.get(name, inner.get(name) if isinstance(inner, dict) else None)
         settings = settings[-1] if isinstance(settings, list) and settings else settings
-    found = settings.get("class_path") if isinstance(settings, dict) else settings
-    return found if isinstance(found, str) else ""
+    result = settings.get("class_path") if isinstance(settings, dict) else settings
+    return result if isinstance(result, str) else ""
 
 
 def read(word: str) -> Any:
@@ -142,14 +147,10 @@ def why_not_imported(path: str) -> str:
     return ""
 
 
-#: Classes that had another name, by their bare names.
-_RENAMED = {"RegressionClient": "ClientModule, which does what the data ask for"}
-
-
 def _unknown_class(name: str, message: str) -> str:
     key = re.match(r'Parser key "([^"]+)"', message)
-    if (bare := name.rpartition(".")[2]) in _RENAMED:
-        return f"{key[1] if key else 'model'}: {bare} was renamed to {_RENAMED[bare]}"
+    if (bare := name.rpartition(".")[2]) in CLASSES:
+        return f"{key[1] if key else 'model'}: {bare} was renamed to {CLASSES[bare]}"
     if key is not None and key[1].endswith("net"):
         return _unknown_net(key[1], name)
     known = known_classes()
@@ -204,21 +205,23 @@ _OTHER_SETTINGS = {"mu": "proximal_weight", "epochs": "num_epochs", "local_epoch
 
 def _unknown_argument(option: str, words: Sequence[str]) -> str:
     """What to say of an option that the class at its place does not have."""
-    place, _, name = option.replace(".init_args.", ".").rpartition(".")
-    path = named(words, place)
+    prefix, _, name = option.replace(".init_args.", ".").rpartition(".")
+    path = named(words, prefix)
     cls = known_classes().get(path) or vars(fl_lightning.models).get(path)
     if cls is None and "." in path and not why_not_imported(path):
         cls = pkgutil.resolve_name(path)
-    cls = cls or {"trainer.participation": Participation}.get(place)
+    cls = cls or {"trainer.participation": Participation}.get(prefix)
     if not inspect.isclass(cls):
         return f"there is no option --{option}: {_unknown_setting(name)}"
     if former := FORMER_SETTINGS.get(cls.__name__, {}).get(name):
         return f"there is no option --{option}: {cls.__name__}'s {name} {former}"
+    if now := present_name(cls, name):
+        return f"there is no option --{option}: {name} was renamed to {now}"
     settings = list(inspect.signature(cls).parameters)
     near = difflib.get_close_matches(_OTHER_SETTINGS.get(name, name), settings, n=1)
     others = sorted(_owners().get(name, ()))
     where = f" (it is one of {', '.join(others)})" if others else ""
-    advice = f"did you mean --{place}.{near[0]}?" if near else f"its settings are {', '.join(settings)}"
+    advice = f"did you mean --{prefix}.{near[0]}?" if near else f"its settings are {', '.join(settings)}"
     return f"there is no option --{option}: {cls.__name__} has no setting {name!r}{where}; {advice}"
 
 
@@ -226,8 +229,8 @@ def _unknown_option(option: str) -> str:
     """What to say of an option that no parser has."""
     if option in _OTHER_NAMES:
         return f"there is no option --{option}: did you mean --{_OTHER_NAMES[option]}?"
-    rooms: dict[str, type] = {"trainer": FederatedTrainer, "data": FederatedDataModule, "model": ClientModule}
-    names = [f"{room}.{name}" for room, cls in rooms.items() for name in inspect.signature(cls).parameters]
+    sections: dict[str, type] = {"trainer": FederatedTrainer, "data": FederatedDataModule, "model": ClientModule}
+    names = [f"{section}.{name}" for section, cls in sections.items() for name in inspect.signature(cls).parameters]
     parts = option.split(".")
     first = ".".join(parts[:2])
     if first not in names and (near := difflib.get_close_matches(first, names, n=1)):
@@ -240,6 +243,8 @@ def _unknown_setting(name: str, words: Sequence[str] = ()) -> str:
     if former := FORMER_SETTINGS.get(strategy, {}).get(name):
         return f"{strategy}'s {name} {former}"
     owners = _owners()
+    if (now := SETTINGS.get(name, "")) and name not in owners:
+        return f"{name} was renamed to {now}"
     near = difflib.get_close_matches(name, sorted(owners), n=1)
     advice = f"did you mean {near[0]}? " if near else ""
     if name in owners:
@@ -261,8 +266,8 @@ def _owners() -> dict[str, list[str]]:
 def known_classes() -> dict[str, type]:
     """What settings can name, and the bases, by bare name."""
     bases = (Strategy, Aggregation, Source, Partitioner, Splitter, Callback, Executor, ClientModule, Logger)
-    found = [cls for base in bases for cls in _subclasses(base)]
-    return {cls.__name__: cls for cls in found if cls is Logger or not cls.__module__.startswith("lightning.")}
+    result = [cls for base in bases for cls in _subclasses(base)]
+    return {cls.__name__: cls for cls in result if cls is Logger or not cls.__module__.startswith("lightning.")}
 
 
 def _subclasses(base: type) -> list[type]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.counts import Counted
 from fl_lightning.data import FederatedDataModule, PartitionTable
 from fl_lightning.executors import Executor, StackedExecutor
+from fl_lightning.renamed import renamed
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.selection import Selection
@@ -26,7 +27,6 @@ from fl_lightning.run.loggers import AnyLogger
 from fl_lightning.run.parts import Parts, complete, kept_models_of
 from fl_lightning.run.processes import dtype_of, gather_by_client, launch, make_fabric
 from fl_lightning.run.recording import recorded
-from fl_lightning.run.renamed import renamed
 from fl_lightning.run.rounds import Rounds
 from fl_lightning.strategies import Strategy
 
@@ -46,7 +46,7 @@ class FederatedTrainer(Counted):
         participation: Who takes part in a round; everyone by default.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         evaluate_union: Also score every model on the examples of all training clients together (``union/...``; with
-            FedAvg and its kin the four ways of OpenFGL), which takes as many times as long as there are clients.
+            FedAvg and its variants the four ways of OpenFGL), which takes as many times as long as there are clients.
         monitor: The validation metric that chooses the reported round; None for the model's own choice.
         monitor_mode: Whether ``max`` or ``min`` of it is best; None where the client's class says it
             (``metric_directions``).
@@ -139,7 +139,7 @@ class FederatedTrainer(Counted):
 
     @property
     def history(self) -> "DataFrame":
-        """The figures of each round that is over, a row a round; ``trainer.run.history`` has them as dictionaries."""
+        """The metrics of each round that is over, a row a round; ``trainer.run.history`` has them as dictionaries."""
         return overview.history(self.run)
 
     def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, str]:
@@ -173,13 +173,14 @@ class FederatedTrainer(Counted):
             resume_with_changes: Continue the checkpoint though settings are not those it was made with; they are named.
 
         Returns:
-            The figures of the round that validation chose, new clients' under ``new/``, and ``test/max_over_rounds``.
+            The metrics of the round that validation chose, unseen clients' under ``unseen/``, and
+            ``test/max_over_rounds``.
 
         Raises:
             ValueError: There are no data or no strategy; a setting does not fit the data; the checkpoint is of another
                 run, of other settings or damaged; or another process is writing the run.
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
-            TooFewAnswers: ``participation.max_void_rounds`` rounds in a row had too few answers.
+            TooFewUpdates: ``participation.max_failed_rounds`` rounds in a row had too few updates.
         """
         parts = complete(client, data, strategy)
         meant = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
@@ -187,8 +188,8 @@ class FederatedTrainer(Counted):
         path = open_folder(run, self.root, meant)
         with locked(self.fabric, run.folder):
             if path is not None:
-                found = read_checkpoint(path, ckpt_path)
-                state.restore(run, self.callbacks, *found, changes="take" if resume_with_changes else "refuse")
+                result = read_checkpoint(path, ckpt_path)
+                state.restore(run, self.callbacks, *result, changes="take" if resume_with_changes else "refuse")
                 run.checkpoints.add(path)
             with recorded(run, self, self._hooks, profile=profile):
                 self._hooks.call("on_fit_start")
@@ -225,7 +226,7 @@ class FederatedTrainer(Counted):
         strategy: Strategy | None = None,
         ckpt_path: str | None = None,
     ) -> dict[str, float]:
-        """Evaluate a checkpoint on test; new clients join it first.
+        """Evaluate a checkpoint on test; unseen clients join it first.
 
         The arguments are those of :meth:`validate`.
         """
@@ -313,8 +314,8 @@ class FederatedTrainer(Counted):
 
     def given(self) -> dict[str, Any]:
         """Settings that are kept under other names."""
-        kept = {"default_root_dir": str(self.root.parent), "run_name": self.root.name, "default_callbacks": False}
-        return {**self._given, **kept}
+        selected = {"default_root_dir": str(self.root.parent), "run_name": self.root.name, "default_callbacks": False}
+        return {**self._given, **selected}
 
     def evaluate(self, clients: Sequence[int], prefix: str = "", round_idx: int | None = None) -> dict[str, float]:
         """Score the given clients' models as the strategy says (:class:`~fl_lightning.run.evaluation.Evaluator`)."""
@@ -345,7 +346,7 @@ class FederatedTrainer(Counted):
         self.started = True
         rounds = self._rounds()
         metrics = rounds.evaluate(run.evaluated_clients, round_idx=run.last_round)
-        if run.new_clients:
+        if run.unseen_clients:
             metrics |= unseen.join(run, rounds.exchange, rounds.evaluate)
         metrics = {name: value for name, value in metrics.items() if split in name}
         self._hooks.call("on_evaluation_end", metrics)

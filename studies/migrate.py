@@ -1,8 +1,8 @@
 """Keep the results of studies where nothing but names has changed: of settings, classes, methods, cases or studies.
 
     python studies/migrate.py --since 78c8e8d
-    python studies/migrate.py --since 78c8e8d --method "FedSheafHN=SheafHN" --method "kinship:Kin, old=Kin, new"
-    python studies/migrate.py --since 78c8e8d --study kinship=similar_clients kinship ten_seeds
+    python studies/migrate.py --since 78c8e8d --method "FedSheafHN=SheafHN" --method "client similarity:Kin, old=Kin,
+    new" python studies/migrate.py --since 78c8e8d --study client similarity=similar_clients client similarity ten_seeds
 
 A run's key is a digest of its settings, so that another name gives another key to the same numbers. This lists all runs
 that the studies and configurations of a commit stand for (with the code of that commit), and those of today, pairs them
@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fl_lightning.study.cells import Cell, make_cell
 from fl_lightning.study.definition import Point, Study
 from fl_lightning.study.progress import Progress
+from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.table import tidy, write_csv
@@ -79,37 +79,37 @@ def runs_of(path: Path) -> list[Run]:
     study = Study(path)
     source = study.other or study
     pairs = [(method, case) for method in study.methods for case in study.cases_of(method)]
-    found: list[Cell] = []
+    result: list[StudyRun] = []
     for method, case in [] if study.other else dict.fromkeys(study.tuned_on(*pair) for pair in pairs):
         for point in _points(study, method, case):
-            found += [make_cell(study, method, case, seed, point, "tuning") for seed in study.tuning.seeds]
+            result += [make_run(study, method, case, seed, point, "tuning") for seed in study.tuning.seeds]
     for method, case in pairs:
         for point in _points(source, *study.tuned_on(method, case)) or [("", {})]:
-            found += [make_cell(study, method, case, seed, point, "report") for seed in study.seeds]
+            result += [make_run(study, method, case, seed, point, "report") for seed in study.seeds]
     return [
         Run(
             study=study.name,
-            method=cell.method,
-            case=cell.case,
-            purpose=cell.purpose,
-            seed=cell.seed,
-            setting=cell.setting,
-            key=cell.key,
-            command=shlex.join(["fl-train", *cell.arguments]),
+            method=run.method,
+            case=run.case,
+            purpose=run.purpose,
+            seed=run.seed,
+            setting=run.setting,
+            key=run.key,
+            command=shlex.join(["fl-train", *run.arguments]),
         )
-        for cell in found
+        for run in result
     ]
 
 
 def _points(study: Study, method: str, case: str) -> list[Point]:
     """The grid, and what is some steps past its ends."""
-    found = {point[0]: point for point in study.grid_of(method, case)}
-    last = list(found.values())
+    result = {point[0]: point for point in study.grid_of(method, case)}
+    last = list(result.values())
     for _ in range(_BEYOND if study.tuning.beyond else 0):
         further = {point[0]: point for each in last for point in study.beyond(case, each)}
-        last = [point for label, point in further.items() if label not in found]
-        found |= further
-    return list(found.values())
+        last = [point for label, point in further.items() if label not in result]
+        result |= further
+    return list(result.values())
 
 
 def old_runs(commit: str) -> list[Run]:
@@ -166,10 +166,10 @@ class Names:
         return self._new(0, "", old)
 
     def _new(self, kind: int, study: str, old: str) -> str:
-        for place in ((study, old), ("", old)):
-            if place in self._rules[kind]:
-                self._unused[kind].discard(place)
-                return self._rules[kind][place]
+        for index in ((study, old), ("", old)):
+            if index in self._rules[kind]:
+                self._unused[kind].discard(index)
+                return self._rules[kind][index]
         return old
 
     def check(self) -> None:
@@ -194,7 +194,7 @@ def pairs(old: Sequence[Run], new: Sequence[Run], names: Names, records: dict[st
     alike: dict[str, list[tuple[Run, Run | None]]] = defaultdict(list)
     for run in old:
         alike[run.key].append((run, at.get(names.place(run))))
-    found: Pairs = {}
+    result: Pairs = {}
     taken: dict[str, str] = {}
     for key, record in records.items():
         both = [(run, then) for run, then in alike.get(key, ()) if then is not None]
@@ -208,23 +208,23 @@ def pairs(old: Sequence[Run], new: Sequence[Run], names: Names, records: dict[st
         # runs that are the same share a record, under the name of the first that was trained
         name = (record["method"], record["case"])
         named = [(run, then) for run, then in both if name in ((run.method, run.case), (then.method, then.case))]
-        found[key] = (named or both)[0]
-        new_key = found[key][1].key
+        result[key] = (named or both)[0]
+        new_key = result[key][1].key
         if taken.setdefault(new_key, key) != key or (new_key != key and new_key in records):
             raise WrongMigration(f"{title} ({key}) would have the key of another record, {new_key}")
-    return found
+    return result
 
 
 # ---------------------------------------------------------------- the results
 
 
-def write(folder: Path, found: Pairs) -> tuple[int, int]:
+def write(folder: Path, result: Pairs) -> tuple[int, int]:
     """Write new keys, commands and labels; returns how many records got a new key, and how many another label."""
     new_keys, new_labels = set[str](), set[str]()
     store, moved = Store(folder), dict[Path, Path]()
 
     def change(record: Record) -> Record | None:
-        old, run = found.get(record["key"], (None, None))
+        old, run = result.get(record["key"], (None, None))
         if old is None or run is None or old[1:] == run[1:]:
             return None
         changed = record | {"key": run.key}
@@ -275,16 +275,16 @@ def migrate(commit: str, names: Names, studies: Sequence[str] = ()) -> list[str]
         store = Store(folder)
         records = store.records()
         new = runs_of(study.path)
-        found = pairs(runs, new, names, records)
-        if records and not found and not {run.key for run in new} & set(records):
+        result = pairs(runs, new, names, records)
+        if records and not result and not {run.key for run in new} & set(records):
             raise WrongMigration(f"no record in {folder} is of a run that {name}.yaml of {commit} stands for")
-        plan.append((study, folder, found, len(records)))
+        plan.append((study, folder, result, len(records)))
     names.check()
     lines, changed = [], []
-    for study, folder, found, count in plan:
+    for study, folder, result, count in plan:
         if folder != study.results:
             shutil.move(folder, study.results)
-        new_keys, new_labels = write(study.results, found)
+        new_keys, new_labels = write(study.results, result)
         changed += [study] if new_keys or new_labels else []
         lines.append(f"{study.name}: {count} records, {new_keys} have new keys, {new_labels} new labels alone")
     for study in changed:  # once all are written, for one study takes the choices of another

@@ -17,9 +17,9 @@ from torch.optim import Adam
 
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer, SequentialExecutor
 from fl_lightning.batches.graphs import GraphCollator
-from fl_lightning.callbacks.neighbour_ids import neighbour_ids
+from fl_lightning.callbacks.neighbor_ids import neighbor_ids
 from fl_lightning.data import ClientGraph
-from fl_lightning.federation import Roster
+from fl_lightning.federation import ClientRegistry
 from fl_lightning.models import GCN
 from fl_lightning.strategies import FedAux, FedSagePlus, Strategy
 from fl_lightning.tasks import NodeClassification
@@ -58,7 +58,7 @@ GROUPS = (0, 1, 1, 0, 1)
 
 
 #: The strategies that stand for their kinds: one model, corrected steps, two models, no model sent, masks, generators
-#: of data, two generators of models, and maps between neighbours. The first tier tests them in full.
+#: of data, two generators of models, and maps between neighbors. The first tier tests them in full.
 REPRESENTATIVES = {
     "FedAvg",
     "SCAFFOLD",
@@ -109,7 +109,7 @@ class GivenClients(LightningDataModule):
         place_C = torch.tensor([int(client.name[-1]) for client in clients])
         apart_CC = (place_C[:, None] - place_C).abs()
         ring_CC = ((apart_CC == 1) | (apart_CC == len(clients) - 1)).float()  # whatever their order
-        self.roster = Roster.of(
+        self.registry = ClientRegistry.of(
             clients,
             task=NodeClassification(),
             num_outputs=num_classes,
@@ -123,15 +123,15 @@ class GivenClients(LightningDataModule):
         pass
 
     def collator(self, clients: Sequence[ClientGraph], *, device: torch.device, dtype: torch.dtype) -> GraphCollator:
-        return GraphCollator(clients, layout=self.roster.layout, device=device, dtype=dtype)
+        return GraphCollator(clients, layout=self.registry.layout, device=device, dtype=dtype)
 
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> FederatedDataModule:
     """Five clients of 30 to 8 nodes, three classes, six features."""
     data = small_graphs(tmp_path_factory.mktemp("cache"))
-    ids_NM = neighbour_ids(data.source.load(data.root, data.cache_dir).edge_index, sum(SIZES), secret="s", max_ids=9)
-    clients = tuple(dataclasses.replace(each, neighbour_ids_NM=ids_NM[each.node_idx_N]) for each in data.clients)
+    ids_NM = neighbor_ids(data.source.load(data.root, data.cache_dir).edge_index, sum(SIZES), secret="s", max_ids=9)
+    clients = tuple(dataclasses.replace(each, neighbor_ids_NM=ids_NM[each.node_idx_N]) for each in data.clients)
     data._allocation = dataclasses.replace(data.allocation, clients=clients, groups=GROUPS)  # of overlapping clients
     return data
 

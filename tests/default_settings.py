@@ -1,7 +1,7 @@
 """Default settings against a method's own configuration: how far each comes in a few rounds, by ``configs/``.
 
 ``python tests/default_settings.py`` trains all own configurations that ``strategies/default_settings.csv`` names and
-writes their figures into it; ``strategies/test_default_settings.py`` trains with default settings and compares.
+writes their metrics into it; ``strategies/test_default_settings.py`` trains with default settings and compares.
 """
 
 import csv
@@ -59,18 +59,18 @@ def rows() -> list[dict[str, str]]:
 
 def main() -> None:
     """Train the own configurations, for all seeds of the table, and write the mean of each."""
-    found = rows()
+    actual = rows()
     with tempfile.TemporaryDirectory() as folder:
-        for row in found:
+        for row in actual:
             seeds = [int(seed) for seed in row["seeds"].split()]
             config = ROOT / "configs" / f"{row['config']}.yaml"
-            figures = [accuracy(arguments_of(config, int(row["rounds"]), seed), Path(folder)) for seed in seeds]
-            row["own"] = f"{sum(figures) / len(figures):.4f}"
+            metrics = [accuracy(arguments_of(config, int(row["rounds"]), seed), Path(folder)) for seed in seeds]
+            row["own"] = f"{sum(metrics) / len(metrics):.4f}"
             sys.stdout.write(f"{row['config']} {row['own']}\n")
     with TABLE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(actual[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(actual)
 
 
 def write_default(config: str, folder: Path) -> Path:

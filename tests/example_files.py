@@ -64,13 +64,13 @@ def write_example_files(root: Path) -> Path:
         domain=np.array([1, 0, 1, 0, 0, 1]),
         A=borders,
     )
-    places = [(viewpoint, year) for viewpoint in range(1, 6) for year in range(2009, 2015)] + [(1, 2015), (-1, 2009)]
+    views = [(viewpoint, year) for viewpoint in range(1, 6) for year in range(2009, 2015)] + [(1, 2015), (-1, 2009)]
     save(
         root,
         "compcars/compcars",
         image=np.arange(32, dtype=np.uint8)[:, None, None, None].repeat(3, 1).repeat(4, 2).repeat(4, 3),
         type=np.arange(32) % 4,
-        viewpoint=np.array(places)[:, 0],
-        year=np.array(places)[:, 1],
+        viewpoint=np.array(views)[:, 0],
+        year=np.array(views)[:, 1],
     )
     return root

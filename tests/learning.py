@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 from fl_lightning import ClientModule, FederatedTrainer
 from fl_lightning.batches import ClientExamples, ExampleCollator
-from fl_lightning.federation import Roster
+from fl_lightning.federation import ClientRegistry
 from fl_lightning.models import MLP
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import ExampleClassification
@@ -28,7 +28,7 @@ class Tables(LightningDataModule):
     def __init__(self, clients: Sequence[ClientExamples], relation_CC: Tensor | None = None) -> None:
         super().__init__()
         self.clients = list(clients)
-        self.roster = Roster.of(
+        self.registry = ClientRegistry.of(
             self.clients,
             task=ExampleClassification(),
             num_outputs=NUM_CLASSES,
@@ -84,7 +84,7 @@ def quadrants(
     return clients
 
 
-def learnt(
+def learned(
     strategy: Strategy,
     clients: Sequence[ClientExamples],
     *,

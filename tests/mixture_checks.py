@@ -123,10 +123,10 @@ class Mixture:
 
     def gradients(self, value_C: Tensor) -> dict[str, Tensor]:
         """Of the sum of the values in all parameters."""
-        found = torch.autograd.grad(
+        actual = torch.autograd.grad(
             value_C.sum(), list(self.parameters.values()), allow_unused=True, materialize_grads=True
         )
-        return dict(zip(self.parameters, found, strict=True))
+        return dict(zip(self.parameters, actual, strict=True))
 
 
 def assert_close(actual: Any, expected: Any, what: object) -> None:
@@ -137,13 +137,13 @@ def check(mixture: Mixture, what: object, *computations: Computation) -> None:
     """Values and their gradients by outer autograd, or inner gradients, equal those of one client after another."""
     for computation in computations:
         label = f"{what}, {computation.__name__}"
-        found, in_turn = mixture.together(computation), mixture.in_turn(computation)
-        if isinstance(found, Tensor):
+        actual, in_turn = mixture.together(computation), mixture.in_turn(computation)
+        if isinstance(actual, Tensor):
             expected = torch.stack(in_turn)
-            assert_close(found, expected, label)
-            assert_close(mixture.gradients(found), mixture.gradients(expected), label)
+            assert_close(actual, expected, label)
+            assert_close(mixture.gradients(actual), mixture.gradients(expected), label)
         else:
-            assert_close(found, {name: torch.stack([own[name] for own in in_turn]) for name in found}, label)
+            assert_close(actual, {name: torch.stack([own[name] for own in in_turn]) for name in actual}, label)
 
 
 def check_mixtures(net: nn.Module, collator: Collator, clients: Sequence[int], shared: int) -> None:
@@ -167,9 +167,9 @@ def check_mixtures(net: nn.Module, collator: Collator, clients: Sequence[int], s
 
 def check_directly(mixture: Mixture, what: object) -> None:
     """A call on the stack without ``vmap`` gives the values and the gradients of one client after another."""
-    found, expected = mixture.directly(), torch.stack(mixture.in_turn(value))
-    assert_close(found, expected, what)
-    assert_close(mixture.gradients(found), mixture.gradients(expected), what)
+    actual, expected = mixture.directly(), torch.stack(mixture.in_turn(value))
+    assert_close(actual, expected, what)
+    assert_close(mixture.gradients(actual), mixture.gradients(expected), what)
 
 
 def check_directly_with_common_parameters(net: nn.Module, collator: Collator, clients: Sequence[int]) -> None:
@@ -188,6 +188,6 @@ def check_second_derivatives(net: nn.Module, collator: Collator, clients: Sequen
 
     for common in ((), names[:1], names):
         mixture = Mixture(net, collator, clients, common=common)
-        found, expected = mixture.together(steepness), torch.stack(mixture.in_turn(steepness))
-        assert_close(found, expected, f"common {common}")
-        assert_close(mixture.gradients(found), mixture.gradients(expected), f"common {common}")
+        actual, expected = mixture.together(steepness), torch.stack(mixture.in_turn(steepness))
+        assert_close(actual, expected, f"common {common}")
+        assert_close(mixture.gradients(actual), mixture.gradients(expected), f"common {common}")

@@ -7,7 +7,7 @@ from lightning import LightningDataModule
 
 from fl_lightning.batches.examples import ExampleCollator
 from fl_lightning.data import ClientExamples
-from fl_lightning.federation import Roster
+from fl_lightning.federation import ClientRegistry
 from fl_lightning.tasks import ExampleClassification
 
 
@@ -45,7 +45,7 @@ class VectorData(LightningDataModule):
     def __init__(self, clients: Sequence[ClientExamples], batch_size: int | None = 4, **batches: int | None) -> None:
         super().__init__()
         self.clients, self.batch_size, self.batches = list(clients), batch_size, batches
-        self.roster = Roster.of(self.clients, task=ExampleClassification(), num_outputs=3)
+        self.registry = ClientRegistry.of(self.clients, task=ExampleClassification(), num_outputs=3)
 
     def setup(self, stage: str | None = None) -> None: ...
 

@@ -14,7 +14,7 @@ from torch.optim import SGD
 from fl_lightning import ClientModule, FederatedTrainer
 from fl_lightning.batches import ClientExamples, ExampleBatch, ExampleCollator
 from fl_lightning.executors import Executor
-from fl_lightning.federation import Roster
+from fl_lightning.federation import ClientRegistry
 from fl_lightning.models.output import NetOutput
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import ExampleRegression
@@ -81,7 +81,7 @@ class Quadratics(LightningDataModule):
     def __init__(self, order: tuple[int, ...] = (0, 1, 2)) -> None:
         super().__init__()
         self.clients = [self.client(index) for index in order]
-        self.roster = Roster.of(
+        self.registry = ClientRegistry.of(
             self.clients, task=ExampleRegression(), num_outputs=1, partition_hash=self.partition_hash
         )
 

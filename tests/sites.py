@@ -8,12 +8,12 @@ import torch
 
 from fl_lightning import ClientModule, SequentialExecutor
 from fl_lightning.data import ClientGraph
-from fl_lightning.executors import Outcome, Work
+from fl_lightning.executors import StageRequest, StageResult
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import Drawing
 
-#: A site that answers whatever it is asked.
+#: A site that responds whatever it is asked.
 OPEN = SitePolicy(min_examples=1)
 #: The server's state, of a run whose clients may be elsewhere.
 SERVER = ("strategy", "selection", "history", "num_failures", "round")
@@ -41,24 +41,27 @@ class Absent(SequentialExecutor):
         super().__init__()
         self.absences = absences
 
-    def run(self, work: Work, report: Any = None) -> Outcome:
+    def run(self, request: StageRequest, report: Any = None) -> StageResult:
         gone = {
-            c for c in work.effort if work.address.phase == "round" and (work.address.round_idx, c) in self.absences
+            c
+            for c in request.work_fraction
+            if request.address.phase == "round" and (request.address.round_idx, c) in self.absences
         }
-        present = {client: share for client, share in work.effort.items() if client not in gone}
-        outcome = super().run(
-            Work(stage=work.stage, address=work.address, effort=present, payload=work.payload), report
+        present = {client: share for client, share in request.work_fraction.items() if client not in gone}
+        result = super().run(
+            StageRequest(stage=request.stage, address=request.address, work_fraction=present, payload=request.payload),
+            report,
         )
-        return Outcome(upload=outcome.upload, failures={**outcome.failures, **dict.fromkeys(gone, "absent")})
+        return StageResult(upload=result.upload, failures={**result.failures, **dict.fromkeys(gone, "absent")})
 
 
 class BadChannel(LoopbackChannel):
-    """Delivers every message and every answer twice, loses the first answer of client 0 each time, and more.
+    """Delivers every message and every response twice, loses the first response of client 0 each time, and more.
 
     Args:
         sites: The sites.
         absent: Rounds and clients whose messages do not arrive.
-        late: Rounds and clients whose answers arrive a round later.
+        late: Rounds and clients whose responses arrive a round later.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class BadChannel(LoopbackChannel):
         self.absent, self.late = absent, late
         self.held_back: list[tuple[int, Message]] = []
         self.asked: set[str] = set()
-        self.answers: list[tuple[Message, Message]] = []
+        self.responses: list[tuple[Message, Message]] = []
         self.before_round: Callable[[int], None] = lambda round_idx: None
         self.rounds: set[int] = set()
 
@@ -84,19 +87,19 @@ class BadChannel(LoopbackChannel):
                 self.before_round(where[0])
             if where in self.absent:
                 continue
-            answers = [Message.read(self.sites[client].answer(message.wire)) for _ in range(2)]
-            self.answers.append((message, answers[0]))
-            if message.kind != "start":  # which does not train; its second answer is of a state that begins anew
-                assert answers[0].wire == answers[1].wire
+            responses = [Message.read(self.sites[client].respond(message.wire)) for _ in range(2)]
+            self.responses.append((message, responses[0]))
+            if message.kind != "start":  # which does not train; its second response is of a state that begins anew
+                assert responses[0].wire == responses[1].wire
             if where in self.late:
-                self.held_back.append((client, answers[0]))
+                self.held_back.append((client, responses[0]))
                 continue
             yield from [held for held in self.held_back if held[0] == client]
             if client == 0 and f"{message.name}" not in self.asked:
                 self.asked.add(message.name)
                 yield client, "the line was cut"
                 continue
-            yield from ((client, answer) for answer in answers)
+            yield from ((client, response) for response in responses)
 
     @staticmethod
     def _place(client: int, message: Message) -> tuple[int, int] | None:
@@ -110,7 +113,7 @@ def server_of(trainer: Any) -> dict[str, Any]:
 
 
 def assert_same_clients(local: Any, sites: Sequence[Site]) -> None:
-    """Each site's client is the one of a run in process, optimiser state and memory included."""
+    """Each site's client is the one of a run in process, optimizer state and client state included."""
     whole = local.run.executor.state()
     for client, site in enumerate(sites):
         own = site.member.executor.state().named()
@@ -118,6 +121,6 @@ def assert_same_clients(local: Any, sites: Sequence[Site]) -> None:
             if name not in own:  # of another architecture
                 assert not tensor.any()
                 continue
-            rows = own[name].shape[1] if name.startswith("s/memory") and name[2:] in whole.lengths else None
+            rows = own[name].shape[1] if name.startswith("s/client_state") and name[2:] in whole.lengths else None
             mine = tensor if rows is None else tensor[:, :rows]
             assert torch.equal(mine, own[name]), f"{client}: {name}"

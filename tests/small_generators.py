@@ -60,20 +60,20 @@ def sheafhn(**settings) -> FedSheafHN:
 
 
 def ridge(**settings) -> SheafRidge:
-    """With attention and an MLP, the heads at home, and embeddings of the clients' own models."""
+    """With attention and an MLP, the heads local, and embeddings of the clients' own models."""
     diffusion = functools.partial(SheafDiffusion, hidden_channels=4, skip=True)
     deep = {"personal": ["head.*"], "embedding_model": "own", "attention": "qkv", "num_hidden_layers": 2}
-    return SheafRidge(**{**SMALL, **deep, "mix_only_moved": False, "diffusion": diffusion, **settings})
+    return SheafRidge(**{**SMALL, **deep, "masked_averaging": False, "diffusion": diffusion, **settings})
 
 
 def heard(strategy: FedSheafHN, clients, seed: int = 5) -> FedSheafHN:
-    """Let the given clients send their first answer."""
+    """Let the given clients send their first update."""
     draw = torch.Generator().manual_seed(seed)
     embedding = torch.randn(len(clients), 3, generator=draw, dtype=strategy.dtype)
     first = updates(clients, strategy, seed)
     strategy.aggregate(
         strategy.initial_stages()[0],
-        Payload(clients=tuple(clients), parameters=first.parameters, signals={"embedding": embedding}),
+        Payload(clients=tuple(clients), parameters=first.parameters, extras={"embedding": embedding}),
     )
     return strategy
 
@@ -84,7 +84,7 @@ class WatchEmbeddings(Callback):
         self.known: list[Tensor] = []
 
     def on_upload(self, trainer, stage, payload):
-        self.sent.append((stage.name, trainer.run.round_idx, "embedding" in payload.signals))
+        self.sent.append((stage.name, trainer.run.round_idx, "embedding" in payload.extras))
         return payload
 
     def on_stage_end(self, trainer, stage, payload) -> None:

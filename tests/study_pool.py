@@ -1,4 +1,4 @@
-"""A pool that works in the process itself, by itself or with invented figures."""
+"""A pool that works in the process itself, by itself or with invented metrics."""
 
 import hashlib
 from collections import deque
@@ -43,7 +43,7 @@ class HerePool(Pool):
     """Does the tasks in the process itself.
 
     Args:
-        real: Whether anything is trained; otherwise figures are invented.
+        real: Whether anything is trained; otherwise metrics are invented.
         lose: Whether a task, of the so many-eth training, ends as if its worker had been killed.
         tasks: What is done in place of other tasks, by name.
     """

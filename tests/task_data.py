@@ -39,7 +39,7 @@ def node_data(kind: str, folder: Path, *, gaps: bool = True) -> FederatedDataMod
     return data
 
 
-class LabelledRows(ExampleSource):
+class LabeledRows(ExampleSource):
     """Rows with three labels, of which some are not known."""
 
     def load(self, root: Any, seed: int) -> Examples:

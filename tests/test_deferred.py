@@ -35,7 +35,7 @@ def run(code: str) -> str:
     "statement", ["fl_lightning.FederatedTrainer; fl_lightning.callbacks", "import fl_lightning.cli"]
 )
 def test_the_package_leaves_heavy_libraries_alone(statement: str) -> None:
-    found = run(f"""
+    actual = run(f"""
         import sys
         import fl_lightning.deferred
         assert "torch" not in sys.modules
@@ -44,11 +44,11 @@ def test_the_package_leaves_heavy_libraries_alone(statement: str) -> None:
         from fl_lightning.deferred import KNOWN, is_deferred
         print([name for name in {HEAVY!r} if name in sys.modules], [name for name in KNOWN if not is_deferred(name)])
     """)
-    assert found.strip() == "[] []"
+    assert actual.strip() == "[] []"
 
 
 @pytest.mark.full
-def test_a_step_of_an_optimiser_leaves_the_compiler_alone_until_it_is_used() -> None:
+def test_a_step_of_an_optimizer_leaves_the_compiler_alone_until_it_is_used() -> None:
     run("""
         import fl_lightning.deferred
         fl_lightning.deferred.install()

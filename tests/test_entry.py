@@ -1,4 +1,4 @@
-"""The entry of the command line: what it answers by itself, and what it hands on."""
+"""The entry of the command line: what it responds by itself, and what it hands on."""
 
 import inspect
 import subprocess
@@ -24,14 +24,14 @@ def answered(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VERBS, "colour", "fl_lightning.run.result")
+    monkeypatch.setitem(VERBS, "color", "fl_lightning.run.result")
     assert main(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "fl-train fit --config configs/quickstart.yaml" in text
     for verb, purpose in TRAINER_VERBS.items():
         assert f"{verb} {purpose}" in text
         assert (inspect.getdoc(getattr(FederatedTrainer, verb)) or "").partition("\n")[0] == purpose
-    assert "colour " in text
+    assert "color " in text
     for verb in VERBS:
         assert f" {verb} " in text
 
@@ -55,7 +55,7 @@ def test_a_reader_that_has_seen_enough_is_no_mistake(tmp_path: Path) -> None:
         assert status.stderr is not None
         status.stdout.close()
         assert status.stderr.read() == ""
-        assert status.wait(timeout=120) in (1, 141)  # as rich ends, or by the signal's number
+        assert status.wait(timeout=120) in (1, 141)  # as rich ends, or by the client output's number
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def test_every_import_is_declared_in_the_core_or_in_the_extra_that_its_module_ne
     extra["flare"] |= distributions(extras["remote"])
     undeclared: dict[str, set[str]] = {}
     for name, path in modules().items():
-        declared = core.union(*(extra[each] for each, rooms in NEED.items() if name.startswith(rooms)))
+        declared = core.union(*(extra[each] for each, sections in NEED.items() if name.startswith(sections)))
         for package in imported_packages(path):
             if DISTRIBUTIONS.get(package, package.replace("_", "-")) not in declared:
                 undeclared.setdefault(package, set()).add(name)

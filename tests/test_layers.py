@@ -15,7 +15,18 @@ ROOT = Path(__file__).parents[1]
 
 #: From the ground up. Packages of one layer do not know each other.
 LAYERS = (
-    ("arguments", "counts", "deferred", "direction", "extras", "kernels", "memory", "optimizers", "yaml_input"),
+    (
+        "arguments",
+        "counts",
+        "deferred",
+        "direction",
+        "extras",
+        "kernels",
+        "memory",
+        "optimizers",
+        "renamed",
+        "yaml_input",
+    ),
     ("batches",),
     ("models", "relations"),
     ("tasks",),
@@ -54,12 +65,12 @@ BY_NAME = {
 
 def modules() -> dict[str, Path]:
     """Every module of the package, callbacks included."""
-    found = {}
+    actual = {}
     for folder, prefix in ((ROOT / "fl_lightning", ""), (ROOT / "callbacks", "fl_lightning.")):
         for path in folder.rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[prefix + ".".join(parts).removesuffix(".__init__")] = path
-    return found
+            actual[prefix + ".".join(parts).removesuffix(".__init__")] = path
+    return actual
 
 
 def imported(name: str, text: str, known: frozenset[str], *, is_package: bool = False) -> Iterator[str]:
@@ -86,12 +97,14 @@ def imported(name: str, text: str, known: frozenset[str], *, is_package: bool = 
 @pytest.fixture(scope="module")
 def arrows() -> nx.DiGraph:
     """Which module imports which."""
-    known, found = modules(), nx.DiGraph()
+    known, actual = modules(), nx.DiGraph()
     for name, path in known.items():
         text, is_package = path.read_text(), path.name == "__init__.py"
-        found.add_edges_from((name, target) for target in imported(name, text, frozenset(known), is_package=is_package))
-    assert found.number_of_edges() > 1000
-    return found
+        actual.add_edges_from(
+            (name, target) for target in imported(name, text, frozenset(known), is_package=is_package)
+        )
+    assert actual.number_of_edges() > 1000
+    return actual
 
 
 def part_of(module: str) -> str:

@@ -7,8 +7,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def pins(text: str) -> dict[str, str]:
-    found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, flags=re.MULTILINE)
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+    actual = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, flags=re.MULTILINE)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in actual}
 
 
 def test_the_lock_is_of_the_constraints() -> None:

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW, SparseAdam
 from fl_lightning import SequentialExecutor, StackedExecutor, memory
 from fl_lightning.relations.topology import Ring
 from fl_lightning.strategies import FedAvg, FedSheafHN, PFedHN, SheafFMTL
-from fl_lightning.strategies.decentralised import DenseMaps, ImplicitMaps
+from fl_lightning.strategies.decentralized import DenseMaps, ImplicitMaps
 from fl_lightning.strategies.hypernetwork.heads import FactoredHead, FullHead
 
 
@@ -50,7 +50,7 @@ def test_heads_are_refused_by_their_weights(free) -> None:
         (functools.partial(SGD, momentum=0.9), 1),
     ],
 )
-def test_an_optimiser_is_asked_what_it_keeps(optimizer, copies) -> None:
+def test_an_optimizer_is_asked_what_it_keeps(optimizer, copies) -> None:
     parameters = [torch.ones(3, 2, requires_grad=True), torch.ones((), requires_grad=True)]
     built = optimizer(parameters)
     assert memory.state_copies(built) == copies
@@ -92,7 +92,7 @@ def test_sheaf_fmtl_names_the_remedy(free, federation, make_model, make_trainer)
         make_trainer().fit(make_model(), federation, SheafFMTL(topology=Ring(), projection_fraction=1.0))
 
 
-def test_an_optimiser_that_cannot_step_is_a_setting(federation, make_model, make_trainer) -> None:
+def test_an_optimizer_that_cannot_step_is_a_setting(federation, make_model, make_trainer) -> None:
     with pytest.raises(ValueError, match=r"model.optimizer: SparseAdam cannot step: .*dense gradients"):
         make_trainer().fit(make_model(optimizer=SparseAdam), federation, FedAvg())
 
@@ -105,7 +105,7 @@ def test_the_machine_has_memory() -> None:
     assert free is None or free > 2**20
 
 
-def test_swap_counts_and_other_systems_have_no_figures(tmp_path: Path) -> None:
+def test_swap_counts_and_other_systems_have_no_metrics(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   5 kB\nSwapFree: 2 kB\nHugePages: 0\n")
     assert memory._of_machine(tmp_path / "meminfo") == 7 * 1024
     assert memory._of_machine(tmp_path / "nothing") is None

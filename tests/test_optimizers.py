@@ -38,21 +38,23 @@ def steps(optimizer, gradients: Tensor) -> Tensor:
 def test_it_is_torchs_where_every_step_has_a_gradient(touched, plain) -> None:
     gradients = torch.tensor([[0.5, -1.0, 2.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
 
-    found = steps(functools.partial(touched, lr=0.1, weight_decay=0.25), gradients)
+    actual = steps(functools.partial(touched, lr=0.1, weight_decay=0.25), gradients)
 
-    torch.testing.assert_close(found, steps(functools.partial(plain, weight_decay=0.25), gradients), rtol=1e-15, atol=0)
+    torch.testing.assert_close(
+        actual, steps(functools.partial(plain, weight_decay=0.25), gradients), rtol=1e-15, atol=0
+    )
 
 
 @every_kind
 def test_a_number_without_gradient_stays_to_the_last_bit(touched, plain) -> None:
     gradients = torch.tensor([[0.5, 0.0, 2.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
 
-    found = steps(functools.partial(touched, lr=0.1, weight_decay=0.25), gradients)
+    actual = steps(functools.partial(touched, lr=0.1, weight_decay=0.25), gradients)
 
-    assert found[1] == -2.0
+    assert actual[1] == -2.0
     everywhere = steps(functools.partial(plain, weight_decay=0.25), gradients)
     assert everywhere[1] != -2.0
-    torch.testing.assert_close(found[[0, 2]], everywhere[[0, 2]], rtol=1e-15, atol=0)
+    torch.testing.assert_close(actual[[0, 2]], everywhere[[0, 2]], rtol=1e-15, atol=0)
 
 
 def test_the_gradient_itself_is_left_alone() -> None:
@@ -87,7 +89,7 @@ def test_both_executors_agree(federation, make_model, make_trainer, assert_same)
     for executor in (SequentialExecutor(), StackedExecutor(max_padding=0.9)):
         trainer = make_trainer(executor=executor, precision="64-true")
         optimizer = functools.partial(TouchedAdam, lr=0.05, weight_decay=0.01)
-        trainer.fit(make_model(optimizer=optimizer), federation, FedAvg(mix_only_moved=True, blend=True))
+        trainer.fit(make_model(optimizer=optimizer), federation, FedAvg(masked_averaging=True, blend=True))
         states.append((trainer.state_dict()["clients"]["parameters"], trainer.run.history))
 
     assert_same(states[0][0], states[1][0], tolerance=1e-9)

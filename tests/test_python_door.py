@@ -58,7 +58,7 @@ def test_every_name_is_exported_for_types_and_at_run_time() -> None:
 
 
 @pytest.mark.parametrize("room", ["strategies", "callbacks", "data", "models", "relations"])
-def test_rooms_are_reached_by_their_name_alone(room: str) -> None:
+def test_packages_are_reached_by_their_name_alone(room: str) -> None:
     code = f"import fl_lightning as fl; print(len(fl.{room}.__all__))"
     assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) > 5
     for name in getattr(fl, room).__all__:
@@ -116,7 +116,7 @@ def test_former_keywords_are_refused_by_their_present_names(make_trainer: Any, f
 def test_a_strategy_brings_its_client_its_net_and_its_optimizer(kind: Any, federation: Any) -> None:
     strategy = kind(groups=(0, 1, 1, 0, 1)) if kind is Oracle else kind()
     client = strategy.default_client()
-    strategy.complete(client, federation.roster)
+    strategy.complete(client, federation.registry)
     assert type(client) is kind.client_class
     assert client.net_factories == [kind.default_net or GCN]
     assert client.optimizer_factory is kind.default_optimizer
@@ -124,16 +124,16 @@ def test_a_strategy_brings_its_client_its_net_and_its_optimizer(kind: Any, feder
 
 @pytest.mark.parametrize("kind", [FedRep, Flow, FedAvg], ids=lambda kind: kind.__name__)
 def test_clients_with_examples_may_have_another_optimizer(kind: Any, federation: Any) -> None:
-    client, roster = (
+    client, registry = (
         kind().default_client(),
-        dataclasses.replace(federation.roster, task=ExampleClassification(), num_features=2),
+        dataclasses.replace(federation.registry, task=ExampleClassification(), num_features=2),
     )
-    kind().complete(client, roster)
+    kind().complete(client, registry)
     assert client.optimizer_factory is (kind.examples_optimizer or kind.default_optimizer)
     assert (kind.examples_optimizer is None) == (kind is FedAvg)
     given = functools.partial(torch.optim.SGD, lr=0.5)
     client = fl.ClientModule(optimizer=given)
-    kind().complete(client, roster)
+    kind().complete(client, registry)
     assert client.optimizer_factory is given
 
 
@@ -189,11 +189,11 @@ def test_a_former_name_is_refused_by_the_present_one() -> None:
         fl.RegressionClient  # noqa: B018
 
 
-def test_fedbn_normalises_vectors_and_refuses_images(make_trainer: Any) -> None:
+def test_fedbn_normalizes_vectors_and_refuses_images(make_trainer: Any) -> None:
     trainer = make_trainer(num_rounds=1)
     trainer.fit(data=FederatedDataModule(Noise((5,))), strategy=FedBN(num_epochs=1))
     assert any(isinstance(layer, BatchNorm) for layer in trainer.run.model.net.modules())
-    with pytest.raises(ValueError, match="FedBN keeps normalisation layers at home, but CNN has none: give model"):
+    with pytest.raises(ValueError, match="FedBN keeps normalization layers local, but CNN has none: give model"):
         trainer.fit(data=FederatedDataModule(Noise((1, 12, 12))), strategy=FedBN(num_epochs=1))
 
 

@@ -77,17 +77,17 @@ def test_settings_are_what_was_given(kind: type[Strategy], federation: Any, make
 
 def counts() -> dict[type, list[str]]:
     """The parameters of every public class that are whole numbers; nets check their widths when they are built."""
-    rooms = (fl, fl.strategies, fl.callbacks, fl.data, fl.models, fl.relations)
-    public = {getattr(room, name) for room in rooms for name in room.__all__}
+    sections = (fl, fl.strategies, fl.callbacks, fl.data, fl.models, fl.relations)
+    public = {getattr(package, name) for package in sections for name in package.__all__}
     kinds = {kind for kind in {*public, *KNOWN.values()} if inspect.isclass(kind) and not inspect.isabstract(kind)}
     kinds = {kind for kind in kinds if issubclass(kind, Counted | Strategy)}
-    found = {
+    actual = {
         kind: [
             name for name, each in inspect.signature(kind).parameters.items() if each.annotation in (int, int | None)
         ]
         for kind in sorted(kinds, key=lambda kind: kind.__name__)
     }
-    return {kind: names for kind, names in found.items() if names}
+    return {kind: names for kind, names in actual.items() if names}
 
 
 COUNTS = counts()
@@ -99,9 +99,9 @@ def fill(parameter: inspect.Parameter) -> Any:
 
 
 def test_what_takes_counts_is_found() -> None:
-    found = {kind.__name__ for kind in COUNTS}
+    actual = {kind.__name__ for kind in COUNTS}
     few = {"FederatedTrainer", "FederatedDataModule", "Participation", "FedAvg", "MetisPartitioner", "ErdosRenyi"}
-    assert found > few | {"FederatedCheckpoint", "PlantedCommunities", "StackedExecutor", "Krum", "BarabasiAlbert"}
+    assert actual > few | {"FederatedCheckpoint", "PlantedCommunities", "StackedExecutor", "Krum", "BarabasiAlbert"}
 
 
 @pytest.mark.parametrize("kind", COUNTS, ids=lambda kind: kind.__name__)

@@ -21,7 +21,7 @@ from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.round.payload import concatenate
 from fl_lightning.run.failures import ClientFailure
 from fl_lightning.strategies import DPSGD, FedAvg, FedSheafHN, Local, PFedHN
-from fl_lightning.strategies.signals import graph_embedding
+from fl_lightning.strategies.client_outputs import graph_embedding
 
 LEFT_OUT = "client-02 failed in stage 'train' round {}: {}; it is left out"
 
@@ -31,7 +31,7 @@ def own_states(trainer) -> dict[str, torch.Tensor]:
 
 
 class Watch(Callback):
-    """Keeps what was sent, what reached the server, the figures and the clients' states of each round."""
+    """Keeps what was sent, what reached the server, the metrics and the clients' states of each round."""
 
     def __init__(self) -> None:
         self.arrived: list[tuple[int, ...]] = []
@@ -87,7 +87,7 @@ def test_a_client_that_raises_is_restored_and_left_out_of_the_round(federation, 
             assert torch.equal(second[name][2], watch.sent[1][name][2])  # as it began the round
             assert not torch.equal(second[name][1], tensor[1])
             assert not torch.equal(third[name][2], tensor[2])
-    assert second["optimizer/step/head.bias"].tolist() == [2, 2, 0, 2, 2]  # and a fresh optimiser
+    assert second["optimizer/step/head.bias"].tolist() == [2, 2, 0, 2, 2]  # and a fresh optimizer
 
 
 @both_executors
@@ -152,10 +152,10 @@ def without_one(payload: Payload) -> Payload:
 @both_executors
 @pytest.mark.parametrize(
     ("change", "why"),
-    [(with_nan, "it sent numbers that are not finite"), (without_one, "its answer was lost")],
+    [(with_nan, "it sent numbers that are not finite"), (without_one, "its update was lost")],
     ids=["nan", "lost"],
 )
-def test_an_answer_spoilt_on_the_way_is_left_out(executor, change, why, federation, make_model, make_trainer) -> None:
+def test_an_answer_spoiled_on_the_way_is_left_out(executor, change, why, federation, make_model, make_trainer) -> None:
     watch = Watch()
     trainer = make_trainer(executor=executor(), callbacks=[Spoils(change), watch])
 
@@ -182,7 +182,7 @@ def test_huge_finite_numbers_of_one_client_do_not_reach_the_others(federation, m
 
 
 class Sends(Callback):
-    """Lets client-02 answer a model that is far away, in every round."""
+    """Lets client-02 update a model that is far away, in every round."""
 
     def on_upload(self, trainer, stage: Stage, payload: Payload) -> Payload:
         tensors = {name: tensor.clone() for name, tensor in payload.parameters.items()}
@@ -235,7 +235,7 @@ def padded_out(payload: Payload) -> Payload:
     return Payload(
         clients=payload.clients,
         parameters=payload.parameters,
-        signals={"labels": torch.zeros(len(payload.clients), 3)},
+        extras={"labels": torch.zeros(len(payload.clients), 3)},
         num_examples=payload.num_examples,
     )
 
@@ -253,7 +253,7 @@ def test_what_is_wrong_for_all_clients_is_an_error_that_names_the_tensor(
 class Embeds(FedAvg):
     """Asks for an embedding beside the parameters."""
 
-    def signals(self):
+    def client_outputs(self):
         return {"embedding": self.signal}
 
 
@@ -274,19 +274,19 @@ def odd_value(client, parameters, batch, context):
             odd_shape,
             r"it sent \{'embedding': '\(3,\) float32'\}, most others sent \{'embedding': '\(8,\) float32'\}",
         ),
-        (SequentialExecutor, odd_value, "its parameters or its answer are not finite"),
-        (StackedExecutor, odd_value, "its parameters or its answer are not finite"),
+        (SequentialExecutor, odd_value, "its parameters or its update are not finite"),
+        (StackedExecutor, odd_value, "its parameters or its update are not finite"),
     ],
 )
-def test_a_client_with_an_unusable_signal_is_restored(
+def test_a_client_with_an_unusable_output_is_restored(
     executor, signal, why, federation, make_model, make_trainer
 ) -> None:
-    algorithm, watch = Embeds(), Watch()
-    algorithm.signal = signal
+    strategy, watch = Embeds(), Watch()
+    strategy.signal = signal
     trainer = make_trainer(executor=executor(), callbacks=watch, num_rounds=1)
 
     with pytest.warns(UserWarning, match=f"client-02 failed in stage 'train' round 0: .*{why}"):
-        trainer.fit(make_model(), federation, algorithm)
+        trainer.fit(make_model(), federation, strategy)
 
     assert watch.arrived == [(0, 1, 3, 4)]
     for name, start in trainer.run.architectures[0].items():
@@ -302,15 +302,15 @@ class NeverStarts(ClientModule):
         return super().loss(output, batch)
 
 
-def test_fedsheafhn_goes_on_without_a_client_that_never_answers(federation, make_model, make_trainer) -> None:
+def test_fedsheafhn_goes_on_without_a_client_that_never_updates(federation, make_model, make_trainer) -> None:
     watch = Watch()
     trainer = make_trainer(executor=SequentialExecutor(), callbacks=watch, num_rounds=2)
-    algorithm = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2, attention="matrix", refresh_every=1)
+    strategy = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2, attention="matrix", refresh_every=1)
 
     with pytest.warns(
         UserWarning, match="client-02 failed in stage '(initial' before|train') round .* out of order"
     ) as warned:
-        result = trainer.fit(make_model(NeverStarts), federation, algorithm)
+        result = trainer.fit(make_model(NeverStarts), federation, strategy)
 
     assert str(warned[0].message).startswith("client-02 failed in stage 'initial' before round 0: RuntimeError")
     assert watch.arrived == [(0, 1, 3, 4)] * 3
@@ -318,7 +318,7 @@ def test_fedsheafhn_goes_on_without_a_client_that_never_answers(federation, make
 
 
 def test_a_round_that_everybody_leaves_changes_nothing(federation, make_model, make_trainer) -> None:
-    participation = Participation(num_clients=1, dropout_probability=0.5, max_void_rounds=6)
+    participation = Participation(num_clients=1, dropout_probability=0.5, max_failed_rounds=6)
     gone = [not participation.draw(range(5), round_idx, 0)[0] for round_idx in range(6)]
     assert 0 < sum(gone) < 6
     watch = Watch()
@@ -330,7 +330,7 @@ def test_a_round_that_everybody_leaves_changes_nothing(federation, make_model, m
         before, after = watch.states[round_idx - 1], watch.states[round_idx]
         assert gone[round_idx] == all(torch.equal(before[name], tensor) for name, tensor in after.items())
     assert [row["num_participants"] for row in trainer.run.history] == [int(not empty) for empty in gone]
-    assert [row["void"] for row in trainer.run.history] == [int(empty) for empty in gone]
+    assert [row["failed_round"] for row in trainer.run.history] == [int(empty) for empty in gone]
     assert watch.dropouts == [int(empty) for empty in gone]
     assert [row["num_dropouts"] for row in trainer.run.history] == watch.dropouts
     assert [row["num_failures"] for row in trainer.run.history] == [0] * 6
@@ -416,7 +416,7 @@ def test_sigterm_ends_the_run_after_its_round(federation, make_model, make_train
 
     assert trainer.run.round_idx == len(trainer.run.history) == 2
     assert stops == [False, True]
-    assert "new/test/acc" not in result  # new clients join a trained server, not an interrupted one
+    assert "unseen/test/acc" not in result  # unseen clients join a trained server, not an interrupted one
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
@@ -435,7 +435,7 @@ def test_a_second_interrupt_ends_the_run_at_once(federation, make_model, make_tr
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-class Misspelt(Callback):
+class Misspelled(Callback):
     def on_round_ends(self, trainer, metrics) -> None:
         raise AssertionError
 
@@ -446,7 +446,11 @@ class Misspelt(Callback):
         ({"num_rounds": 0}, r"trainer\.num_rounds must be at least 1, got 0"),
         ({"evaluate_every": 0}, r"trainer\.evaluate_every must be at least 1, got 0"),
         ({"precision": "16-true"}, r"trainer\.precision must be one of .*bf16-mixed.*got '16-true'"),
-        ({"callbacks": Misspelt()}, r"Misspelt defines on_round_ends, which is no hook: did you mean on_round_end\?"),
+        (
+            {"callbacks": Misspelled()},
+            r"Misspelled defines on_round_ends, which is no hook: did you mean "
+            r"on_round_end\?",
+        ),
         ({"callbacks": object()}, r"object is not a fl_lightning\.Callback"),
         ({"monitor": "val/f1"}, r"trainer\.monitor is 'val/f1', but the model is scored by .*val/acc"),
         (

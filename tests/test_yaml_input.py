@@ -39,9 +39,9 @@ BOMB = "a: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     ],
 )
 def test_values_are_those_of_yaml_1_2(text: str, value: object) -> None:
-    found = parse_yaml(text)
-    assert found == value
-    assert type(found) is type(value)
+    actual = parse_yaml(text)
+    assert actual == value
+    assert type(actual) is type(value)
 
 
 @pytest.mark.parametrize("value", ["1e-2", "010", "089", "0o7", "no", "1:30", "null", "", "<<", "é", 1e-5, 1e20, -3])
@@ -102,7 +102,7 @@ def test_no_file_but_a_regular_one_is_read(tmp_path: Path) -> None:
         (["--config=nested.yaml"], "pipe.yaml cannot be read (it is no file)"),
     ],
 )
-def test_the_command_line_answers_with_one_line(
+def test_the_command_line_updates_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: list[str], why: str
 ) -> None:
     quickstart = Path(__file__).parent.parent / "configs" / "quickstart.yaml"

@@ -1,4 +1,4 @@
-"""Answers that no honest site gives, and questions that no honest server asks, made of right ones."""
+"""Responses that no honest site gives, and questions that no honest server asks, made of right ones."""
 
 import dataclasses
 import json
@@ -32,8 +32,8 @@ def with_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Wrong:
     """The message with one of its tensors changed: the first whose name begins so."""
 
     def make(message: Message, draw: random.Random) -> bytes:
-        found = next(each for each in message.tensors if each.startswith(name))
-        tensors = {**message.tensors, found: change(message.tensors[found].clone())}
+        actual = next(each for each in message.tensors if each.startswith(name))
+        tensors = {**message.tensors, actual: change(message.tensors[actual].clone())}
         return dataclasses.replace(message, tensors=tensors).wire
 
     return make
@@ -46,23 +46,23 @@ def more_tensors(**tensors: Tensor) -> Wrong:
 
 def without_tensor(name: str) -> Wrong:
     def make(message: Message, draw: random.Random) -> bytes:
-        found = next(each for each in message.tensors if each.startswith(name))
-        return dataclasses.replace(message, tensors={k: t for k, t in message.tensors.items() if k != found}).wire
+        actual = next(each for each in message.tensors if each.startswith(name))
+        return dataclasses.replace(message, tensors={k: t for k, t in message.tensors.items() if k != actual}).wire
 
     return make
 
 
-def raw(told: str, tensors: Mapping[str, Tensor]) -> bytes:
+def raw(text: str, tensors: Mapping[str, Tensor]) -> bytes:
     """Bytes with any text in place of a message's JSON."""
-    return bytes(safetensors.torch.save(dict(tensors), {"message": told}))
+    return bytes(safetensors.torch.save(dict(tensors), {"message": text}))
 
 
 def with_text(change: Callable[[str], str]) -> Wrong:
     """The message with its JSON changed as text."""
 
     def make(message: Message, draw: random.Random) -> bytes:
-        told = json.dumps({"kind": message.kind, "about": message.about, "names": list(message.tensors)})
-        return raw(change(told), message.tensors)
+        text = json.dumps({"kind": message.kind, "about": message.about, "names": list(message.tensors)})
+        return raw(change(text), message.tensors)
 
     return make
 
@@ -74,8 +74,8 @@ def with_header(change: Callable[[dict[str, Any]], Any]) -> Wrong:
         wire = message.wire
         size = int.from_bytes(wire[:8], "little")
         header = json.loads(wire[8 : 8 + size])
-        told = json.dumps(change(header) or header).encode()
-        return len(told).to_bytes(8, "little") + told + wire[8 + size :]
+        text = json.dumps(change(header) or header).encode()
+        return len(text).to_bytes(8, "little") + text + wire[8 + size :]
 
     return make
 
@@ -99,10 +99,10 @@ def beyond(header: dict[str, Any]) -> None:
 
 
 def deep(levels: int) -> Callable[[str], str]:
-    return lambda told: told.replace('"about": {', '"about": {"deep": ' + "[" * levels + "]" * levels + ", ", 1)
+    return lambda text: text.replace('"about": {', '"about": {"deep": ' + "[" * levels + "]" * levels + ", ", 1)
 
 
-#: Of whatever is answered.
+#: Of whatever is responded.
 ANY: dict[str, Wrong] = {
     "nothing": lambda message, draw: b"",
     "seven bytes": lambda message, draw: message.wire[:7],
@@ -120,19 +120,19 @@ ANY: dict[str, Wrong] = {
     "JSON of 100,000 levels": with_text(deep(100_000)),
     "a large fact": with_facts(more="x" * 3_000_000),
     "a number of 5,000 digits": with_text(
-        lambda told: told.replace('"about": {', '"about": {"n": ' + "9" * 5000 + ", ", 1)
+        lambda text: text.replace('"about": {', '"about": {"n": ' + "9" * 5000 + ", ", 1)
     ),
-    "no JSON": with_text(lambda told: told[:-1]),
-    "a list of facts": with_text(lambda told: '{"kind": "answer", "about": [1], "names": []}'),
-    "facts twice": with_text(lambda told: told.replace('"about": {', '"about": {"to": "x", ', 1)),
+    "no JSON": with_text(lambda text: text[:-1]),
+    "a list of facts": with_text(lambda text: '{"kind": "response", "about": [1], "names": []}'),
+    "facts twice": with_text(lambda text: text.replace('"about": {', '"about": {"to": "x", ', 1)),
     "a name of a tensor that is not there": with_text(
-        lambda told: told.replace('"names": [', '"names": ["no", ', 1).replace(", ]", "]")
+        lambda text: text.replace('"names": [', '"names": ["no", ', 1).replace(", ]", "]")
     ),
     "no UTF-8": lambda message, draw: message.wire.replace(b"about", b"ab\xff\xfet", 1),
-    "another kind": lambda message, draw: dataclasses.replace(message, kind="enrol").wire,
+    "another kind": lambda message, draw: dataclasses.replace(message, kind="enroll").wire,
     "control characters as kind": lambda message, draw: dataclasses.replace(message, kind="\x1b[2J\x07").wire,
     "no question": without_fact("to"),
-    "the answer to another question": with_facts(to="00" * 32),
+    "the response to another question": with_facts(to="00" * 32),
     "a list as question": with_facts(to=[1]),
     "no state": without_fact("state"),
     "a number as state": with_facts(state=7),
@@ -153,7 +153,7 @@ ANY: dict[str, Wrong] = {
     ),
 }
 
-#: Answers to a stage that are as they should be, but for their numbers.
+#: Responses to a stage that are as they should be, but for their numbers.
 NUMBERS: dict[str, Wrong] = {
     "nan": with_tensor("p/", lambda t: t.fill_(torch.nan)),
     "one nan": with_tensor("p/", lambda t: t.index_fill(t.dim() - 1, torch.tensor([0]), torch.nan)),
@@ -161,7 +161,7 @@ NUMBERS: dict[str, Wrong] = {
     "huge numbers": with_tensor("p/", lambda t: t.fill_(3e38)),
 }
 
-#: Other answers to a stage.
+#: Other responds to a stage.
 RUN: dict[str, Wrong] = {
     "from another state": with_facts(**{"from": STATE}),
     "a tensor of two clients": with_tensor("p/", lambda t: torch.cat([t, t])),
@@ -174,7 +174,7 @@ RUN: dict[str, Wrong] = {
     "whole numbers": with_tensor("p/", torch.Tensor.long),
     "a parameter is missing": without_tensor("p/"),
     "no tensors": lambda message, draw: dataclasses.replace(message, tensors={}).wire,
-    "a signal nobody asked for": more_tensors(s__more=torch.zeros(1, 2)),
+    "a client output nobody asked for": more_tensors(s__more=torch.zeros(1, 2)),
     "rows of examples nobody asked for": more_tensors(s__more=torch.zeros(1, 2), l__more=torch.tensor([2])),
     "a tensor of 10^15 numbers": with_header(largest),
     "numbers beyond the end": with_header(beyond),
@@ -194,7 +194,7 @@ def score(total: float, count: float, name: str = "0/val/acc") -> Wrong:
     return with_tensor(name, lambda t: torch.tensor([[total, count]], dtype=t.dtype))
 
 
-#: Of the answers to an evaluation.
+#: Of the responses to an evaluation.
 EVALUATE: dict[str, Wrong] = {
     "another state": with_facts(state=STATE),
     "accuracy 1000": with_tensor("0/val/acc", lambda t: t * torch.tensor([[1000.0, 1.0]])),
@@ -223,8 +223,8 @@ EVALUATE: dict[str, Wrong] = {
 }
 
 
-#: Of who enrols.
-ENROL: dict[str, Wrong] = {
+#: Of who enrolls.
+ENROLL: dict[str, Wrong] = {
     "no name": with_facts(name=""),
     "a name of 300 letters": with_facts(name="x" * 300),
     "a name that writes on the terminal": with_facts(name="ward\x1b[2J"),
@@ -251,11 +251,11 @@ START: dict[str, Wrong] = {
     "an empty state": with_facts(state=""),
 }
 
-ANSWERS: dict[str, dict[str, Wrong]] = {"run": RUN, "evaluate": EVALUATE, "enrol": ENROL, "start": START}
+ANSWERS: dict[str, dict[str, Wrong]] = {"run": RUN, "evaluate": EVALUATE, "enroll": ENROLL, "start": START}
 
 
-def wrong_answers(*kinds: str) -> Iterator[tuple[str, str, Wrong]]:
-    """Each kind of question with each wrong answer to it, and its name."""
+def wrong_responses(*kinds: str) -> Iterator[tuple[str, str, Wrong]]:
+    """Each kind of question with each wrong response to it, and its name."""
     for kind in kinds:
         numbers = NUMBERS if kind == "run" else {}
         for name, wrong in {**ANY, **ANSWERS[kind], **numbers}.items():
@@ -263,32 +263,32 @@ def wrong_answers(*kinds: str) -> Iterator[tuple[str, str, Wrong]]:
 
 
 class Liar:
-    """A site whose answers to some kinds of questions are wrong.
+    """A site whose responses to some kinds of questions are wrong.
 
     Args:
         site: The honest one in it.
         kind: Of the questions.
-        wrong: What becomes of the right answers.
-        draw: For wrong answers that have a choice.
+        wrong: What becomes of the right responses.
+        draw: For wrong responses that have a choice.
     """
 
     def __init__(self, site: Any, kind: str, wrong: Wrong, draw: random.Random) -> None:
         self.site, self.kind, self.wrong, self.draw = site, kind, wrong, draw
-        self.told = 0
+        self.num_lies = 0
 
-    def answer(self, wire: bytes) -> bytes:
-        right = self.site.answer(wire)
+    def respond(self, wire: bytes) -> bytes:
+        right = self.site.respond(wire)
         if Message.read(wire).kind != self.kind:
             return right
-        self.told += 1
+        self.num_lies += 1
         return self.wrong(Message.read(right), self.draw)
 
 
 def fails_after_training(message: Message, draw: random.Random) -> bytes:
-    """The answer of a site whose client has moved on, but whose numbers are of no use."""
+    """The response of a site whose client has moved on, but whose numbers are of no use."""
     return Message(kind="failure", about={k: message.about[k] for k in ("to", "state")} | {"why": "it diverged"}).wire
 
 
 def fails(message: Message, draw: random.Random) -> bytes:
-    """The answer of a site that says that it cannot."""
+    """The response of a site that says that it cannot."""
     return Message(kind="failure", about={"to": message.about["to"], "why": "it cannot"}).wire

@@ -1,4 +1,4 @@
-"""Backdoors: a picture blended into images makes the model see the attacker's class; and the defence by tuning anew.
+"""Backdoors: a picture blended into images makes the model see the attacker's class; and the defense by tuning anew.
 
 Chen, Liu, Li, Lu, Song: "Targeted Backdoor Attacks on Deep Learning Systems Using Data Poisoning", 2017 (Blended), as
 used on federations by Qin, Yao, Chen, Li, Ding, Cheng: "Revisiting Personalized Federated Learning: Robustness Against
@@ -21,7 +21,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Collator
 from fl_lightning.data import ClientExamples
 from fl_lightning.kernels.randomness import derive_key, generator
-from fl_lightning.round.metrics import summarise
+from fl_lightning.round.metrics import summarize
 from fl_lightning.round.payload import Payload, from_wire
 from fl_lightning.round.stage import Evaluation, tune
 from fl_lightning.run.callback import Callback, Trainer
@@ -82,7 +82,7 @@ class Backdoor(Attack):
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Poison the training images of the malicious clients, and prepare triggered test images for every client."""
         changed = list(super().on_clients(trainer, clients))
-        num_classes = trainer.run.roster.num_outputs
+        num_classes = trainer.run.registry.num_outputs
         for client in clients:
             require_images(client)
             require_classes(self, client, num_classes)
@@ -110,7 +110,7 @@ class Backdoor(Attack):
         return dataclasses.replace(client, x_NX=x_NX, y_N=y_N)
 
     def _triggered(self, client: ClientExamples) -> ClientExamples:
-        """The client's test images of other classes with the picture in them, all labelled with the target class."""
+        """The client's test images of other classes with the picture in them, all labeled with the target class."""
         x_NX = self._stamp(client.x_NX[client.test_mask_N & (client.y_N != self.target)])
         nothing_N = torch.zeros(len(x_NX), dtype=torch.bool)
         return dataclasses.replace(
@@ -131,18 +131,16 @@ class Backdoor(Attack):
         run = trainer.run
         mine = run.executor.evaluate({"": evaluation}, asked, round_idx, collator=self._collator)[""]
         scores = gather(trainer.fabric, mine.upload)
-        if scores.clients and "test/acc" not in scores.signals:
-            raise ValueError(
-                f"Backdoor needs the clients' test/acc, but they score {', '.join(sorted(scores.signals))}"
-            )
+        if scores.clients and "test/acc" not in scores.extras:
+            raise ValueError(f"Backdoor needs the clients' test/acc, but they score {', '.join(sorted(scores.extras))}")
         malicious, benign = set(self.malicious), set(benign_clients(trainer))
-        figures = {}
+        metrics = {}
         for name, group in (("test/asr", benign), ("malicious/test/asr", malicious)):
             members = [client for client in scores.clients if client in group]
             if members:
-                totals = Payload(clients=tuple(members), signals={"asr": scores.rows(members).signals["test/acc"]})
-                figures[prefix + name] = summarise(totals)["asr"]
-        return figures
+                totals = Payload(clients=tuple(members), extras={"asr": scores.rows(members).extras["test/acc"]})
+                metrics[prefix + name] = summarize(totals)["asr"]
+        return metrics
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
         """Add the attack's success on the models that are the result."""
@@ -155,12 +153,12 @@ class Backdoor(Attack):
 class SimpleTuning(Callback):
     """After the last round every client draws its classifier anew and trains it, alone, on its own data (on a copy).
 
-    The figures of the tuned models are logged with the last round and are among the run's result: ``tuned/test/acc``
+    The metrics of the tuned models are logged with the last round and are among the run's result: ``tuned/test/acc``
     (and whatever else clients are scored by), ``tuned/benign/test/acc`` beside an attack, and beside a
     :class:`Backdoor` ``tuned/test/asr``. The run's own models are left as they are.
 
     Args:
-        num_epochs: Local epochs of the tuning, with a fresh optimiser.
+        num_epochs: Local epochs of the tuning, with a fresh optimizer.
         classifier: Shell-style patterns of the parameters that are drawn anew and trained.
         seed: Of the draw; None takes the run's.
 
@@ -195,15 +193,15 @@ class SimpleTuning(Callback):
         run = trainer.run
         mine = run.executor.evaluate({"": evaluation}, run.training_clients, run.round_idx)[""]
         scores, directions = gather(trainer.fabric, mine.upload), run.selection.directions
-        figures = summarise(scores, "tuned/", directions)
+        metrics = summarize(scores, "tuned/", directions)
         if any(isinstance(callback, Attack) for callback in trainer.callbacks):
-            figures |= summarise(scores.rows(benign_clients(trainer)), "tuned/benign/", directions)
+            metrics |= summarize(scores.rows(benign_clients(trainer)), "tuned/benign/", directions)
         for callback in trainer.callbacks:
             if isinstance(callback, Backdoor):
-                figures |= callback.success(trainer, evaluation, run.round_idx, "tuned/")
-        trainer.run.selection.result.update(figures)
+                metrics |= callback.success(trainer, evaluation, run.round_idx, "tuned/")
+        trainer.run.selection.result.update(metrics)
         for logger in trainer.run.loggers:
-            logger.log_metrics(figures, trainer.run.round_idx - 1)
+            logger.log_metrics(metrics, trainer.run.round_idx - 1)
 
     def _tuning(self, trainer: Trainer) -> Evaluation:
         """The models that are the result, with a new classifier, and some training of it."""
@@ -222,8 +220,8 @@ class SimpleTuning(Callback):
         client = copy.deepcopy(trainer.run.executor.client)
         with torch.random.fork_rng([]):
             torch.manual_seed(derive_key(trainer.run.seed if self.seed is None else self.seed, "simple tuning"))
-            roster, build_net = trainer.run.roster, trainer.run.strategy.build_net
-            client.build(roster.num_features, roster.num_outputs, build_net)
+            registry, build_net = trainer.run.registry, trainer.run.strategy.build_net
+            client.build(registry.num_features, registry.num_outputs, build_net)
         return {name: parameter.detach() for name, parameter in client.parameter_dict().items()}
 
 
@@ -234,9 +232,10 @@ def require_images(client: Any) -> None:
         ValueError: The client's inputs are not (N, channels, height, width).
     """
     if client.inputs.dim() != 4:
-        held = "a graph" if client.edge_facts else f"examples of shape {tuple(client.inputs.shape[1:])}"
+        client_data = "a graph" if client.edge_facts else f"examples of shape {tuple(client.inputs.shape[1:])}"
         raise ValueError(
-            f"Backdoor is for images (channels, height, width), but {client.name} has {held}: choose another attack"
+            f"Backdoor is for images (channels, height, width), but {client.name} has {client_data}: "
+            f"choose another attack"
         )
 
 
@@ -265,10 +264,10 @@ def read_picture(path: str, shape: torch.Size) -> Tensor:
     from matplotlib.image import imread
 
     pixels = torch.from_numpy(np.array(imread(path), dtype=np.float32))  # in [0, 1]
-    colours = pixels[None, :, :, None] if pixels.dim() == 2 else pixels[None]
-    if colours.shape[-1] in (2, 4):  # what is transparent is white
-        opacity = colours[..., -1:]
-        colours = opacity * colours[..., :-1] + (1 - opacity)
-    if colours.shape[-1] != shape[0]:
-        colours = colours.mean(dim=-1, keepdim=True).expand(*colours.shape[:-1], shape[0])
-    return F.interpolate(colours.movedim(-1, 1), size=tuple(shape[1:]), mode="bilinear", antialias=True)[0]
+    colors = pixels[None, :, :, None] if pixels.dim() == 2 else pixels[None]
+    if colors.shape[-1] in (2, 4):  # what is transparent is white
+        opacity = colors[..., -1:]
+        colors = opacity * colors[..., :-1] + (1 - opacity)
+    if colors.shape[-1] != shape[0]:
+        colors = colors.mean(dim=-1, keepdim=True).expand(*colors.shape[:-1], shape[0])
+    return F.interpolate(colors.movedim(-1, 1), size=tuple(shape[1:]), mode="bilinear", antialias=True)[0]

@@ -1,7 +1,7 @@
 """Malicious clients: which they are, how the benign ones score, and attacks that forge what a client sends.
 
 An attack changes what the chosen clients hold or send and nothing else; server and benign clients notice nothing.
-Attacks on parameters and labels are in ``poisoning.py``, backdoors in ``backdoor.py``; defences of the server are in
+Attacks on parameters and labels are in ``poisoning.py``, backdoors in ``backdoor.py``; defenses of the server are in
 ``fl_lightning.strategies.mixing.aggregation``.
 """
 
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.round.metrics import summarise
+from fl_lightning.renamed import refuse_former_names
+from fl_lightning.round.metrics import summarize
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Stage
 from fl_lightning.run.callback import Callback, Trainer
@@ -27,7 +28,7 @@ from fl_lightning.run.folder import whole_file
 class Attack(Callback):
     """Base of all attacks: it chooses the malicious clients and scores the benign ones separately.
 
-    Beside every figure of an evaluation stands that over the benign clients, ``benign/test/acc`` beside ``test/acc``
+    Beside every metric of an evaluation stands that over the benign clients, ``benign/test/acc`` beside ``test/acc``
     (of several attacks: over those that none of them chose); ``trainer.monitor`` may be ``benign/val/acc``. Every round
     has ``num_malicious``, all malicious clients of the federation, and ``malicious_clients.json`` in the run's folder
     names them. Who is malicious depends on the seed alone: attacks of one seed choose the same clients, and a larger
@@ -101,20 +102,20 @@ class Attack(Callback):
             )
         if trainer.fabric.is_global_zero:
             record = {
-                f"{number} {type(attack).__name__}": [trainer.run.roster.names[client] for client in attack.malicious]
+                f"{number} {type(attack).__name__}": [trainer.run.registry.names[client] for client in attack.malicious]
                 for number, attack in enumerate(_attacks(trainer), start=1)
             }
             with whole_file(trainer.run.folder / "malicious_clients.json") as temporary:
                 temporary.write_text(json.dumps(record, indent=1) + "\n")
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
-        """Add the figures over the benign clients; new clients all are."""
+        """Add the metrics over the benign clients; unseen clients all are."""
         if prefix:
             return
         directions, benign = trainer.run.selection.directions, benign_clients(trainer)
         for kind, scores in trainer.run.scores.items():
             if scores.clients == trainer.run.training_clients:
-                metrics.update(summarise(scores.rows(benign), f"benign/{kind}", directions))
+                metrics.update(summarize(scores.rows(benign), f"benign/{kind}", directions))
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Log the number of malicious clients."""
@@ -158,15 +159,16 @@ def replace_rows(tensor: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
     return changed
 
 
-class SignalAttack(Attack, ABC):
-    """Base of attacks in which malicious clients send invented signals: embeddings, signatures, prototypes.
+@refuse_former_names
+class OutputAttack(Attack, ABC):
+    """Base of attacks in which malicious clients send forged outputs: embeddings, signatures, prototypes.
 
-    A parameter that travels under the name of an invented signal (FedAux's projection vector does, where it is mixed)
-    is the same thing and gets the same values.
+    A parameter that is communicated under the name of a forged output (FedAux's projection vector does, where it is
+    mixed) is the same thing and gets the same values.
 
     Args:
         scale: τ, the standard deviation of what is drawn, positive.
-        signals: Shell-style patterns of the signals; None for all.
+        client_outputs: Shell-style patterns of the client outputs; None for all.
         ratio: Share of the training clients that are malicious, in [0, 1).
         clients: The indices of the malicious clients, instead of ``ratio``.
         seed: Of every draw; None takes the run's.
@@ -176,7 +178,7 @@ class SignalAttack(Attack, ABC):
         self,
         *,
         scale: float = 5.0,
-        signals: Sequence[str] | None = None,
+        client_outputs: Sequence[str] | None = None,
         ratio: float | None = None,
         clients: Sequence[int] | None = None,
         seed: int | None = None,
@@ -185,53 +187,53 @@ class SignalAttack(Attack, ABC):
         if not scale > 0:
             raise ValueError(f"{type(self).__name__}.scale must be positive, got {scale}")
         self.scale = scale
-        self.signals = ("*",) if signals is None else tuple(signals)
+        self.client_outputs = ("*",) if client_outputs is None else tuple(client_outputs)
 
     @abstractmethod
     def invent(self, shape: torch.Size, draw: torch.Generator) -> Tensor:
-        """A signal of the given shape with standard deviation 1, float64."""
+        """A client output of the given shape with standard deviation 1, float64."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Refuse strategies that never send such a signal."""
+        """Refuse strategies that never send such a client output."""
         super().on_fit_start(trainer)
         if not self.malicious:
             return
-        missing, sent = set(self.signals), dict[str, None]()
+        missing, sent = set(self.client_outputs), dict[str, None]()
         for stage in all_stages(trainer):
-            sent.update(dict.fromkeys(stage.signals))
-            missing = {pattern for pattern in missing if not fnmatch.filter(list(stage.signals), pattern)}
+            sent.update(dict.fromkeys(stage.client_outputs))
+            missing = {pattern for pattern in missing if not fnmatch.filter(list(stage.client_outputs), pattern)}
             if not missing:
                 return
         parameters = any(stage.upload or stage.flat for stage in all_stages(trainer))
-        found = [*(f"the signal {name!r}" for name in sent), *(["parameters"] if parameters else [])]
+        result = [*(f"the client output {name!r}" for name in sent), *(["parameters"] if parameters else [])]
         raise ValueError(
-            f"{type(self).__name__}: {type(trainer.run.strategy).__name__} sends no signal that matches "
-            f"{', '.join(map(repr, sorted(missing)))}; it sends {', '.join(found) or 'nothing'}. Choose another "
-            "strategy or other signals, or ModelPoisoning for parameters"
+            f"{type(self).__name__}: {type(trainer.run.strategy).__name__} sends no client output that matches "
+            f"{', '.join(map(repr, sorted(missing)))}; it sends {', '.join(result) or 'nothing'}. Choose another "
+            "strategy or other client outputs, or ModelPoisoning for parameters"
         )
 
     def on_upload(self, trainer: Trainer, stage: Stage, payload: Payload) -> Payload:
-        """Put invented signals in the place of the malicious clients' own."""
+        """Put forged outputs in the place of the malicious clients' own."""
         rows = {client: row for row, client in enumerate(payload.clients) if client in self.malicious}
         if not rows:
             return payload
-        signals, parameters = dict(payload.signals), dict(payload.parameters)
-        for name, tensor in payload.signals.items():
-            if not any(fnmatch.fnmatch(name, pattern) for pattern in self.signals):
+        client_outputs, parameters = dict(payload.extras), dict(payload.parameters)
+        for name, tensor in payload.extras.items():
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in self.client_outputs):
                 continue
             key = (self.root, type(self).__name__, trainer.run.round_idx, stage.name, name)
             shape = tensor.shape[1:]
             values = torch.stack([self.scale * self.invent(shape, generator(*key, client)) for client in rows])
-            signals[name] = replace_rows(tensor, list(rows.values()), values)
+            client_outputs[name] = replace_rows(tensor, list(rows.values()), values)
             if name in parameters and parameters[name].shape == tensor.shape and not stage.as_update:
                 parameters[name] = replace_rows(parameters[name], list(rows.values()), values)
-        return dataclasses.replace(payload, signals=signals, parameters=parameters)
+        return dataclasses.replace(payload, extras=client_outputs, parameters=parameters)
 
 
-class SameValueAttack(SignalAttack):
+class SameValueAttack(OutputAttack):
     """Every malicious client sends x = a 1 with one number a ~ N(0, τ²), drawn anew for every upload.
 
-    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. Settings as of :class:`SignalAttack`.
+    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. Settings as of :class:`OutputAttack`.
     """
 
     def invent(self, shape: torch.Size, draw: torch.Generator) -> Tensor:
@@ -239,10 +241,10 @@ class SameValueAttack(SignalAttack):
         return torch.randn((), generator=draw, dtype=torch.float64).expand(shape)
 
 
-class GaussianAttack(SignalAttack):
+class GaussianAttack(OutputAttack):
     """Every malicious client sends x ~ N(0, τ² I), drawn anew for every upload.
 
-    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. Settings as of :class:`SignalAttack`.
+    FedSheafHN (Liang et al., 2024), section 4.2; τ is 5 or 20 there. Settings as of :class:`OutputAttack`.
     """
 
     def invent(self, shape: torch.Size, draw: torch.Generator) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.executors import Work
+from fl_lightning.executors import StageRequest
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.stage import Stage, StageAddress
@@ -81,11 +81,11 @@ class ModelPoisoning(Attack):
 
 
 def _ask(trainer: Trainer, stage: Stage, payload: Payload | None, clients: Sequence[int]) -> Payload:
-    """What some clients, of all processes, would answer in a stage if they did not train."""
+    """What some clients, of all processes, would update in a stage if they did not train."""
     question = Stage(name=stage.name, upload=stage.upload)
     address = StageAddress(phase="callback", round_idx=trainer.run.round_idx, name=stage.name)
-    work = Work(stage=question, address=address, effort=dict.fromkeys(clients, 1.0), payload=payload)
-    return gather(trainer.fabric, trainer.run.executor.run(work).upload)
+    request = StageRequest(stage=question, address=address, work_fraction=dict.fromkeys(clients, 1.0), payload=payload)
+    return gather(trainer.fabric, trainer.run.executor.run(request).upload)
 
 
 class SignFlip(ModelPoisoning):
@@ -131,7 +131,7 @@ class LabelFlipping(Attack):
     def on_clients(self, trainer: Trainer, clients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Change the labels of the malicious clients' training examples."""
         changed = list(super().on_clients(trainer, clients))
-        num_classes = trainer.run.roster.num_outputs
+        num_classes = trainer.run.registry.num_outputs
         for client in self.malicious:
             require_classes(self, changed[client], num_classes)
             draw = generator(self.root, "label flipping", client)

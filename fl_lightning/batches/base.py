@@ -34,7 +34,7 @@ class Batch:
     Attributes:
         y: int64 labels (C, N), 0 where unknown; or float targets (C, N, H), nan where missing.
         example_mask: Examples that are no padding (C, N); padding has every other mask false.
-        train_mask: Labelled training examples (C, N).
+        train_mask: Labeled training examples (C, N).
         val_mask: Validation examples (C, N).
         test_mask: Test examples (C, N).
         key: int64 key of this step's random draws (C,).
@@ -150,11 +150,11 @@ class Collator(ABC):
         """Number of examples of a client: what is padded."""
 
     @abstractmethod
-    def held(self, client: int) -> Any:
+    def client_data(self, client: int) -> Any:
         """What a client holds."""
 
     @abstractmethod
-    def hold(self, client: int, held: Any) -> None:
+    def set_client_data(self, client: int, client_data: Any) -> None:
         """Let a client hold something else from now on."""
 
     @abstractmethod
@@ -167,8 +167,8 @@ class Collator(ABC):
 
     def least_examples(self, client: int) -> int:
         """Training examples in the smallest step of an epoch; all of the client's where a step sees all its data."""
-        found: int = self.held(client).num_examples
-        return found
+        result: int = self.client_data(client).num_examples
+        return result
 
 
 def pad(tensors: Sequence[Tensor], device: torch.device) -> Tensor:

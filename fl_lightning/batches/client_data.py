@@ -40,13 +40,13 @@ class ClientData(ABC):
         return len(self.y_N)
 
     @property
-    def work(self) -> int:
+    def cost(self) -> int:
         """What the client costs, relative to others of its federation: its examples, which all have one shape."""
         return self.size
 
     @property
     def num_examples(self) -> int:
-        """Labelled training examples: what strategies weight clients by."""
+        """Labeled training examples: what strategies weight clients by."""
         return int(self.train_mask_N.sum())
 
     @property
@@ -57,5 +57,5 @@ class ClientData(ABC):
 
     @property
     def edge_facts(self) -> Mapping[str, Any]:
-        """What a roster says of the client's edges, by the names that it has there; nothing where there are none."""
+        """What a registry says of the client's edges, by the names that it has there; nothing where there are none."""
         return {}

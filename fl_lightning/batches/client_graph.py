@@ -14,7 +14,7 @@ from fl_lightning.batches.client_data import ClientData
 class ClientGraph(ClientData):
     """A client's private subgraph: features, edges, targets and the roles of its nodes, which are the examples.
 
-    Shape legend: N nodes of this client, F features, E directed edges, K attributes of an edge, M most neighbours that
+    Shape legend: N nodes of this client, F features, E directed edges, K attributes of an edge, M most neighbors that
     a node may have.
 
     Attributes:
@@ -23,8 +23,8 @@ class ClientGraph(ClientData):
             duplicates; both directions of every edge unless the graph is directed.
         node_idx_N: int64, ascending, index of each node in the prepared global graph (in the graph as its source has
             it: ``FederatedDataModule.source_idx_N``).
-        neighbour_ids_NM: int64, by which the neighbours of each node, those lost to other clients too, are known to all
-            clients (``callbacks/neighbour_ids.py``); 0 for none. None where nobody needs them.
+        neighbor_ids_NM: int64, by which the neighbors of each node, those lost to other clients too, are known to all
+            clients (``callbacks/neighbor_ids.py``); 0 for none. None where nobody needs them.
         edge_weight_E: Non-negative weight of each edge, float32, in the order of the edges; None where edges have none.
         edge_attr_EK: Attributes of each edge, float32, in the order of the edges; None where edges have none.
         is_directed: Whether edges, or their weights, may differ between the directions; a message goes from source to
@@ -37,7 +37,7 @@ class ClientGraph(ClientData):
     x_NF: Tensor
     edge_index_2E: Tensor
     node_idx_N: Tensor
-    neighbour_ids_NM: Tensor | None = None
+    neighbor_ids_NM: Tensor | None = None
     edge_weight_E: Tensor | None = None
     edge_attr_EK: Tensor | None = None
     is_directed: bool = False
@@ -68,7 +68,7 @@ class ClientGraph(ClientData):
         return self.edge_index_2E.shape[1]
 
     @property
-    def work(self) -> int:
+    def cost(self) -> int:
         """What a step on the client costs, for sharing the clients out over processes: nodes and edges."""
         return self.num_nodes + self.num_edges
 

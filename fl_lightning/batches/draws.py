@@ -88,8 +88,8 @@ class DrawnBatch(Batch):
         for step, key in enumerate(keys):
             if step % length == 0:
                 order, drawn_mask = random_order(key, self.train_mask, max(1, count))
-            place = slice(step % length * batch_size, (step % length + 1) * batch_size)
-            yield self._pick(key, order[place], drawn_mask[place])
+            index = slice(step % length * batch_size, (step % length + 1) * batch_size)
+            yield self._pick(key, order[index], drawn_mask[index])
 
     def _passes(self: AnyDrawn, keys: Tensor, batch_size: int) -> Iterator[AnyDrawn]:
         """Passes over the examples of a stack, each client's as long as it takes; keys (steps, C)."""
@@ -159,13 +159,13 @@ class DrawnCollator(Collator):
         """The settings of a batch."""
         return {"batch_size": self.batch_size, "drop_last": self.drop_last, "sampling": self.steps is not None}
 
-    def held(self, client: int) -> Any:
+    def client_data(self, client: int) -> Any:
         """What a client holds."""
         return self.clients[client]
 
-    def hold(self, client: int, held: ClientData) -> None:
+    def set_client_data(self, client: int, client_data: ClientData) -> None:
         """Let a client hold something else."""
-        self.clients = [*self.clients[:client], held, *self.clients[client + 1 :]]
+        self.clients = [*self.clients[:client], client_data, *self.clients[client + 1 :]]
 
     def size(self, client: int) -> int:
         """Number of examples of a client."""

@@ -38,9 +38,9 @@ class ClientGraphs(ClientData):
         return self.union.x_NF
 
     @property
-    def work(self) -> int:
+    def cost(self) -> int:
         """Nodes and edges."""
-        return self.union.work
+        return self.union.cost
 
     @property
     def edge_facts(self) -> Any:

@@ -79,14 +79,14 @@ class GraphBatch(Batch):
 
     Attributes:
         node_mask: Nodes that are no padding (C, N); the ``example_mask`` where nodes are the examples.
-        degree: Neighbours of each node, itself not among them, int64 (C, N); of a directed graph those that send
+        degree: Neighbors of each node, itself not among them, int64 (C, N); of a directed graph those that send
             it messages.
         x: The features X (C, N, F) where they are dense, else None.
         propagated_x: Â X (C, N, F) where the features are dense and neither they nor Â are random, else None.
-        adjacency: The normalised adjacency Â as an (N, N) operator: row t sums what target t receives from its sources.
+        adjacency: The normalized adjacency Â as an (N, N) operator: row t sums what target t receives from its sources.
         sparse_x: The features as an (N, F) operator where they are sparse, else None.
         plain: The graph for nets of PyG layers, in a batch of one client (under the sequential executor).
-        neighbour_ids: By what each node's neighbours are known, int64 (C, N, M), 0 for none; None if clients have none.
+        neighbor_ids: By what each node's neighbors are known, int64 (C, N, M), 0 for none; None if clients have none.
         links: Where there are edges, as an (N, N) operator of ones without loops; None where Â says it, as it does of
             graphs without weights.
     """
@@ -98,7 +98,7 @@ class GraphBatch(Batch):
     adjacency: BlockSparse = field(metadata=SQUARE)
     sparse_x: BlockSparse | None = field(metadata=NODES)
     plain: PlainGraph | None = field(default=None, metadata=ONE_CLIENT)
-    neighbour_ids: Tensor | None = field(default=None, metadata=NODES)
+    neighbor_ids: Tensor | None = field(default=None, metadata=NODES)
     links: BlockSparse | None = field(default=None, metadata=SQUARE)
 
     def masks(self) -> dict[str, Tensor]:
@@ -123,10 +123,10 @@ class GraphBatch(Batch):
         chosen_NI = chosen_NI.scatter(0, node_I[None], 1.0)
         return block_matmul(self.sparse_x, chosen_NI, transpose=True, owner=self.node_mask).mT
 
-    def sum_neighbours(self, value_ND: Tensor) -> Tensor:
-        """Σ over the neighbours of each node, itself not among them, (N, D); also on a stack and under ``vmap``.
+    def sum_neighbors(self, value_ND: Tensor) -> Tensor:
+        """Σ over the neighbors of each node, itself not among them, (N, D); also on a stack and under ``vmap``.
 
-        Neighbours count alike, whatever the weights of edges. Without weights it is D^(1/2) Â D^(1/2) - I with the
+        Neighbors count alike, whatever the weights of edges. Without weights it is D^(1/2) Â D^(1/2) - I with the
         loops in D, so that no other operator is kept.
         """
         if self.links is not None:
@@ -141,7 +141,7 @@ class GraphBatch(Batch):
         return (self.adjacency if self.links is None else self.links).edges
 
     def augmented(self, number: int, *, edge_dropout: float, feature_dropout: float) -> "GraphBatch":
-        """A random view of the graph: without some edges (Â normalised anew) and without some features of all nodes.
+        """A random view of the graph: without some edges (Â normalized anew) and without some features of all nodes.
 
         Args:
             number: Of the view, from 1 on; each has draws of its own, those of its dropout among them.
@@ -194,7 +194,7 @@ class GraphBatch(Batch):
 
 
 class GraphCollator(Collator):
-    """Turns clients' graphs into batches; normalises and propagates each graph once.
+    """Turns clients' graphs into batches; normalizes and propagates each graph once.
 
     Args:
         graphs: The clients, in client order.
@@ -230,13 +230,13 @@ class GraphCollator(Collator):
         """The same, where only the share of the features that are not zero is known."""
         return {"sparse_features": density < SPARSE_FEATURE_DENSITY}
 
-    def held(self, client: int) -> "ClientGraph":
+    def client_data(self, client: int) -> "ClientGraph":
         """A client's graph."""
         return self.graphs[client]
 
-    def hold(self, client: int, held: "ClientGraph") -> None:
+    def set_client_data(self, client: int, client_data: "ClientGraph") -> None:
         """Give a client another graph."""
-        self.graphs = [*self.graphs[:client], held, *self.graphs[client + 1 :]]
+        self.graphs = [*self.graphs[:client], client_data, *self.graphs[client + 1 :]]
 
     def size(self, client: int) -> int:
         """Number of nodes of a client."""
@@ -259,13 +259,13 @@ class GraphCollator(Collator):
             "adjacency": adjacency.to(self.device, self.operator_dtype),
             "sparse_x": self._features(graphs, node_mask_CN.shape[1]) if self.sparse_features else None,
             "plain": PlainGraph(graphs[0], device=self.device, dtype=self.dtype) if len(graphs) == 1 else None,
-            "neighbour_ids": self._neighbour_ids(graphs, node_mask_CN.shape[1]),
+            "neighbor_ids": self._neighbor_ids(graphs, node_mask_CN.shape[1]),
             "links": self._links(graphs, node_mask_CN.shape[1]),
         }
 
-    def _neighbour_ids(self, graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor | None:
-        """What every client's nodes know their neighbours by; nodes that were added know nobody."""
-        known = [graph.neighbour_ids_NM for graph in graphs if graph.neighbour_ids_NM is not None]
+    def _neighbor_ids(self, graphs: Sequence[ClientGraph], num_nodes: int) -> Tensor | None:
+        """What every client's nodes know their neighbors by; nodes that were added know nobody."""
+        known = [graph.neighbor_ids_NM for graph in graphs if graph.neighbor_ids_NM is not None]
         if len(known) < len(graphs):
             return None
         ids_CNM = pad(known, self.device)
@@ -327,7 +327,7 @@ class GraphCollator(Collator):
 
 
 def _degree(graph: "ClientGraph") -> Tensor:
-    """Neighbours of each node, those that send it messages, (N,)."""
+    """Neighbors of each node, those that send it messages, (N,)."""
     return torch.bincount(graph.edge_index_2E[1], minlength=graph.num_nodes)
 
 

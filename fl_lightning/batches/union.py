@@ -40,23 +40,23 @@ class UnionCollator(Collator):
         """Examples of all members."""
         return sum(self.collator.size(member) for member in self.members)
 
-    def held(self, client: int) -> Any:
+    def client_data(self, client: int) -> Any:
         """What the client itself holds."""
-        return self.collator.held(client)
+        return self.collator.client_data(client)
 
-    def hold(self, client: int, held: Any) -> None:
+    def set_client_data(self, client: int, client_data: Any) -> None:
         """Let the client hold something else."""
-        self.collator.hold(client, held)
+        self.collator.set_client_data(client, client_data)
 
     def __call__(self, clients: Sequence[int]) -> UnionBatch:
         """The batch of some clients."""
-        place = {client: number for number, client in enumerate(self.members)}
-        starts = [place.get(client, 0) for client in clients]
+        index = {client: number for number, client in enumerate(self.members)}
+        starts = [index.get(client, 0) for client in clients]
 
         def sources() -> Iterator[Batch]:
             for shift in range(len(self.members)):
                 yield self.collator([self.members[(start + shift) % len(self.members)] for start in starts])
 
         first = next(sources())
-        own = {name: getattr(first, name) for name in Batch.__dataclass_fields__}
-        return UnionBatch(**own, sources=sources)
+        local = {name: getattr(first, name) for name in Batch.__dataclass_fields__}
+        return UnionBatch(**local, sources=sources)

@@ -35,9 +35,9 @@ def adjacency_matrix(edge_index_2E: Tensor, num_nodes: int, *, numbered: bool = 
 def clustering_coefficient(matrix: "csr_matrix", *, directed: bool = False) -> float:
     """Return the mean over the nodes of the local clustering coefficient.
 
-    A node of degree d in t triangles has 2 t / (d (d - 1)); below two neighbours it counts as 0, as in networkx. In a
+    A node of degree d in t triangles has 2 t / (d (d - 1)); below two neighbors it counts as 0, as in networkx. In a
     directed graph it is the share of the directed triangles that the node's edges allow, which is the same where all
-    edges go both ways: with S = A + Aᵀ, d the edges from and to the node and b its neighbours both ways,
+    edges go both ways: with S = A + Aᵀ, d the edges from and to the node and b its neighbors both ways,
     (S³)_ii / (2 (d (d - 1) - 2 b)).
 
     Args:

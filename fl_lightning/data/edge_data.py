@@ -30,7 +30,7 @@ def checked_weights(data: Data, name: str) -> Tensor | None:
         edge = int((weight_E < 0).nonzero()[0])
         raise ValueError(
             f"{name}: edge_weight of edge {edge} is {float(weight_E[edge]):g}; weights are not negative, as no "
-            "normalisation D^(-1/2) A D^(-1/2) could have them. Give signed numbers as `data.edge_attr`."
+            "normalization D^(-1/2) A D^(-1/2) could have them. Give signed numbers as `data.edge_attr`."
         )
     return weight_E
 

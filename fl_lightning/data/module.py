@@ -20,7 +20,7 @@ from fl_lightning.data.sources.base import Source
 from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.sources.own import as_source
 from fl_lightning.data.split import ClientSplit, GlobalSplit, Splitter
-from fl_lightning.federation import OwnNames, Roster
+from fl_lightning.federation import ClientRegistry, UserNames
 from fl_lightning.relations.topology import Topology
 from fl_lightning.tasks import Drawing, Task
 
@@ -171,13 +171,13 @@ class FederatedDataModule(LightningDataModule, Counted):
         return self.allocation.clients
 
     @cached_property
-    def roster(self) -> Roster:
+    def registry(self) -> ClientRegistry:
         """Who the clients are; what a federation is set up from instead of their data.
 
         Raises:
             RuntimeError: Before :meth:`setup`.
         """
-        return Roster.of(
+        return ClientRegistry.of(
             self.clients,
             task=self.task,
             num_outputs=self.num_outputs,
@@ -194,7 +194,7 @@ class FederatedDataModule(LightningDataModule, Counted):
     @property
     def num_features(self) -> int | tuple[int, ...]:
         """Features of a node or of an example that is a vector, else the shape of an example; alike in all clients."""
-        return self.roster.num_features
+        return self.registry.num_features
 
     @property
     def num_outputs(self) -> int:
@@ -229,10 +229,10 @@ class FederatedDataModule(LightningDataModule, Counted):
         """For each of the source's nodes its name, where the source's graph has a list ``node_names``."""
         return self.allocation.node_names
 
-    def own_names(self, client: int) -> OwnNames:
+    def user_names(self, client: int) -> UserNames:
         """What the user calls a client's examples, and the classes."""
         named = self.allocation.named_nodes
-        return OwnNames(
+        return UserNames(
             number_N=self.source_idx_N(client),
             names=None if named is None else named[client],
             class_names=self.class_names,
@@ -250,7 +250,7 @@ class FederatedDataModule(LightningDataModule, Counted):
 
     def collator(self, clients: Sequence[Any], *, device: torch.device, dtype: torch.dtype) -> Collator:
         """Make the batches of clients of this module's task: its own, or changed copies of them."""
-        layout = self.roster.layout
+        layout = self.registry.layout
         return self.task.collator(clients, layout=layout, drawing=self.drawing, device=device, dtype=dtype)
 
     @property

@@ -304,13 +304,13 @@ def _checked_classes(y: Tensor, num_nodes: int, name: str, ignore_label: int | N
         node = int((y_N != class_N).nonzero()[0])
         raise ValueError(
             f"{name}: the label of node {node} is {float(y_N[node])}; labels are whole numbers, the classes 0, 1, ... "
-            "(negative or nan: unlabelled)."
+            "(negative or nan: unlabeled)."
         )
     if ignore_label is not None:
         class_N = torch.where(class_N == ignore_label, -1, class_N)
     largest = int(class_N.max())
     if largest < 0:
-        raise ValueError(f"{name}: no node has a label; the classes are 0, 1, ... (negative or nan: unlabelled).")
+        raise ValueError(f"{name}: no node has a label; the classes are 0, 1, ... (negative or nan: unlabeled).")
     if largest >= _MANY_CLASSES and largest >= 10 * (num_classes := torch.unique(class_N[class_N >= 0]).numel()):
         raise ValueError(
             f"{name}: the label of node {int(class_N.argmax())} is {largest}, but only {num_classes} different labels "
@@ -388,7 +388,7 @@ def _set_edges(prepared: Data, data: Data, undirected: bool, name: str, warns: b
 
 
 def _check_not_negative(prepared: Data, name: str) -> None:
-    """Row-normalising shifts all features by the least one before it divides: with negative ones the rest drowns."""
+    """Row-normalizing shifts all features by the least one before it divides: with negative ones the rest drowns."""
     if float(prepared.x.min()) < 0:
         row, feature = (prepared.x < 0).nonzero()[0].tolist()
         raise ValueError(

@@ -81,7 +81,7 @@ class GlobalSplit(Splitter):
     """One draw over the nodes of the whole graph: a node that several clients hold has the same role in all of them.
 
     Args:
-        train: Share of the labelled nodes that train, in (0, 1].
+        train: Share of the labeled nodes that train, in (0, 1].
         val: Share that validates, in [0, 1]; the rest tests.
 
     Source: 40/30/30 is the protocol of FedSheafHN.
@@ -101,7 +101,7 @@ class ClientSplit(Splitter):
     """One draw inside each client, which all get the same shares. For disjoint clients.
 
     Args:
-        train: Share of a client's labelled nodes or examples that train, in (0, 1].
+        train: Share of a client's labeled nodes or examples that train, in (0, 1].
         val: Share that validates, in [0, 1]; the rest tests.
 
     Source: 20/40/40 is the protocol of FedAux (ogbn-arxiv: 5 % train, the rest halved).
@@ -271,11 +271,11 @@ def _check_disjoint(splitter: Splitter, clients: list[Tensor]) -> None:
 
 
 def _draw_roles(y_N: Tensor, train: float, val: float, draw: torch.Generator) -> Tensor:
-    """Give roles to a random permutation of the labelled nodes, counts rounded to the nearest."""
-    labelled = (y_N >= 0).nonzero().squeeze(1)
-    order = labelled[torch.randperm(labelled.numel(), generator=draw)]
-    num_train = round(labelled.numel() * train)
-    num_val = round(labelled.numel() * (train + val)) - num_train
+    """Give roles to a random permutation of the labeled nodes, counts rounded to the nearest."""
+    labeled = (y_N >= 0).nonzero().squeeze(1)
+    order = labeled[torch.randperm(labeled.numel(), generator=draw)]
+    num_train = round(labeled.numel() * train)
+    num_val = round(labeled.numel() * (train + val)) - num_train
     role_N = torch.full(y_N.shape, Role.UNUSED, dtype=torch.int8)
     role_N[order] = Role.TEST
     role_N[order[:num_train]] = Role.TRAIN

@@ -12,23 +12,23 @@ from torch import Tensor
 from fl_lightning.batches.base import AnyBatch, Batch, Collator
 from fl_lightning.counts import Counted
 from fl_lightning.executors.keys import derive_keys
+from fl_lightning.executors.stage_request import StageRequest, StageResult, join
 from fl_lightning.executors.storage import Allocate, in_memory
-from fl_lightning.executors.work import Outcome, Work, join
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Parameters
 from fl_lightning.round.payload import Payload, from_wire, pad_examples, to_wire
 from fl_lightning.round.privacy import KeyedNumbers
-from fl_lightning.round.stage import ClientState, Evaluation, Phase, Slot, Stage, StageAddress
+from fl_lightning.round.stage import Evaluation, Persistence, Phase, Stage, StageAddress, StateSpec
 
 
 class Executor(Counted, ABC):
     """Holds the clients of one process and runs stages and evaluations for them.
 
     A client that takes part in a round is active until the round is over. Then only what the strategy says lives on
-    (``Strategy.client_state`` and ``Strategy.memory``); the rest is the initial model's again.
+    (``Strategy.persistence`` and ``Strategy.client_state``); the rest is the initial model's again.
 
     Attributes:
-        num_flat: Length of the rows of parameters that travel flat.
+        num_flat: Length of the rows of parameters that are communicated flat.
         allocate: Makes tensors as large as the state of many clients, where that lies.
         round: Phase and index of the present round; None before the first stage.
         active: Clients that have begun a stage of it.
@@ -80,8 +80,8 @@ class Executor(Counted, ABC):
         clients: Sequence[int],
         *,
         seed: int,
-        memory: Mapping[str, Slot] | None = None,
-        client_state: ClientState | None = None,
+        client_state: Mapping[str, StateSpec] | None = None,
+        persistence: Persistence | None = None,
         num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
@@ -93,14 +93,14 @@ class Executor(Counted, ABC):
             collator: Makes batches of clients.
             clients: Indices of this process's clients, ascending.
             seed: Root of every random key.
-            memory: What each client remembers, by name.
-            client_state: What else of it lives on between rounds; None for everything.
+            client_state: What each client remembers, by name.
+            persistence: What else of it lives on between rounds; None for everything.
             num_together: Clients of this process that a round asks at the least, for the memory they need; None for
                 all of them.
             time_limit: Seconds that a client may take for a stage or an evaluation; None for no bound.
 
         Raises:
-            ValueError: The net or its optimiser is of a kind that clients cannot be run with, the client overrides a
+            ValueError: The net or its optimizer is of a kind that clients cannot be run with, the client overrides a
                 hook that is never called, training changes a buffer of the net, BatchNorm would see a batch of one
                 example, the clients do not fit into memory, or nothing could keep the time limit.
         """
@@ -110,22 +110,22 @@ class Executor(Counted, ABC):
         """Bytes of what lives on of this process's clients (their memory left out), once all of them have taken part.
 
         Raises:
-            ValueError: The optimiser cannot step clients.
+            ValueError: The optimizer cannot step clients.
         """
 
     @abstractmethod
-    def private_steps(self, stage: Stage, client: int, effort: float) -> int:
+    def private_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
         """Steps of a stage that a client's privacy pays for; 0 without."""
 
     @abstractmethod
     def epsilons(self) -> dict[int, float]:
         """ε of each of this process's clients for what its training has told; empty without ``model.privacy``."""
 
-    def probe(self) -> Outcome:
+    def probe(self) -> StageResult:
         """One client's scores with the common initial model, before anything is trained; for the metrics' names."""
         return self.evaluate({"": Evaluation()}, self.clients[:1], 0)[""]
 
-    def received(self, payload: Payload | None, clients: Sequence[int]) -> dict[str, Tensor]:
+    def received_parameters(self, payload: Payload | None, clients: Sequence[int]) -> dict[str, Tensor]:
         """Parameters that the server sent to some clients, by the names of this executor's net, (C, *shape).
 
         Raises:
@@ -133,49 +133,49 @@ class Executor(Counted, ABC):
         """
         if payload is None:
             return {}
-        shapes = {name: parameter.shape for name, parameter in self.client.travelling(self.client.net).items()}
+        shapes = {name: parameter.shape for name, parameter in self.client.communicated(self.client.net).items()}
         tensors = from_wire(payload.rows(clients).parameters, shapes)
         for name, tensor in tensors.items():
             if shapes.get(name) != tensor.shape[1:]:
                 has = f"has it in shape {tuple(shapes[name])}" if name in shapes else f"has {', '.join(shapes)}"
                 raise ValueError(
                     f"the strategy sends a parameter {name!r} of shape {tuple(tensor.shape[1:])}, but the clients' net "
-                    f"{has}: send what is no parameter of it as a signal"
+                    f"{has}: send what is no parameter of it as a client output"
                 )
         return tensors
 
-    def inbox(self, payload: Payload | None, clients: Sequence[int], num_examples: int) -> dict[str, Tensor]:
-        """Signals that the server sent to some clients, (C, ...); rows of examples are as many as the batch has."""
-        if payload is None or not payload.signals:
+    def received(self, payload: Payload | None, clients: Sequence[int], num_examples: int) -> dict[str, Tensor]:
+        """Tensors that the server sent to some clients, (C, ...); rows of examples are as many as the batch has."""
+        if payload is None or not payload.extras:
             return {}
         mine = payload.rows(clients)
         return {
             name: pad_examples(tensor, num_examples) if name in mine.lengths else tensor
-            for name, tensor in mine.signals.items()
+            for name, tensor in mine.extras.items()
         }
 
     def sent(self, stage: Stage, trained: Parameters, start: Parameters, anchor: Parameters) -> dict[str, Tensor]:
-        """What some clients answer: copies of parameters, of how far they moved, or of the anchor, (C, *shape)."""
-        names = tuple(self.client.travelling(self.client.net)) if stage.flat else stage.upload
+        """What some clients respond: copies of parameters, of how far they moved, or of the anchor, (C, *shape)."""
+        names = tuple(self.client.communicated(self.client.net)) if stage.flat else stage.upload
         source = anchor if stage.program.send_anchor else trained
-        answer = {name: source[name] - start[name] if stage.as_update else source[name].clone() for name in names}
-        return to_wire(answer, self.num_flat) if stage.flat else answer
+        wire = {name: source[name] - start[name] if stage.as_update else source[name].clone() for name in names}
+        return to_wire(wire, self.num_flat) if stage.flat else wire
 
-    def num_steps(self, stage: Stage, client: int, effort: float) -> int:
+    def num_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
         """Local steps of a client in a stage."""
-        return math.prod(stage.schedule(effort, self.collator.steps_per_epoch(client)))
+        return math.prod(stage.schedule(work_fraction, self.collator.steps_per_epoch(client)))
 
     @abstractmethod
-    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
+    def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
         """Run a stage for those of its clients that are of this process.
 
         What a callback asks for (``address.phase``) leaves the clients as they were.
 
-        A client whose parameters or answer are not finite, that raises, or that takes too long is restored to how it
-        began the stage (what it received included), with a fresh optimiser, and is reported in ``failures``.
+        A client whose parameters or respond are not finite, that raises, or that takes too long is restored to how it
+        began the stage (what it received included), with a fresh optimizer, and is reported in ``failures``.
 
         Args:
-            work: The stage, who takes part in it, and what the server sends.
+            request: The stage, who takes part in it, and what the server sends.
             report: Called with the number of clients that have just finished.
         """
 
@@ -192,10 +192,10 @@ class Executor(Counted, ABC):
         self._begin(address)
         ways = Evaluation(payload=models, prefer_trained=True).ways(clients, self.active)
         works = [
-            Work(stage=stage, address=address, effort=dict.fromkeys(members, 1.0), payload=way.payload)
+            StageRequest(stage=stage, address=address, work_fraction=dict.fromkeys(members, 1.0), payload=way.payload)
             for way, members in ways
         ]
-        return join([self.run(work) for work in works]).upload
+        return join([self.run(request) for request in works]).upload
 
     def evaluate(
         self,
@@ -204,7 +204,7 @@ class Executor(Counted, ABC):
         round_idx: int,
         *,
         collator: Collator | None = None,
-    ) -> dict[str, Outcome]:
+    ) -> dict[str, StageResult]:
         """Score models of each of the given clients that are of this process.
 
         Args:
@@ -227,7 +227,7 @@ class Executor(Counted, ABC):
     @abstractmethod
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
-    ) -> Outcome:
+    ) -> StageResult:
         """Score one model of each of the given clients that are of this process."""
 
     def predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
@@ -240,7 +240,7 @@ class Executor(Counted, ABC):
         """
         self._look_back(round_idx)
         parts = [self._predict(way, members, round_idx) for way, members in evaluation.ways(clients, self.active)]
-        return {client: found for part in parts for client, found in part.items()}
+        return {client: result for part in parts for client, result in part.items()}
 
     @abstractmethod
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
@@ -261,7 +261,7 @@ class Executor(Counted, ABC):
 
     @abstractmethod
     def lasting_state(self) -> Payload:
-        """What lives on of this process's clients: parameters; optimizer state and memory as signals.
+        """What lives on of this process's clients: parameters; optimizer state and memory as client outputs.
 
         Of clients of which nothing does there is no row: of those that have not taken part, and of all where the
         strategy keeps nothing.
@@ -274,18 +274,18 @@ class Executor(Counted, ABC):
         """
         return self.lasting_state()
 
-    def holdings(self) -> dict[int, dict[str, Tensor]]:
+    def rewritten_data(self) -> dict[int, dict[str, Tensor]]:
         """What this process's clients hold whose graphs a stage has changed, by client and field."""
         return {}
 
-    def rewrite(self, held: Mapping[int, Any]) -> None:
+    def rewrite(self, client_data: Mapping[int, Any]) -> None:
         """Let clients hold other data from now on; their own examples come first among them.
 
         What they remember of new examples is as at first.
         """
         raise NotImplementedError(f"the clients of {type(self).__name__} hold what they hold")
 
-    def load_holdings(self, holdings: Mapping[int, Mapping[str, Tensor]]) -> None:
+    def load_rewritten_data(self, rewritten_data: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Restore :meth:`holdings` of this process's clients, before their state is loaded."""
 
     @abstractmethod
@@ -315,10 +315,10 @@ class Executor(Counted, ABC):
         return self.client.scores_of_parts(parts, tables)
 
 
-def spread_signals(found: Mapping[str, Tensor | Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Name each tensor of signals that are several: ``name/key``."""
+def spread_outputs(result: Mapping[str, Tensor | Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Name each tensor of client outputs that are several: ``name/key``."""
     named: dict[str, Tensor] = {}
-    for name, value in found.items():
+    for name, value in result.items():
         named |= {name: value} if isinstance(value, Tensor) else {f"{name}/{key}": t for key, t in value.items()}
     return named
 

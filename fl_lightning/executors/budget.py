@@ -7,7 +7,7 @@ from fl_lightning.batches.base import Batch
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 
-#: Tensors of the parameters' size that training holds: parameters, gradients, two moments and the answer.
+#: Tensors of the parameters' size that training holds: parameters, gradients, two moments and the update.
 PARAMETER_COPIES = 5
 #: The backward pass holds gradients of activations beside the activations, and both have temporaries.
 ACTIVATION_COPIES = 2
@@ -22,16 +22,16 @@ def client_bytes(client: ClientModule, batch: Batch) -> int:
     """
     parameters = client.parameter_dict()
     given = {tensor.untyped_storage().data_ptr() for tensor in (*parameters.values(), *batch.tensors().values())}
-    kept: dict[int, int] = {}
+    storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in given:
-            kept[storage.data_ptr()] = storage.nbytes()
+            storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = client.objective(parameters, batch, Context(anchor=parameters))
     del loss
     num_parameter_bytes = sum(parameter.nbytes for parameter in parameters.values())
-    return PARAMETER_COPIES * num_parameter_bytes + ACTIVATION_COPIES * sum(kept.values())
+    return PARAMETER_COPIES * num_parameter_bytes + ACTIVATION_COPIES * sum(storages.values())

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator
 from fl_lightning.executors.base import Executor
-from fl_lightning.executors.work import Outcome, Work, join
+from fl_lightning.executors.stage_request import StageRequest, StageResult, join
 from fl_lightning.federation import in_turn
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import ClientState, Evaluation, Phase, Slot, Stage
+from fl_lightning.round.stage import Evaluation, Persistence, Phase, Stage, StateSpec
 
 
 class ByArchitecture(Executor):
     """Runs the clients of each architecture by a copy of an executor.
 
-    Parameters travel as flat rows (``Stage.flat``), since the architectures' names differ.
+    Parameters are communicated as flat rows (``Stage.flat``), since the architectures' names differ.
 
     Args:
         executor: How the clients of one architecture are run.
@@ -37,8 +37,8 @@ class ByArchitecture(Executor):
         self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
     ) -> Executor:
         """This executor, or one that runs all architectures as one of them needs it."""
-        found = [self.executor.tried(variant, first, fabric, time_limit) for variant in client.variants()]
-        return next((ByArchitecture(other) for other in found if other is not self.executor), self)
+        result = [self.executor.tried(variant, first, fabric, time_limit) for variant in client.variants()]
+        return next((ByArchitecture(other) for other in result if other is not self.executor), self)
 
     def setup(
         self,
@@ -48,8 +48,8 @@ class ByArchitecture(Executor):
         clients: Sequence[int],
         *,
         seed: int,
-        memory: Mapping[str, Slot] | None = None,
-        client_state: ClientState | None = None,
+        client_state: Mapping[str, StateSpec] | None = None,
+        persistence: Persistence | None = None,
         num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
@@ -62,8 +62,8 @@ class ByArchitecture(Executor):
         variants = client.variants()
         turns = in_turn(max(clients, default=0) + 1, len(variants))
         for kind, variant in enumerate(variants):
-            own = [member for member in clients if turns[member] == kind]
-            if not own:
+            members = [member for member in clients if turns[member] == kind]
+            if not members:
                 continue
             part = copy.deepcopy(self.executor)
             part.numbers = self.numbers
@@ -71,29 +71,29 @@ class ByArchitecture(Executor):
                 fabric,
                 variant,
                 collator,
-                own,
+                members,
                 seed=seed,
-                memory=memory,
                 client_state=client_state,
+                persistence=persistence,
                 num_together=None if num_together is None else num_together // len(variants),
                 time_limit=time_limit,
             )
-            part.num_flat = max(other.num_travelling for other in variants)
+            part.num_flat = max(other.num_communicated for other in variants)
             self.parts[f"net{kind}/"] = part
 
     def stored_bytes(self) -> int:
         """Those of all parts."""
         return sum(part.stored_bytes() for part in self.parts.values())
 
-    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
+    def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
         """Run the stage, one architecture after another."""
-        outcomes: list[Outcome] = []
-        self._begin(work.address)
+        results: list[StageResult] = []
+        self._begin(request.address)
         for part in self.parts.values():
-            if not (work.until_failure and any(outcome.failures for outcome in outcomes)):
-                outcomes.append(part.run(_of(work, part.clients), report))
+            if not (request.until_failure and any(result.failures for result in results)):
+                results.append(part.run(_of(request, part.clients), report))
                 self.active |= part.active
-        return join(outcomes)
+        return join(results)
 
     def _look_back(self, round_idx: int) -> None:
         super()._look_back(round_idx)
@@ -102,14 +102,14 @@ class ByArchitecture(Executor):
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
-    ) -> Outcome:
+    ) -> StageResult:
         """Score the clients, one architecture after another."""
         return join([part._score(evaluation, clients, round_idx, collator) for part in self.parts.values()])
 
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predict the clients, one architecture after another."""
         parts = [part._predict(evaluation, clients, round_idx) for part in self.parts.values()]
-        return {client: found for part in parts for client, found in part.items()}
+        return {client: result for part in parts for client, result in part.items()}
 
     def lasting_state(self) -> Payload:
         """Each architecture's under ``net<k>/...``, with zeros for the clients of the others."""
@@ -119,9 +119,9 @@ class ByArchitecture(Executor):
         """Likewise."""
         return _widened({prefix: part.state() for prefix, part in self.parts.items()})
 
-    def private_steps(self, stage: Stage, client: int, effort: float) -> int:
+    def private_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
         """Those of the client's architecture."""
-        return self._part_of(client).private_steps(stage, client, effort)
+        return self._part_of(client).private_steps(stage, client, work_fraction)
 
     def epsilons(self) -> dict[int, float]:
         """Those of every architecture's clients."""
@@ -130,54 +130,56 @@ class ByArchitecture(Executor):
     def _part_of(self, client: int) -> Executor:
         return next(part for part in self.parts.values() if client in part.clients)
 
-    def holdings(self) -> dict[int, dict[str, Tensor]]:
+    def rewritten_data(self) -> dict[int, dict[str, Tensor]]:
         """Those of every architecture's clients."""
-        return {client: fields for part in self.parts.values() for client, fields in part.holdings().items()}
+        return {client: fields for part in self.parts.values() for client, fields in part.rewritten_data().items()}
 
-    def load_holdings(self, holdings: Mapping[int, Mapping[str, Tensor]]) -> None:
+    def load_rewritten_data(self, rewritten_data: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Restore every architecture's clients."""
         for part in self.parts.values():
-            part.load_holdings(holdings)
+            part.load_rewritten_data(rewritten_data)
 
-    def rewrite(self, held: Mapping[int, Any]) -> None:
+    def rewrite(self, client_data: Mapping[int, Any]) -> None:
         """Let clients hold other data."""
         for part in self.parts.values():
-            part.rewrite({client: each for client, each in held.items() if client in set(part.clients)})
+            part.rewrite({client: each for client, each in client_data.items() if client in set(part.clients)})
 
     def load_state(self, state: Payload, now: tuple[Phase, int] | None = None) -> None:
         """Restore every architecture's clients."""
         self.round, self.active = now, set()
         for prefix, part in self.parts.items():
             mine = set(part.clients)
-            own = state.rows([client for client in state.clients if client in mine])
+            members = state.rows([client for client in state.clients if client in mine])
             rows = Payload(
-                clients=own.clients,
-                parameters=_strip(own.parameters, prefix),
-                signals=_strip(own.signals, prefix),
+                clients=members.clients,
+                parameters=_strip(members.parameters, prefix),
+                extras=_strip(members.extras, prefix),
             )
             part.load_state(rows, now)
             self.active |= part.active
 
 
-def _of(work: Work, clients: Sequence[int]) -> Work:
+def _of(request: StageRequest, clients: Sequence[int]) -> StageRequest:
     """The part of the work that falls to some clients."""
     mine = set(clients)
-    return dataclasses.replace(work, effort={c: share for c, share in work.effort.items() if c in mine})
+    return dataclasses.replace(
+        request, work_fraction={c: share for c, share in request.work_fraction.items() if c in mine}
+    )
 
 
 def _widened(parts: Mapping[str, Payload]) -> Payload:
     """Rows of disjoint clients in one payload, under prefixed names; zero for the clients of other parts."""
     clients = sorted(client for part in parts.values() for client in part.clients)
-    place = {client: row for row, client in enumerate(clients)}
+    index = {client: row for row, client in enumerate(clients)}
     parameters: dict[str, Tensor] = {}
-    signals: dict[str, Tensor] = {}
+    client_outputs: dict[str, Tensor] = {}
     for prefix, part in parts.items():
-        rows = [place[client] for client in part.clients]
-        for target, tensors in ((parameters, part.parameters), (signals, part.signals)):
+        rows = [index[client] for client in part.clients]
+        for target, tensors in ((parameters, part.parameters), (client_outputs, part.extras)):
             for name, tensor in tensors.items():
                 wide = target[prefix + name] = tensor.new_zeros(len(clients), *tensor.shape[1:])
                 wide[rows] = tensor
-    return Payload(clients=tuple(clients), parameters=parameters, signals=signals)
+    return Payload(clients=tuple(clients), parameters=parameters, extras=client_outputs)
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

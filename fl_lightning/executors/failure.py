@@ -15,18 +15,18 @@ class Failure(str):
         place: File, line and function of the user's code; empty where none was running.
     """
 
-    place: str
+    location: str
 
-    def __new__(cls, why: str, place: str = "") -> "Failure":
+    def __new__(cls, why: str, location: str = "") -> "Failure":
         """Both in one line."""
-        made = super().__new__(cls, f"{why} ({place})" if place else why)
-        made.place = place
+        made = super().__new__(cls, f"{why} ({location})" if location else why)
+        made.location = location
         return made
 
     def __reduce__(self) -> tuple[type["Failure"], tuple[str, str]]:
         """For the other processes."""
-        why = str(self).removesuffix(f" ({self.place})") if self.place else str(self)
-        return Failure, (why, self.place)
+        why = str(self).removesuffix(f" ({self.location})") if self.location else str(self)
+        return Failure, (why, self.location)
 
 
 def failure_of(error: BaseException) -> Failure:

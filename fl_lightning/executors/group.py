@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.batches.poisson import PoissonBatch
-from fl_lightning.executors.base import draw_batches, spread_signals
+from fl_lightning.executors.base import draw_batches, spread_outputs
 from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.in_process import without_padding
 from fl_lightning.executors.private import gradient_of_client, noise_of_step, private_draws
@@ -27,9 +27,9 @@ from fl_lightning.round.context import Context
 from fl_lightning.round.payload import pad_examples
 from fl_lightning.round.privacy import KeyedNumbers
 from fl_lightning.round.program import AroundBatch, Change
-from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Stage
 
-#: ``anchor``, ``inbox`` and ``memory`` of a stack of clients: the tensors of their :class:`Context`.
+#: ``anchor``, ``received`` and ``client_state`` of a stack of clients: the tensors of their :class:`Context`.
 Knowledge = dict[str, dict[str, Tensor]]
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -46,7 +46,7 @@ class GroupTraining:
         client: The client module.
         stage: What to do.
         batch: The data of all of the group's clients.
-        knowledge: What they know; a stage may move anchor and memory.
+        knowledge: What they know; a stage may move the anchor and the client state.
         takes_stacks: The client's own functions and its net compute on stacks.
         blame: Where the group cannot be computed, find out by which clients, and go on without these.
         time_limit: Seconds that each client may take; the group may take their sum. None for no bound.
@@ -106,9 +106,9 @@ class GroupTraining:
                 part.restart(step)
             if number == 0:
                 self._around(stage.program.init, step)
-            found = self._gradients(leaves, trained, drawn, step, autocast)
-            raw = {name: found[name] for name in trained}
-            if moved := {name: tensor for name, tensor in found.items() if name not in raw and tensor is not None}:
+            result = self._gradients(leaves, trained, drawn, step, autocast)
+            raw = {name: result[name] for name in trained}
+            if moved := {name: tensor for name, tensor in result.items() if name not in raw and tensor is not None}:
                 part.put(moved, part.steps(step))
             ruled, change = self._program_step(raw, drawn, step, autocast)
             part.step(self.client.clip(ruled), step)
@@ -126,20 +126,20 @@ class GroupTraining:
         """Each client's objective with its penalty, (C,)."""
         client, objective, penalty = self.client, self.stage.objective, self.stage.penalty
 
-        def own(parameters: Mapping[str, Tensor], batch: Batch, context: Context) -> Tensor:
+        def values(parameters: Mapping[str, Tensor], batch: Batch, context: Context) -> Tensor:
             if objective is None:
                 return client.objective(parameters, batch, context)
             return objective(client, parameters, batch, context)
 
         def one(parameters: dict[str, Tensor], tensors: dict[str, Tensor], knowledge: Knowledge) -> Tensor:
             context = context_of(knowledge, step)
-            loss = own(parameters, batch.replace(tensors), context)
+            loss = values(parameters, batch.replace(tensors), context)
             return loss if penalty is None else loss + penalty(parameters, context)
 
         if not self.on_stack:
             mapped: Tensor = torch.vmap(one)(dict(parameters), batch.tensors(), knowledge)
             return mapped
-        loss_C = own(parameters, batch, context_of(knowledge, step))
+        loss_C = values(parameters, batch, context_of(knowledge, step))
         if penalty is None:
             return loss_C
         return loss_C + torch.vmap(lambda p, k: penalty(p, context_of(k, step)))(dict(parameters), knowledge)
@@ -157,22 +157,22 @@ class GroupTraining:
             with autocast():
                 loss_C = self.loss({**leaves, **moved}, batch, knowledge, step)
             inputs = [leaves[name] for name in trained]
-            found = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), allow_unused=True)
-            return {**dict(zip(trained, found, strict=True)), **moved}
+            result = torch.autograd.grad(loss_C, inputs, torch.ones_like(loss_C), allow_unused=True)
+            return {**dict(zip(trained, result, strict=True)), **moved}
 
         def some(rows: Sequence[int]) -> dict[str, Tensor | None]:
-            own = {name: tensor[rows].detach() for name, tensor in leaves.items()}
+            parameters = {name: tensor[rows].detach() for name, tensor in leaves.items()}
             for name in trained:
-                own[name].requires_grad_()
-            return gradients(own, *self._select(batch, rows))
+                parameters[name].requires_grad_()
+            return gradients(parameters, *self._select(batch, rows))
 
         if not self.blame:
             return gradients(leaves, batch, self.knowledge)
         joined: dict[str, Tensor | None] = dict.fromkeys(trained)
-        for rows, found in self._compute(lambda: gradients(leaves, batch, self.knowledge), some):
+        for rows, result in self._compute(lambda: gradients(leaves, batch, self.knowledge), some):
             if len(rows) == len(batch.key):
-                return found
-            for name, gradient in found.items():
+                return result
+            for name, gradient in result.items():
                 if gradient is not None:
                     whole = joined.get(name)
                     joined[name] = whole = torch.zeros_like(leaves[name]) if whole is None else whole
@@ -193,15 +193,17 @@ class GroupTraining:
         client, privacy = self.client, self.client.privacy
         assert privacy is not None, "of private training"
         assert isinstance(batch, PoissonBatch), "drawn so"
-        own = {name: leaves[name].detach() for name in trained}
-        others = {name: tensor.detach() for name, tensor in leaves.items() if name not in own}
+        parameters = {name: leaves[name].detach() for name in trained}
+        others = {name: tensor.detach() for name, tensor in leaves.items() if name not in parameters}
 
-        def one(own: Any, others: Any, noise: Any, tensors: dict[str, Tensor], known: Knowledge) -> dict[str, Tensor]:
+        def one(
+            parameters: Any, others: Any, noise: Any, tensors: dict[str, Tensor], known: Knowledge
+        ) -> dict[str, Tensor]:
             return gradient_of_client(
                 client,
                 self.stage,
                 privacy,
-                trained=own,
+                trained=parameters,
                 others=others,
                 batch=batch.replace(tensors),
                 context=context_of(known, step),
@@ -210,9 +212,9 @@ class GroupTraining:
             )
 
         with autocast():
-            noise = noise_of_step(self.numbers, batch, own, privacy)
-            found: dict[str, Tensor] = torch.vmap(one)(own, others, noise, batch.tensors(), knowledge)
-        return {**found}
+            noise = noise_of_step(self.numbers, batch, parameters, privacy)
+            result: dict[str, Tensor] = torch.vmap(one)(parameters, others, noise, batch.tensors(), knowledge)
+        return {**result}
 
     def _compute(
         self, together: Callable[[], dict[Any, Any]], some: Callable[[Sequence[int]], dict[Any, Any]]
@@ -223,25 +225,25 @@ class GroupTraining:
             together: Computes it for all rows.
             some: Computes it for the given rows.
         """
-        kept = [row for row in range(len(self.batch.key)) if row not in self.failures]
-        if not kept:
+        rows = [row for row in range(len(self.batch.key)) if row not in self.failures]
+        if not rows:
             return
         try:
-            with self._timed(kept):
-                found = some(kept) if self.failures else together()
+            with self._timed(rows):
+                result = some(rows) if self.failures else together()
         except Exception:  # a client runs its user's code: find out whose it was
             pass
         else:
-            yield kept, found
+            yield rows, result
             return
-        for row in kept:
+        for row in rows:
             try:
                 with self._timed([row]):
-                    found = some([row])
+                    result = some([row])
             except Exception as error:  # it may raise anything
                 self.failures[row] = failure_of(error)
             else:
-                yield [row], found
+                yield [row], result
 
     @contextlib.contextmanager
     def _timed(self, rows: Sequence[int]) -> Iterator[None]:
@@ -260,8 +262,10 @@ class GroupTraining:
         chosen = batch.select(torch.tensor(rows, device=batch.key.device))
         size = chosen.example_mask.shape[1]
         known: Knowledge = {
-            kind: {n: (t[:, :size] if kind != "anchor" and n in self.ragged else t)[rows] for n, t in own.items()}
-            for kind, own in self.knowledge.items()
+            kind: {
+                n: (t[:, :size] if kind != "anchor" and n in self.ragged else t)[rows] for n, t in parameters.items()
+            }
+            for kind, parameters in self.knowledge.items()
         }
         return chosen, known
 
@@ -287,18 +291,20 @@ class GroupTraining:
                 shown = None if client.privacy is not None else batch.replace(t)
                 change = rule(client, p, g, shown, context_of(k, step))
                 kinds = {**_named(change), "gradients": g if change.gradients is None else change.gradients}
-                return {(kind, name): tensor for kind, own in kinds.items() for name, tensor in own.items()}
+                return {
+                    (kind, name): tensor for kind, parameters in kinds.items() for name, tensor in parameters.items()
+                }
 
             with autocast():
-                found: dict[tuple[str, str], Tensor] = torch.vmap(one)(p, g, batch.tensors(), knowledge)
-            return found
+                result: dict[tuple[str, str], Tensor] = torch.vmap(one)(p, g, batch.tensors(), knowledge)
+            return result
 
         def some(rows: Sequence[int]) -> dict[tuple[str, str], Tensor]:
-            own, pulled = ({n: t[rows] for n, t in each.items()} for each in (self.part.parameters, gradients))
-            return compute(own, pulled, *self._select(batch, rows))
+            parameters, pulled = ({n: t[rows] for n, t in each.items()} for each in (self.part.parameters, gradients))
+            return compute(parameters, pulled, *self._select(batch, rows))
 
         whole = functools.partial(compute, dict(self.part.parameters), gradients, batch, self.knowledge)
-        ragged = [("memory", name) for name in self.ragged]
+        ragged = [("client_state", name) for name in self.ragged]
         changed: dict[str, dict[str, Tensor]] = {"gradients": {}}
         for (kind, name), tensor in self._joined(whole, some, batch, ragged).items():
             changed.setdefault(kind, {})[name] = tensor
@@ -314,19 +320,22 @@ class GroupTraining:
             part.put(mapped(dict(part.parameters), self.knowledge), part.steps(step))
 
     def _change(self, changed: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
-        """Let the clients that take a step have other parameters, and know other anchors or memory, (C, ...)."""
+        """Let the clients that take a step have other parameters, and know other anchors or client state, (C, ...)."""
         if not any(changed.values()):
             return
         active_C = self.part.steps(step)
         self.part.put(changed.get("parameters", {}), active_C)
-        for kind in ("anchor", "memory"):
-            own = self.knowledge[kind]
-            new = {name: where_clients(active_C, tensor, own[name]) for name, tensor in changed.get(kind, {}).items()}
-            self.knowledge[kind] = {**own, **new}
+        for kind in ("anchor", "client_state"):
+            parameters = self.knowledge[kind]
+            new = {
+                name: where_clients(active_C, tensor, parameters[name])
+                for name, tensor in changed.get(kind, {}).items()
+            }
+            self.knowledge[kind] = {**parameters, **new}
 
     def ask(
         self,
-        functions: Mapping[str, Signal],
+        functions: Mapping[str, ClientOutput],
         parameters: Mapping[str, Tensor],
         autocast: Autocast,
         *,
@@ -342,13 +351,13 @@ class GroupTraining:
             sizes_C: Examples of each client.
             per_example: Names of results with a row for every example; those of padding become zero.
         """
-        found = self._ask(functions, parameters, autocast, per_example)
-        return found | {name: without_padding(found[name], sizes_C) for name in per_example if name in found}
+        result = self._ask(functions, parameters, autocast, per_example)
+        return result | {name: without_padding(result[name], sizes_C) for name in per_example if name in result}
 
     @torch.no_grad()
     def _ask(
         self,
-        functions: Mapping[str, Signal],
+        functions: Mapping[str, ClientOutput],
         parameters: Mapping[str, Tensor],
         autocast: Autocast,
         per_example: Collection[str],
@@ -359,16 +368,16 @@ class GroupTraining:
 
         def compute(parameters: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge) -> dict[str, Tensor]:
             def one(p: dict[str, Tensor], t: dict[str, Tensor], k: Knowledge) -> dict[str, Tensor]:
-                own, context = batch.replace(t), context_of(k)
-                return spread_signals({name: f(self.client, p, own, context) for name, f in functions.items()})
+                values, context = batch.replace(t), context_of(k)
+                return spread_outputs({name: f(self.client, p, values, context) for name, f in functions.items()})
 
             with autocast():
-                found: dict[str, Tensor] = torch.vmap(one)(dict(parameters), batch.tensors(), knowledge)
-            return found
+                result: dict[str, Tensor] = torch.vmap(one)(dict(parameters), batch.tensors(), knowledge)
+            return result
 
         def some(rows: Sequence[int]) -> dict[str, Tensor]:
-            own = {name: tensor[rows] for name, tensor in parameters.items()}
-            return compute(own, *self._select(self.batch, rows))
+            values = {name: tensor[rows] for name, tensor in parameters.items()}
+            return compute(values, *self._select(self.batch, rows))
 
         whole = functools.partial(compute, parameters, self.batch, self.knowledge)
         return self._joined(whole, some, self.batch, per_example)
@@ -383,14 +392,14 @@ class GroupTraining:
         """What :meth:`_compute` finds, (C, ...); zero for clients that fail."""
         joined: dict[Any, Tensor] = {}
         num_clients, num_examples = batch.example_mask.shape[:2]
-        for rows, found in self._compute(together, some):
+        for rows, result in self._compute(together, some):
             if len(rows) == num_clients:
-                return found
-            for name, tensor in found.items():
+                return result
+            for name, tensor in result.items():
                 part = pad_examples(tensor, num_examples) if name in per_example else tensor
                 joined.setdefault(name, part.new_zeros(num_clients, *part.shape[1:]))[rows] = part
         return joined
 
 
 def _named(change: Change) -> dict[str, dict[str, Tensor]]:
-    return {kind: dict(getattr(change, kind)) for kind in ("parameters", "anchor", "memory")}
+    return {kind: dict(getattr(change, kind)) for kind in ("parameters", "anchor", "client_state")}

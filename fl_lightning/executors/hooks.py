@@ -1,11 +1,11 @@
-"""Which of Lightning's hooks a client may override, and which executor honours them.
+"""Which of Lightning's hooks a client may override, and which executor honors them.
 
 | hook | sequential | stacked |
 |---|---|---|
 | ``objective``, ``output``, ``loss``, ``scores``, ``predictions`` | yes | yes |
 | ``build_optimizer``, ``clip``, ``constrain``, ``example_count`` | yes | yes |
 | ``training_step``, ``predict_step`` | yes | hands over |
-| ``configure_optimizers`` (one optimiser, no scheduler) | yes | hands over |
+| ``configure_optimizers`` (one optimizer, no scheduler) | yes | hands over |
 | ``on_train_start``, ``on_train_epoch_start``, ``on_train_batch_start``, and their ends | yes | hands over |
 | ``on_before_zero_grad``, ``on_before_backward``, ``on_after_backward`` | yes | hands over |
 | ``on_before_optimizer_step`` | yes | hands over |

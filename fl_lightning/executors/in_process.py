@@ -14,16 +14,16 @@ from fl_lightning.batches.base import Collator
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.hooks import check_hooks
 from fl_lightning.executors.optimizer_state import check_optimizer
-from fl_lightning.executors.private import SPENT, check_client, check_examples, private_slots, rate_of
+from fl_lightning.executors.private import SPENT, check_client, check_examples, private_state_specs, rate_of
+from fl_lightning.executors.stage_request import StageRequest
 from fl_lightning.executors.store import ClientStore
 from fl_lightning.executors.time_limit import check_time_limit
 from fl_lightning.executors.trial import check_batches_of_one, check_buffers
-from fl_lightning.executors.work import Work
 from fl_lightning.memory import require, state_copies
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, pad_examples
 from fl_lightning.round.privacy import epsilon_spent, spend
-from fl_lightning.round.stage import ClientState, Phase, Slot, Stage
+from fl_lightning.round.stage import Persistence, Phase, Stage, StateSpec
 
 
 class InProcessExecutor(Executor):
@@ -46,8 +46,8 @@ class InProcessExecutor(Executor):
         clients: Sequence[int],
         *,
         seed: int,
-        memory: Mapping[str, Slot] | None = None,
-        client_state: ClientState | None = None,
+        client_state: Mapping[str, StateSpec] | None = None,
+        persistence: Persistence | None = None,
         num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
@@ -60,7 +60,8 @@ class InProcessExecutor(Executor):
         twins = dict(client.net.named_parameters(remove_duplicate=False)).keys() - names
         if twins:
             raise ValueError(
-                f"model.net has {', '.join(sorted(twins))} as second names of parameters: a client's parameters travel "
+                f"model.net has {', '.join(sorted(twins))} as second names of parameters: a client's "
+                f"parameters are communicated "
                 "once, so keep the shared layer under one name and call it where it is needed"
             )
         self.fabric = fabric
@@ -69,24 +70,26 @@ class InProcessExecutor(Executor):
         self.clients = tuple(clients)
         self.seed = seed
         self.time_limit = time_limit
-        self.client_state = client_state or ClientState()
+        self.persistence = persistence or Persistence()
         self.num_together = len(clients) if num_together is None else min(num_together, len(clients))
         self.round, self.active = None, set()
-        self.num_flat = client.num_travelling
-        self.lasting = lasting_parameters(client, self.client_state)
+        self.num_flat = client.num_communicated
+        self.lasting = lasting_parameters(client, self.persistence)
         check_batches_of_one(client, collator, self.clients)
-        self.slots = {**(memory or {}), **private_slots(client)}
+        self.state_specs = {**(client_state or {}), **private_state_specs(client)}
         self.rewritten: dict[int, Any] = {}
         self.original_size = {member: collator.size(member) for member in clients}
         if clients:
             check_buffers(client, collator, clients[0], time_limit)
         self.client.to(fabric.device)
         self.initial = {name: p.detach().clone() for name, p in client.net.named_parameters()}
-        self.store = ClientStore(self.allocate, len(clients), [f"s/memory/{name}" for name in self._ragged_slots()])
+        self.store = ClientStore(
+            self.allocate, len(clients), [f"s/client_state/{name}" for name in self._ragged_state_specs()]
+        )
         self._arrange()
         require(
             self.needed_bytes(),
-            f"{self.num_together} clients of {client.num_parameters:,} parameters (with their optimisers' state)",
+            f"{self.num_together} clients of {client.num_parameters:,} parameters (with their optimizers' state)",
             "choose fewer clients or a smaller net, or set max_group_mib and storage 'disk' of trainer.executor "
             "(StackedExecutor)",
             fabric.device,
@@ -106,7 +109,7 @@ class InProcessExecutor(Executor):
     def stored_bytes(self) -> int:
         """Of the parameters that live on, and of the optimizer's state."""
         num_bytes = sum(self.initial[name].nbytes for name in self.lasting)
-        if self.client_state.optimizer:
+        if self.persistence.optimizer:
             num_bytes += self._optimizer_copies() * self._parameter_bytes()
         return len(self.clients) * num_bytes
 
@@ -144,11 +147,11 @@ class InProcessExecutor(Executor):
         """Have copies of clients at hand, active, instead of themselves."""
 
     @contextmanager
-    def _for_stage(self, work: Work) -> Iterator[list[int]]:
+    def _for_stage(self, request: StageRequest) -> Iterator[list[int]]:
         """The clients of this process that a stage is for; of what a callback asks for, copies are at hand."""
-        self._begin(work.address)
-        clients = [client for client in self.clients if client in work.effort]
-        if work.address.phase != "callback":
+        self._begin(request.address)
+        clients = [client for client in self.clients if client in request.work_fraction]
+        if request.address.phase != "callback":
             yield clients
             return
         active = self.active
@@ -166,30 +169,30 @@ class InProcessExecutor(Executor):
 
     # ---------------------------------------------------------------- what lives on
 
-    def lasting_slots(self) -> dict[str, Slot]:
-        """What of a client's memory lives on between stages."""
-        return {name: slot for name, slot in self.slots.items() if slot.lasting}
+    def lasting_state_specs(self) -> dict[str, StateSpec]:
+        """What of a client's state lives on between stages."""
+        return {name: spec for name, spec in self.state_specs.items() if spec.lasting}
 
-    def _ragged_slots(self) -> set[str]:
+    def _ragged_state_specs(self) -> set[str]:
         """Names of what clients remember with a row for every example."""
-        return {name for name, slot in self.slots.items() if slot.per_example}
+        return {name for name, spec in self.state_specs.items() if spec.per_example}
 
     def _anything_lasts(self) -> bool:
-        return bool(self.lasting or self.client_state.optimizer or self.lasting_slots())
+        return bool(self.lasting or self.persistence.optimizer or self.lasting_state_specs())
 
     def _that_lasts(self, rows: Payload) -> Payload:
         """What lives on of rows, without the clients of which nothing does."""
-        kinds = ["memory/"] + ["optimizer/"] * self.client_state.optimizer
-        signals = {name: t for name, t in rows.signals.items() if name.startswith(tuple(kinds))}
+        kinds = ["client_state/"] + ["optimizer/"] * self.persistence.optimizer
+        client_outputs = {name: t for name, t in rows.extras.items() if name.startswith(tuple(kinds))}
         parameters = {name: t for name, t in rows.parameters.items() if name in self.lasting}
-        found = dataclasses.replace(rows, parameters=parameters, signals=signals)
-        if parameters or self.lasting_slots():
-            return found
-        started = [tensor for name, tensor in signals.items() if name.startswith("optimizer/started/")]
+        result = dataclasses.replace(rows, parameters=parameters, extras=client_outputs)
+        if parameters or self.lasting_state_specs():
+            return result
+        started = [tensor for name, tensor in client_outputs.items() if name.startswith("optimizer/started/")]
         if not started:
             return Payload(clients=())
         chosen_C = torch.stack(started).any(dim=0).tolist()
-        return found.rows([client for client, chosen in zip(rows.clients, chosen_C, strict=True) if chosen])
+        return result.rows([client for client, chosen in zip(rows.clients, chosen_C, strict=True) if chosen])
 
     def lasting_state(self) -> Payload:
         """What lives on of the clients at hand, and what is stored of others."""
@@ -214,15 +217,15 @@ class InProcessExecutor(Executor):
             now: The round within which the latter was taken, if it was within one.
         """
         mine = set(self.clients)
-        own = state.rows([client for client in state.clients if client in mine])
+        parameters = state.rows([client for client in state.clients if client in mine])
         self._clear()
         self.store.clear()
         self.round, self.active = now, set()
-        if now is not None and own.clients:
-            self._load_rows(own)
-            self.active = set(own.clients)
-        elif own.clients:
-            lasting = self._that_lasts(own)
+        if now is not None and parameters.clients:
+            self._load_rows(parameters)
+            self.active = set(parameters.clients)
+        elif parameters.clients:
+            lasting = self._that_lasts(parameters)
             self.store.put(lasting.clients, _named(lasting))
 
     def _stored(self, clients: Sequence[int]) -> Payload:
@@ -234,26 +237,26 @@ class InProcessExecutor(Executor):
         number = len(clients)
         parameters = {name: tensor.expand(number, *tensor.shape) for name, tensor in self.initial.items()}
         started = torch.zeros(number, dtype=torch.bool, device=self.fabric.device)
-        signals = {f"optimizer/started/{name}": started for name in self.initial}
-        for name, slot in self.lasting_slots().items():
-            signals[f"memory/{name}"] = self.first_memory(slot, clients)
-        rows = Payload(clients=tuple(clients), parameters=parameters, signals=signals)
+        client_outputs = {f"optimizer/started/{name}": started for name in self.initial}
+        for name, spec in self.lasting_state_specs().items():
+            client_outputs[f"client_state/{name}"] = self.first_client_state(spec, clients)
+        rows = Payload(clients=tuple(clients), parameters=parameters, extras=client_outputs)
         return self._as_rows(clients, rows.named())
 
-    def first_memory(self, slot: Slot, clients: Sequence[int], num_examples: int | None = None) -> Tensor:
+    def first_client_state(self, spec: StateSpec, clients: Sequence[int], num_examples: int | None = None) -> Tensor:
         """What clients remember before their first stage, (C, *shape) or (C, N, *shape)."""
-        initial = slot.initial.to(self.fabric.device)
-        size = () if not slot.per_example else (num_examples or max(map(self.collator.size, clients), default=0),)
+        initial = spec.initial.to(self.fabric.device)
+        size = () if not spec.per_example else (num_examples or max(map(self.collator.size, clients), default=0),)
         return initial.expand(len(clients), *size, *initial.shape).clone()
 
     def _as_rows(self, clients: Sequence[int], named: Mapping[str, Tensor]) -> Payload:
         """Rows of clients by their names, with memory of examples as long as the largest of them needs it."""
         sizes = [self.collator.size(client) for client in clients]
         sizes_C, tensors = torch.tensor(sizes, device=self.fabric.device), dict(named)
-        for name in self._ragged_slots():
-            if (key := f"s/memory/{name}") in tensors:
+        for name in self._ragged_state_specs():
+            if (key := f"s/client_state/{name}") in tensors:
                 tensors[key] = without_padding(pad_examples(tensors[key], max(sizes)), sizes_C)
-                tensors[f"l/memory/{name}"] = sizes_C
+                tensors[f"l/client_state/{name}"] = sizes_C
         return Payload.from_named(clients, tensors)
 
     def _overlaid(self, parts: Sequence[Payload]) -> Payload:
@@ -268,71 +271,71 @@ class InProcessExecutor(Executor):
 
     # ---------------------------------------------------------------- privacy
 
-    def private_steps(self, stage: Stage, client: int, effort: float) -> int:
+    def private_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
         """Steps of a stage that a client's privacy pays for; 0 without."""
         trained = (p.requires_grad and stage.trains(name) for name, p in self.client.net.named_parameters())
-        return self.num_steps(stage, client, effort) if self.client.privacy is not None and any(trained) else 0
+        return self.num_steps(stage, client, work_fraction) if self.client.privacy is not None and any(trained) else 0
 
-    def spend(self, spent_3: Tensor, stage: Stage, client: int, effort: float) -> Tensor:
+    def spend(self, spent_3: Tensor, stage: Stage, client: int, work_fraction: float) -> Tensor:
         """What a client has spent of its privacy after a stage, (3,).
 
         Raises:
             PrivacySpent: It may not spend so much.
         """
         assert self.client.privacy is not None, "asked of private training alone"
-        steps = self.private_steps(stage, client, effort)
+        steps = self.private_steps(stage, client, work_fraction)
         return spend(self.client.privacy, spent_3, rate_of(self.collator, client), steps)
 
     def epsilons(self) -> dict[int, float]:
         """By what clients remember of their private training."""
         if self.client.privacy is None:
             return {}
-        lasting, first_3 = self.lasting_state(), self.slots[SPENT].initial
-        spent = dict(zip(lasting.clients, lasting.signals.get(f"memory/{SPENT}", ()), strict=True))
+        lasting, first_3 = self.lasting_state(), self.state_specs[SPENT].initial
+        spent = dict(zip(lasting.clients, lasting.extras.get(f"client_state/{SPENT}", ()), strict=True))
         return {client: epsilon_spent(self.client.privacy, spent.get(client, first_3)) for client in self.clients}
 
     # ---------------------------------------------------------------- what clients hold
 
-    def holdings(self) -> dict[int, dict[str, Tensor]]:
+    def rewritten_data(self) -> dict[int, dict[str, Tensor]]:
         """What this process's clients hold whose graphs a stage has changed, by client and field."""
         return {
-            client: {name: value for name, value in vars(held).items() if isinstance(value, Tensor)}
-            for client, held in self.rewritten.items()
+            client: {name: value for name, value in vars(client_data).items() if isinstance(value, Tensor)}
+            for client, client_data in self.rewritten.items()
         }
 
-    def load_holdings(self, holdings: Mapping[int, Mapping[str, Tensor]]) -> None:
+    def load_rewritten_data(self, rewritten_data: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Restore :meth:`holdings` of this process's clients, before their state is loaded."""
-        mine = {client: fields for client, fields in holdings.items() if client in set(self.clients)}
-        self.rewrite({c: dataclasses.replace(self.collator.held(c), **fields) for c, fields in mine.items()})
+        mine = {client: fields for client, fields in rewritten_data.items() if client in set(self.clients)}
+        self.rewrite({c: dataclasses.replace(self.collator.client_data(c), **fields) for c, fields in mine.items()})
 
-    def rewrite(self, held: Mapping[int, Any]) -> None:
+    def rewrite(self, client_data: Mapping[int, Any]) -> None:
         """Let clients hold other data; those at hand are arranged anew."""
-        if not held:
+        if not client_data:
             return
         here = self._at_hand()
         rows = self._rows(here) if here else Payload(clients=())
         rows = rows._map(rows.clients, torch.Tensor.clone)
-        sizes = {client: self.collator.size(client) for client in held}
-        self.rewritten |= held
-        for client, each in held.items():
-            self.collator.hold(client, each)
+        sizes = {client: self.collator.size(client) for client in client_data}
+        self.rewritten |= client_data
+        for client, each in client_data.items():
+            self.collator.set_client_data(client, each)
         self._arrange()
         self._clear()
         if not here:
             return
-        memory = {}
-        for name in self._ragged_slots() & self.lasting_slots().keys():
-            value = memory[f"memory/{name}"] = self.first_memory(self.slots[name], here)
+        client_state = {}
+        for name in self._ragged_state_specs() & self.lasting_state_specs().keys():
+            value = client_state[f"client_state/{name}"] = self.first_client_state(self.state_specs[name], here)
             for row, client in enumerate(here):
                 size = sizes.get(client, self.collator.size(client))
-                value[row, :size] = rows.signals[f"memory/{name}"][row, :size]
-        self._load_rows(self._as_rows(here, {**rows.named(), **{f"s/{name}": t for name, t in memory.items()}}))
+                value[row, :size] = rows.extras[f"client_state/{name}"][row, :size]
+        self._load_rows(self._as_rows(here, {**rows.named(), **{f"s/{name}": t for name, t in client_state.items()}}))
 
 
-def lasting_parameters(client: ClientModule, state: ClientState) -> frozenset[str]:
+def lasting_parameters(client: ClientModule, state: Persistence) -> frozenset[str]:
     """Names of the parameters that live on: those that the strategy says, and statistics that no server knows."""
-    travelling = client.travelling(client.net)
-    return frozenset(n for n, _ in client.net.named_parameters() if n not in travelling or state.keeps(n))
+    communicated = client.communicated(client.net)
+    return frozenset(n for n, _ in client.net.named_parameters() if n not in communicated or state.keeps(n))
 
 
 def _named(rows: Payload) -> dict[str, Tensor]:

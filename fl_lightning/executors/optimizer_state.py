@@ -14,18 +14,18 @@ def check_optimizer(optimizer: Any) -> Optimizer:
     """Refuse what cannot step a client from its gradient alone.
 
     Raises:
-        ValueError: It is no optimiser, or one that needs closures.
+        ValueError: It is no optimizer, or one that needs closures.
     """
     if not isinstance(optimizer, Optimizer):
         parts = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer
         names = [type(each).__name__ for part in parts for each in (part if isinstance(part, list | tuple) else [part])]
         raise ValueError(
-            f"model.configure_optimizers returned {', '.join(names)}: return one optimiser; schedulers are not "
+            f"model.configure_optimizers returned {', '.join(names)}: return one optimizer; schedulers are not "
             "supported, since clients take part in different rounds (set the rate in model.optimizer)"
         )
     if isinstance(optimizer, LBFGS):
         raise ValueError(
-            "model.optimizer: LBFGS needs a closure; choose a first-order optimiser such as torch.optim.Adam"
+            "model.optimizer: LBFGS needs a closure; choose a first-order optimizer such as torch.optim.Adam"
         )
     return optimizer
 
@@ -33,10 +33,10 @@ def check_optimizer(optimizer: Any) -> Optimizer:
 def pack_optimizer_state(
     rows: Iterable[tuple[str, Sequence[Tensor], Sequence[Optimizer]]], device: torch.device
 ) -> dict[str, Tensor]:
-    """Stack optimiser state over clients.
+    """Stack optimizer state over clients.
 
     Args:
-        rows: For each parameter name, each client's parameter and the optimiser that steps it.
+        rows: For each parameter name, each client's parameter and the optimizer that steps it.
         device: Of the result.
 
     Returns:
@@ -59,10 +59,10 @@ def pack_optimizer_state(
 def unpack_optimizer_state(name: str, row: int, parameter: Tensor, optimizer: Optimizer, state: Payload) -> None:
     """Undo :func:`pack_optimizer_state` for one parameter of one client; ``row`` is the client's in ``state``."""
     optimizer.state.pop(parameter, None)
-    if not state.signals[f"optimizer/started/{name}"][row]:
+    if not state.extras[f"optimizer/started/{name}"][row]:
         return
     group = optimizer.param_groups[0]
-    for key, tensor in state.signals.items():
+    for key, tensor in state.extras.items():
         slot, _, of = key.removeprefix("optimizer/").partition("/")
         if key.startswith("optimizer/") and of == name and slot != "started":
             on_host = slot == "step" and not (group.get("fused") or group.get("capturable"))

@@ -21,17 +21,17 @@ from fl_lightning.round.privacy import (
     draw_noise,
     private_gradient,
 )
-from fl_lightning.round.stage import Slot, Stage
+from fl_lightning.round.stage import Stage, StateSpec
 
 #: Where a client remembers what it has spent: steps, sampling probability, noise multiplier.
 SPENT = "privacy/spent"
-#: Hooks that see no gradient and no example on their way to the optimiser.
+#: Hooks that see no gradient and no example on their way to the optimizer.
 _HARMLESS = ("predict_step", "configure_optimizers")
 
 
-def private_slots(client: ClientModule) -> dict[str, Slot]:
+def private_state_specs(client: ClientModule) -> dict[str, StateSpec]:
     """What clients remember for their accounts."""
-    return {} if client.privacy is None else {SPENT: Slot(initial=torch.zeros(3, dtype=torch.float64))}
+    return {} if client.privacy is None else {SPENT: StateSpec(initial=torch.zeros(3, dtype=torch.float64))}
 
 
 def check_client(client: ClientModule) -> None:
@@ -42,10 +42,10 @@ def check_client(client: ClientModule) -> None:
     """
     if client.privacy is None:
         return
-    if own := overridden(client, tuple(name for name in SEQUENTIAL if name not in _HARMLESS)):
+    if hooks := overridden(client, tuple(name for name in SEQUENTIAL if name not in _HARMLESS)):
         raise ValueError(
             f"model.privacy is for a loss of each example by itself, but {type(client).__name__} overrides "
-            f"{', '.join(own)}: override loss or objective instead, or leave model.privacy out"
+            f"{', '.join(hooks)}: override loss or objective instead, or leave model.privacy out"
         )
     for net in client.nets:
         if normed := [type(layer).__name__ for layer in net.modules() if isinstance(layer, (BatchNorm, *TORCH_NORMS))]:
@@ -94,7 +94,7 @@ def check_examples(client: ClientModule, collator: Collator, first: int) -> None
 def rate_of(collator: Collator, client: int) -> float:
     """The probability with which an example of a client is drawn in a step."""
     assert isinstance(collator, ExampleCollator), "checked before"
-    return sampling_rate(collator.held(client).num_examples, collator.batch_size)
+    return sampling_rate(collator.client_data(client).num_examples, collator.batch_size)
 
 
 def private_draws(batch: Batch, keys: Tensor, numbers: KeyedNumbers) -> Iterator[PoissonBatch]:
@@ -133,12 +133,12 @@ def gradient_of_client(
         _loss, client, stage.objective, context, others
     )
     most = max(1, GRADIENT_NUMBERS // max(1, numbers))
-    found = private_gradient(loss, trained, batch, noise, privacy.max_grad_norm, most)
+    result = private_gradient(loss, trained, batch, noise, privacy.max_grad_norm, most)
     penalty = stage.penalty
     if penalty is None:
-        return found
-    pulled = torch.func.grad(lambda own: penalty({**others, **own}, context))(dict(trained))
-    return {name: gradient + pulled[name] for name, gradient in found.items()}
+        return result
+    pulled = torch.func.grad(lambda parameters: penalty({**others, **parameters}, context))(dict(trained))
+    return {name: gradient + pulled[name] for name, gradient in result.items()}
 
 
 def noise_of_step(

@@ -1,4 +1,4 @@
-"""The reference executor: one client after another, each a LightningModule of its own with its own optimiser."""
+"""The reference executor: one client after another, each a LightningModule of its own with its own optimizer."""
 
 import copy
 import dataclasses
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.batches.base import Batch, Collator, single
 from fl_lightning.batches.poisson import PoissonBatch
-from fl_lightning.executors.base import draw_batches, spread_signals
+from fl_lightning.executors.base import draw_batches, spread_outputs
 from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.hooks import overridden
 from fl_lightning.executors.in_process import InProcessExecutor
@@ -26,8 +26,8 @@ from fl_lightning.executors.private import (
     noise_of_step,
     private_draws,
 )
+from fl_lightning.executors.stage_request import StageRequest, StageResult, misfits
 from fl_lightning.executors.time_limit import within
-from fl_lightning.executors.work import Outcome, Work, misfits
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
@@ -47,78 +47,89 @@ class SequentialExecutor(InProcessExecutor):
         self._batches: dict[int, Batch] = {}
         self._new_data: dict[int, Any] = {}
 
-    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
+    def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
         """Run the stage for each client in turn."""
-        check_private_stage(self.client, work.stage)
-        answers: dict[int, Payload] = {}
+        check_private_stage(self.client, request.stage)
+        uploads: dict[int, Payload] = {}
         contexts: dict[int, tuple[Context, Context]] = {}  # at the start and at the end of the stage
         failures: dict[int, str] = {}
-        with self._for_stage(work) as clients:
+        with self._for_stage(request) as clients:
             self._leave(sorted(self.modules.keys() - set(clients) - self.active))
             for client in clients:
                 self._activate(client)
                 module = self.modules[client]
-                _load(module, {name: tensor[0] for name, tensor in self.received(work.payload, [client]).items()})
-                start = module.context = self._context(client, work.payload)
+                _load(
+                    module,
+                    {name: tensor[0] for name, tensor in self.received_parameters(request.payload, [client]).items()},
+                )
+                start = module.context = self._context(client, request.payload)
                 try:
                     with within(self.time_limit):
-                        answers[client] = self._run_client(client, work)
+                        uploads[client] = self._run_client(client, request)
                 except Exception as error:  # a client runs its user's code: whatever it raises is its own failure
                     failures[client] = failure_of(error)
                 contexts[client] = start, module.context
                 if report is not None:
                     report(1)
-                if failures and work.until_failure:
+                if failures and request.until_failure:
                     break
-            failures |= misfits(answers, work.stage.per_example)
+            failures |= misfits(uploads, request.stage.per_example)
             for client in failures:
                 _load(self.modules[client], contexts[client][0].anchor)
                 self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
-            succeeded = [client for client in answers if client not in failures]
+            succeeded = [client for client in uploads if client not in failures]
             for client in succeeded:
-                self.memories[client] = dict(contexts[client][1].memory)
-        if work.stage.program.rewrite is not None and work.address.phase != "callback":
+                self.client_states[client] = dict(contexts[client][1].client_state)
+        if request.stage.program.rewrite is not None and request.address.phase != "callback":
             self.rewrite({client: self._new_data[client] for client in succeeded})
-        return Outcome(upload=concatenate(answers[client] for client in succeeded), failures=failures)
+        return StageResult(upload=concatenate(uploads[client] for client in succeeded), failures=failures)
 
     def _context(self, client: int, payload: Payload | None) -> Context:
         """What a client knows as a stage begins."""
         module = self.modules.get(client, self.client)
         anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
-        fresh = {n: self.first_memory(slot, [client])[0] for n, slot in self.slots.items() if not slot.lasting}
-        inbox = self.inbox(payload, [client], self.collator.size(client))
-        memory = {**self._memory_of(client), **fresh}
-        return Context(anchor=anchor, inbox={name: tensor[0] for name, tensor in inbox.items()}, memory=memory)
+        fresh = {
+            n: self.first_client_state(spec, [client])[0] for n, spec in self.state_specs.items() if not spec.lasting
+        }
+        received = self.received(payload, [client], self.collator.size(client))
+        client_state = {**self._memory_of(client), **fresh}
+        return Context(
+            anchor=anchor, received={name: tensor[0] for name, tensor in received.items()}, client_state=client_state
+        )
 
-    def _run_client(self, client: int, work: Work) -> Payload:
-        module, stage, batch = self.modules[client], work.stage, self._batch(client)
+    def _run_client(self, client: int, request: StageRequest) -> Payload:
+        module, stage, batch = self.modules[client], request.stage, self._batch(client)
         start = module.context.anchor
         if stage.reset_optimizer:
             self.optimizers[client] = check_optimizer(module.configure_optimizers())
         optimizer = self._stage_optimizer(stage, module) or self.optimizers[client]
         if module.privacy is not None:
-            spent = self.spend(module.context.memory[SPENT], stage, client, work.effort[client])
-            module.context = dataclasses.replace(module.context, memory={**module.context.memory, SPENT: spent})
-        num_steps = self._train(module, optimizer, stage, client, work.effort[client], work.address.round_idx)
+            spent = self.spend(module.context.client_state[SPENT], stage, client, request.work_fraction[client])
+            module.context = dataclasses.replace(
+                module.context, client_state={**module.context.client_state, SPENT: spent}
+            )
+        num_steps = self._train(
+            module, optimizer, stage, client, request.work_fraction[client], request.address.round_idx
+        )
         parameters = _detached(module)
         context = dataclasses.replace(module.context, step=0)
         with torch.no_grad(), self.fabric.autocast():
-            asked = {name: signal(module, parameters, batch, context) for name, signal in stage.signals.items()}
-            signals = spread_signals(asked)
-            new = {name: value(module, parameters, batch, context) for name, value in stage.memory.items()}
-            memory = {**context.memory, **spread_signals(new)}
+            asked = {name: output(module, parameters, batch, context) for name, output in stage.client_outputs.items()}
+            client_outputs = spread_outputs(asked)
+            new = {name: value(module, parameters, batch, context) for name, value in stage.client_state.items()}
+            client_state = {**context.client_state, **spread_outputs(new)}
             if (rewrite := stage.program.rewrite) is not None:
-                self._new_data[client] = rewrite(module, parameters, self.collator.held(client), context)
-        module.context = dataclasses.replace(context, memory=memory)
-        found = (*parameters.values(), *signals.values(), *memory.values())
-        if not finite_rows(tensor[None] for tensor in found if tensor.is_floating_point()).all():
-            raise FloatingPointError("its parameters or its answer are not finite after local training")
+                self._new_data[client] = rewrite(module, parameters, self.collator.client_data(client), context)
+        module.context = dataclasses.replace(context, client_state=client_state)
+        result = (*parameters.values(), *client_outputs.values(), *client_state.values())
+        if not finite_rows(tensor[None] for tensor in result if tensor.is_floating_point()).all():
+            raise FloatingPointError("its parameters or its update are not finite after local training")
         trained, began, anchor = ({n: t[None] for n, t in p.items()} for p in (parameters, start, context.anchor))
         size = torch.tensor([self.collator.size(client)], device=self.fabric.device)
         return Payload(
             clients=(client,),
             parameters=self.sent(stage, trained, began, anchor),
-            signals={name: tensor[None] for name, tensor in signals.items()},
+            extras={name: tensor[None] for name, tensor in client_outputs.items()},
             num_examples=module.example_count(batch)[None],
             num_steps=torch.tensor([num_steps], device=self.fabric.device),
             lengths={name: size for name in stage.per_example},
@@ -126,16 +137,22 @@ class SequentialExecutor(InProcessExecutor):
 
     @staticmethod
     def _stage_optimizer(stage: Stage, module: ClientModule) -> Optimizer | None:
-        """The stage's own optimiser, if it has one."""
+        """The stage's own optimizer, if it has one."""
         return None if stage.optimizer is None else check_optimizer(stage.optimizer(list(module.net.parameters())))
 
     def _train(
-        self, module: ClientModule, optimizer: Optimizer, stage: Stage, client: int, effort: float, round_idx: int
+        self,
+        module: ClientModule,
+        optimizer: Optimizer,
+        stage: Stage,
+        client: int,
+        work_fraction: float,
+        round_idx: int,
     ) -> int:
         """Train a client, and return the steps that it took."""
         module.stage_objective, module.penalty = stage.objective, stage.penalty
         batch = self._batch(client)
-        num_epochs, steps_per_epoch = stage.schedule(effort, self.collator.steps_per_epoch(client))
+        num_epochs, steps_per_epoch = stage.schedule(work_fraction, self.collator.steps_per_epoch(client))
         trained = {name: p for name, p in module.net.named_parameters() if p.requires_grad and stage.trains(name)}
         num_steps = num_epochs * steps_per_epoch if trained else 0
         keys = self.keys(round_idx, stage.name, [client], num_steps)[:, 0]
@@ -207,33 +224,36 @@ class SequentialExecutor(InProcessExecutor):
 
     @staticmethod
     def _change(module: ClientModule, change: Change) -> None:
-        """Let a client have new parameters, and know another anchor or memory."""
+        """Let a client have new parameters, and know another anchor or client state."""
         _load(module, change.parameters)
-        anchor, memory = {**module.context.anchor, **change.anchor}, {**module.context.memory, **change.memory}
-        module.context = dataclasses.replace(module.context, anchor=anchor, memory=memory)
+        anchor, client_state = (
+            {**module.context.anchor, **change.anchor},
+            {**module.context.client_state, **change.client_state},
+        )
+        module.context = dataclasses.replace(module.context, anchor=anchor, client_state=client_state)
 
     def _private_gradient(
         self, module: ClientModule, privacy: RecordPrivacy, stage: Stage, trained: Mapping[str, Tensor], batch: Batch
     ) -> dict[str, Tensor]:
         assert isinstance(batch, PoissonBatch), "drawn so"
-        own = {name: parameter.detach() for name, parameter in trained.items()}
+        parameters = {name: parameter.detach() for name, parameter in trained.items()}
         with torch.no_grad(), self.fabric.autocast():
             return gradient_of_client(
                 module,
                 stage,
                 privacy,
-                trained=own,
-                others={name: p for name, p in _detached(module).items() if name not in own},
+                trained=parameters,
+                others={name: p for name, p in _detached(module).items() if name not in parameters},
                 batch=batch,
                 context=module.context,
-                noise=noise_of_step(self.numbers, batch, own, privacy),
+                noise=noise_of_step(self.numbers, batch, parameters, privacy),
             )
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
-    ) -> Outcome:
+    ) -> StageResult:
         """Score each client in turn."""
-        found: dict[int, Payload] = {}
+        result: dict[int, Payload] = {}
         failures: dict[int, str] = {}
         for client in (client for client in self.clients if client in set(clients)):
             try:
@@ -241,10 +261,10 @@ class SequentialExecutor(InProcessExecutor):
                     module = self._evaluated(evaluation, client, round_idx)
                     batch = self._batch(client) if collator is None else single(collator([client]))
                     scores = self.sum_scores(batch, functools.partial(self._table, module, evaluation))
-                found[client] = Payload(clients=(client,), signals={name: pair[None] for name, pair in scores.items()})
+                result[client] = Payload(clients=(client,), extras={name: pair[None] for name, pair in scores.items()})
             except Exception as error:  # as in training
                 failures[client] = failure_of(error)
-        return Outcome(upload=concatenate(found.values()), failures=failures)
+        return StageResult(upload=concatenate(result.values()), failures=failures)
 
     @staticmethod
     def _table(module: ClientModule, evaluation: Evaluation, batch: Batch) -> dict[str, Tensor]:
@@ -269,11 +289,11 @@ class SequentialExecutor(InProcessExecutor):
         if module.privacy is not None:
             check_tuning(tuning, "this run")
         if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
-            own, module = _detached(module), copy.copy(module)
+            parameters, module = _detached(module), copy.copy(module)
             net = copy.deepcopy(self.client.net)  # not the client's own, of whose last pass layers may keep something
             module._modules = {"net": net.to(self.fabric.device)}
-            _load(module, own)
-            _load(module, {name: t[0] for name, t in self.received(evaluation.payload, [client]).items()})
+            _load(module, parameters)
+            _load(module, {name: t[0] for name, t in self.received_parameters(evaluation.payload, [client]).items()})
             context = self._context(client, evaluation.payload)
             anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
             module.context = dataclasses.replace(context, anchor=anchor)
@@ -289,7 +309,7 @@ class SequentialExecutor(InProcessExecutor):
     def _clear(self) -> None:
         self.modules: dict[int, ClientModule] = {}
         self.optimizers: dict[int, Optimizer] = {}
-        self.memories: dict[int, dict[str, Tensor]] = {}
+        self.client_states: dict[int, dict[str, Tensor]] = {}
 
     def _at_hand(self) -> list[int]:
         return sorted(self.modules)
@@ -298,13 +318,15 @@ class SequentialExecutor(InProcessExecutor):
         """Have clients at hand no longer."""
         self._put_away(clients)
         for client in clients:
-            del self.modules[client], self.optimizers[client], self.memories[client]
+            del self.modules[client], self.optimizers[client], self.client_states[client]
 
     def _create(self, client: int) -> None:
         """Have a client at hand, as at first."""
         self.modules[client] = self._new_module()
         self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
-        self.memories[client] = {n: self.first_memory(slot, [client])[0] for n, slot in self.slots.items()}
+        self.client_states[client] = {
+            n: self.first_client_state(spec, [client])[0] for n, spec in self.state_specs.items()
+        }
 
     def _new_module(self) -> ClientModule:
         module = copy.deepcopy(self.client)
@@ -323,7 +345,7 @@ class SequentialExecutor(InProcessExecutor):
         else:
             module = self.modules[client]
             _load(module, {name: tensor for name, tensor in self.initial.items() if name not in self.lasting})
-            if not self.client_state.optimizer:
+            if not self.persistence.optimizer:
                 self.optimizers[client] = check_optimizer(module.configure_optimizers())
         self.active.add(client)
 
@@ -339,40 +361,42 @@ class SequentialExecutor(InProcessExecutor):
 
     def _memory_of(self, client: int) -> dict[str, Tensor]:
         """What a client remembers from earlier stages."""
-        if client in self.memories:
-            return self.memories[client]
-        memory = {name: self.first_memory(slot, [client])[0] for name, slot in self.lasting_slots().items()}
+        if client in self.client_states:
+            return self.client_states[client]
+        client_state = {
+            name: self.first_client_state(spec, [client])[0] for name, spec in self.lasting_state_specs().items()
+        }
         if client in self.store:
-            signals = self._stored([client]).signals
-            memory |= {name: signals[f"memory/{name}"][0] for name in memory}
-        return memory
+            client_outputs = self._stored([client]).extras
+            client_state |= {name: client_outputs[f"client_state/{name}"][0] for name in client_state}
+        return client_state
 
     @contextmanager
     def _copies(self, clients: Sequence[int]) -> Iterator[None]:
-        themselves = self.modules, self.optimizers, self.memories
+        themselves = self.modules, self.optimizers, self.client_states
         modules = {client: self._module_of(client) for client in clients}
         for client in self.active & modules.keys():
             _load(modules[client], _detached(self.modules[client]))
         memories = {client: dict(self._memory_of(client)) for client in clients}
         optimizers = {client: check_optimizer(module.configure_optimizers()) for client, module in modules.items()}
-        self.modules, self.optimizers, self.memories = modules, optimizers, memories
+        self.modules, self.optimizers, self.client_states = modules, optimizers, memories
         try:
             yield
         finally:
-            self.modules, self.optimizers, self.memories = themselves
+            self.modules, self.optimizers, self.client_states = themselves
 
     def _rows(self, clients: Sequence[int]) -> Payload:
         nets = [dict(self.modules[client].net.named_parameters()) for client in clients]
         optimizers = [self.optimizers[client] for client in clients]
-        signals = pack_optimizer_state(
+        client_outputs = pack_optimizer_state(
             ((name, [net[name] for net in nets], optimizers) for name in self.initial), self.fabric.device
         )
         parameters = {name: torch.stack([net[name].detach() for net in nets]) for name in self.initial}
-        for name, slot in self.lasting_slots().items():
-            values = [self.memories[client][name] for client in clients]
-            padded = pad_sequence(values, batch_first=True) if slot.per_example else torch.stack(values)
-            signals[f"memory/{name}"] = padded
-        rows = Payload(clients=tuple(clients), parameters=parameters, signals=signals)
+        for name, spec in self.lasting_state_specs().items():
+            values = [self.client_states[client][name] for client in clients]
+            padded = pad_sequence(values, batch_first=True) if spec.per_example else torch.stack(values)
+            client_outputs[f"client_state/{name}"] = padded
+        rows = Payload(clients=tuple(clients), parameters=parameters, extras=client_outputs)
         return self._as_rows(clients, rows.named())
 
     def _load_rows(self, rows: Payload) -> None:
@@ -382,11 +406,13 @@ class SequentialExecutor(InProcessExecutor):
             module = self.modules[client]
             _load(module, {name: tensor[row] for name, tensor in rows.parameters.items()})
             for name, parameter in module.net.named_parameters():
-                if f"optimizer/started/{name}" in rows.signals:
+                if f"optimizer/started/{name}" in rows.extras:
                     unpack_optimizer_state(name, row, parameter, self.optimizers[client], rows)
-            for name, slot in self.lasting_slots().items():
-                value = rows.signals[f"memory/{name}"][row].to(self.fabric.device)
-                self.memories[client][name] = value[: self.collator.size(client)] if slot.per_example else value.clone()
+            for name, spec in self.lasting_state_specs().items():
+                value = rows.extras[f"client_state/{name}"][row].to(self.fabric.device)
+                self.client_states[client][name] = (
+                    value[: self.collator.size(client)] if spec.per_example else value.clone()
+                )
 
     def _batch(self, client: int) -> Batch:
         if client not in self._batches:
@@ -400,7 +426,7 @@ def _detached(module: ClientModule) -> dict[str, Tensor]:
 
 
 def _load(module: ClientModule, tensors: Mapping[str, Tensor]) -> None:
-    own = module.parameter_dict()
+    parameters = module.parameter_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            parameters[name].copy_(tensor)

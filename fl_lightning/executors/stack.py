@@ -1,7 +1,7 @@
-"""Stacked clients: parameters and optimiser state of many clients, and the steps that they take together.
+"""Stacked clients: parameters and optimizer state of many clients, and the steps that they take together.
 
-An optimiser that treats every number on its own does not mind how many clients a tensor holds, so clients that have
-taken equally many steps are one parameter of one optimiser; others are a parameter each.
+An optimizer that treats every number on its own does not mind how many clients a tensor holds, so clients that have
+taken equally many steps are one parameter of one optimizer; others are a parameter each.
 
 Shape legend: C clients of the stack.
 """
@@ -20,7 +20,7 @@ from fl_lightning.optimizers import TouchedAdam, TouchedAdamW, TouchedSGD
 from fl_lightning.round.client import ClientModule, OptimizerFactory
 from fl_lightning.round.payload import Payload
 
-#: Optimisers that treat every number of a tensor on its own.
+#: Optimizers that treat every number of a tensor on its own.
 ELEMENTWISE = (
     *(ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop),
     *(TouchedAdam, TouchedAdamW, TouchedSGD),
@@ -34,20 +34,20 @@ MANY_BLOCKS = 32
 
 
 class ClientStack:
-    """Stacked parameters of C clients with their optimiser state and their memory.
+    """Stacked parameters of C clients with their optimizer state and their memory.
 
     Args:
         client: Whose copies they are.
         clients: Who they are.
         parameters: By name, (C, *shape).
-        memory: What they remember, by name, (C, *shape) or (C, N, *shape).
-        allocate: Makes the storage of the optimiser state.
+        client_state: What they remember, by name, (C, *shape) or (C, N, *shape).
+        allocate: Makes the storage of the optimizer state.
 
     Attributes:
         parameters: By name, (C, *shape); the storage.
-        memory: By name; the storage.
-        slots: Optimiser state by parameter and slot, (C, *shape), or (C,) for step counts and the like.
-        started: By parameter, which clients have optimiser state, boolean (C,).
+        client_state: By name; the storage.
+        slots: Optimizer state by parameter and slot, (C, *shape), or (C,) for step counts and the like.
+        started: By parameter, which clients have optimizer state, boolean (C,).
         position: Of each client in the stack.
         begun: Clients that have taken part, so that the stack holds something of theirs.
     """
@@ -57,14 +57,14 @@ class ClientStack:
         client: ClientModule,
         clients: Sequence[int],
         parameters: dict[str, Tensor],
-        memory: dict[str, Tensor] | None = None,
+        client_state: dict[str, Tensor] | None = None,
         allocate: Allocate = in_memory,
     ) -> None:
         self.client = client
-        self.position = {client: place for place, client in enumerate(clients)}
+        self.position = {client: index for index, client in enumerate(clients)}
         self.begun: set[int] = set()
         self.parameters = parameters
-        self.memory = memory or {}
+        self.client_state = client_state or {}
         self.allocate = allocate
         self.slots: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
         self.started = {name: torch.zeros(len(t), dtype=torch.bool) for name, t in parameters.items()}
@@ -75,7 +75,7 @@ class ClientStack:
         return [self.position[client] for client in clients]
 
     def training_order(self, positions: Sequence[int], num_steps: Sequence[int]) -> list[int]:
-        """An order of some clients in which those that can step as one are neighbours.
+        """An order of some clients in which those that can step as one are neighbors.
 
         It is their own order unless that has many more runs: rows that do not stand side by side have to be copied.
         """
@@ -92,7 +92,7 @@ class ClientStack:
     def part(
         self, positions: Sequence[int], num_steps: Sequence[int], optimizer: OptimizerFactory | None = None
     ) -> "StackSlice":
-        """Clients that are about to take so many steps each, by an optimiser for now where one is given."""
+        """Clients that are about to take so many steps each, by an optimizer for now where one is given."""
         key = tuple(positions)
         known = self._slices.get(key)
         if optimizer is not None:
@@ -116,7 +116,7 @@ class ClientStack:
             storage[rows_of(positions, storage.device)] = tensor.to(storage)
 
     def forget(self, positions: Sequence[int]) -> None:
-        """Start some clients' optimiser anew."""
+        """Start some clients' optimizer anew."""
         self._drop_slices(positions)
         for name, slots in self.slots.items():
             self.started[name][list(positions)] = False
@@ -134,16 +134,18 @@ class ClientStack:
         """All that there is of some clients, in the given order."""
         positions = self.places(clients)
         rows = rows_of(positions, device)
-        signals = {}
+        client_outputs = {}
         for name, slots in self.slots.items():
-            signals[f"optimizer/started/{name}"] = self.started[name][rows_of(positions, torch.device("cpu"))].to(
-                device
-            )
+            client_outputs[f"optimizer/started/{name}"] = self.started[name][
+                rows_of(positions, torch.device("cpu"))
+            ].to(device)
             for slot, value in slots.items():
-                signals[f"optimizer/{slot}/{name}"] = self._pick(value.to(device), rows)
+                client_outputs[f"optimizer/{slot}/{name}"] = self._pick(value.to(device), rows)
         parameters = {name: self._pick(tensor, rows) for name, tensor in self.parameters.items()}
-        signals |= {f"memory/{name}": self._pick(tensor, rows) for name, tensor in self.memory.items()}
-        return Payload(clients=tuple(clients), parameters=parameters, signals=signals)
+        client_outputs |= {
+            f"client_state/{name}": self._pick(tensor, rows) for name, tensor in self.client_state.items()
+        }
+        return Payload(clients=tuple(clients), parameters=parameters, extras=client_outputs)
 
     def _pick(self, tensor: Tensor, rows: slice | Tensor) -> Tensor:
         """Some rows; where they are copied, as many as all of them may be, the copy lies where the stack does."""
@@ -158,9 +160,9 @@ class ClientStack:
         self._drop_slices(positions)
         self.load(state.parameters, positions)
         self.begun |= set(state.clients)
-        for key, value in state.signals.items():
-            if key.startswith("memory/"):
-                self.remember(key.removeprefix("memory/"), value, positions)
+        for key, value in state.extras.items():
+            if key.startswith("client_state/"):
+                self.remember(key.removeprefix("client_state/"), value, positions)
                 continue
             slot, _, name = key.removeprefix("optimizer/").partition("/")
             if slot == "started":
@@ -171,7 +173,7 @@ class ClientStack:
 
     def remember(self, name: str, value: Tensor, positions: Sequence[int]) -> None:
         """Overwrite what some clients remember, one row of ``value`` each; of examples maybe fewer than fit."""
-        storage = self.memory[name]
+        storage = self.client_state[name]
         rows: Any = rows_of(positions, storage.device)
         ragged = value.dim() > 1 and value.shape[1] != storage.shape[1]
         storage[(rows, slice(value.shape[1])) if ragged else rows] = value.to(storage)
@@ -194,7 +196,7 @@ class StackSlice:
         parameters: By name, (clients, *shape): views of the stack's where the clients stand side by side, else copies
             that :meth:`store` writes back.
         rows: Where they stand.
-        blocks: Their runs of equal step counts, each one parameter of the optimiser.
+        blocks: Their runs of equal step counts, each one parameter of the optimizer.
         sizes: Clients of each block.
         num_steps: Steps of each block.
     """
@@ -230,7 +232,7 @@ class StackSlice:
             self.optimizer = check_optimizer(optimizer([member for _, member in named]))
 
     def _load_optimizer(self, stack: ClientStack) -> None:
-        """Give the optimiser the state that its clients have."""
+        """Give the optimizer the state that its clients have."""
         group = self.optimizer.param_groups[0]
         on_device = group.get("fused") or group.get("capturable")
         for name, members in self.members.items():
@@ -274,7 +276,7 @@ class StackSlice:
             self.parameters[name].copy_(where_clients(active_C, tensor, self.parameters[name]))
 
     def restart(self, step: int) -> None:
-        """Start the optimiser anew for the clients that take step number ``step``."""
+        """Start the optimizer anew for the clients that take step number ``step``."""
         for members in self.members.values():
             for member, number in zip(members, self.num_steps, strict=True):
                 if step < number:
@@ -287,18 +289,18 @@ class StackSlice:
             stack.load(self.parameters, self.positions)
         if not self.lasting:
             return
-        places = [rows_of(self.positions[block], torch.device("cpu")) for block in self.blocks]
+        indices = [rows_of(self.positions[block], torch.device("cpu")) for block in self.blocks]
         for name, members in self.members.items():
-            for place, member in zip(places, members, strict=True):
+            for index, member in zip(indices, members, strict=True):
                 state = {slot: v for slot, v in self.optimizer.state.get(member, {}).items() if isinstance(v, Tensor)}
                 if state:
-                    stack.started[name][place] = True
+                    stack.started[name][index] = True
                 for slot, value in state.items():
                     if slot in COUNTS:
-                        stack.slot(name, slot, value[None])[place] = value.cpu()
+                        stack.slot(name, slot, value[None])[index] = value.cpu()
                         continue
                     storage = stack.slot(name, slot, value if self.together else value[None])
-                    rows = place if isinstance(place, slice) else place.to(storage.device)
+                    rows = index if isinstance(index, slice) else index.to(storage.device)
                     if isinstance(rows, slice) and self.together:
                         here = storage[rows]
                         if here.data_ptr() != value.data_ptr():

@@ -1,6 +1,6 @@
 """All clients of a process trained at once: parameters stacked along a leading client dimension, the objective vmapped.
 
-The losses are summed, so each client's gradient is its own. Clients that do not take part keep their optimiser state
+The losses are summed, so each client's gradient is its own. Clients that do not take part keep their optimizer state
 untouched, exactly as if alone (``executors/stack.py``).
 """
 
@@ -26,10 +26,10 @@ from fl_lightning.executors.private import SPENT, check_private_stage
 from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.stacked_clients import StackedClients
+from fl_lightning.executors.stage_request import StageRequest, StageResult
 from fl_lightning.executors.storage import in_memory, on_disk
 from fl_lightning.executors.time_limit import check_time_limit, within
 from fl_lightning.executors.trial import own_code, why_not_stacked
-from fl_lightning.executors.work import Outcome, Work
 from fl_lightning.models.batch_norm import has_torch_norms, statistics_of
 from fl_lightning.models.plain import plain_parts
 from fl_lightning.round.client import ClientModule
@@ -53,7 +53,7 @@ class StackedExecutor(StackedClients):
         max_clients_per_group: Largest number of clients in a group; None for no bound.
         max_group_mib: Memory in MiB that the training of a group may take beside the data and the state of all clients;
             None for no bound. How many clients that is, is estimated from a forward pass of the largest one.
-        storage: Where parameters, optimiser state and answers of clients lie: in ``memory``, or on ``disk``, from
+        storage: Where parameters, optimizer state and updates of clients lie: in ``memory``, or on ``disk``, from
             where the system maps those of a group into memory. The results are the same.
         storage_folder: Folder of the files for ``disk``; None for the system's for temporary files.
 
@@ -97,12 +97,12 @@ class StackedExecutor(StackedClients):
                 stacklevel=2,
             )
             return SequentialExecutor()
-        own, plain = overridden(client, SEQUENTIAL), [part for net in client.nets for part in plain_parts(net)]
-        if not own and not plain:
+        hooks, plain = overridden(client, SEQUENTIAL), [part for net in client.nets for part in plain_parts(net)]
+        if not hooks and not plain:
             return self
         return _one_by_one(
-            f"{type(client).__name__} overrides {', '.join(own)}, which the stacked executor does not call"
-            if own
+            f"{type(client).__name__} overrides {', '.join(hooks)}, which the stacked executor does not call"
+            if hooks
             else f"{plain[0].plain_name} is a net of plain PyG layers"
         )
 
@@ -112,10 +112,10 @@ class StackedExecutor(StackedClients):
         """This executor, or the sequential one where ``torch.vmap`` does not take the client's own code."""
         if time_limit is not None:
             check_time_limit()
-        own = own_code(client)
-        if not own or not (why := why_not_stacked(client, first(), fabric, time_limit)):
+        hooks = own_code(client)
+        if not hooks or not (why := why_not_stacked(client, first(), fabric, time_limit)):
             return self
-        return _one_by_one(f"{type(client).__name__}'s own code ({', '.join(own)}) does not run on a stack ({why})")
+        return _one_by_one(f"{type(client).__name__}'s own code ({', '.join(hooks)}) does not run on a stack ({why})")
 
     def needed_bytes(self) -> int:
         """What a round has at hand, unless on disk, and of a group also where it began the stage, and its gradients."""
@@ -124,9 +124,10 @@ class StackedExecutor(StackedClients):
 
     def _arrange(self) -> None:
         """Give every client its group."""
-        if own := overridden(self.client, SEQUENTIAL):
+        if parameters := overridden(self.client, SEQUENTIAL):
             raise ValueError(
-                f"{type(self.client).__name__} overrides {', '.join(own)}, which the stacked executor does not call: "
+                f"{type(self.client).__name__} overrides {', '.join(parameters)}, which the stacked "
+                f"executor does not call: "
                 "set trainer.executor to SequentialExecutor"
             )
         if has_torch_norms(self.client.net):
@@ -160,39 +161,41 @@ class StackedExecutor(StackedClients):
             statistic.data.copy_(before[name])
         return max(1, int(min(limit, self.max_group_mib * 2**20 / needed)))
 
-    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
+    def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
         """Run the stage, one group of clients after another, all clients of a group at once."""
-        check_private_stage(self.client, work.stage)
+        check_private_stage(self.client, request.stage)
         failures: dict[int, str] = {}
-        held: dict[int, Any] = {}
+        client_data: dict[int, Any] = {}
 
         def uploads() -> Iterator[Payload]:
             for members in self.grouping.split(clients):
-                upload, failed, new = self._run_group(members, work)
+                upload, failed, new = self._run_group(members, request)
                 failures.update(failed)
-                held.update(new)
+                client_data.update(new)
                 if report is not None:
                     report(len(members))
                 yield upload
-                if failures and work.until_failure:
+                if failures and request.until_failure:
                     return
 
-        with self._for_stage(work) as clients:
+        with self._for_stage(request) as clients:
             self._bring(clients)
-            outcome = Outcome(upload=Payload.collect(uploads(), clients, self.allocate), failures=failures)
-        if work.address.phase != "callback":
-            self.rewrite(held)
-        return outcome
+            result = StageResult(upload=Payload.collect(uploads(), clients, self.allocate), failures=failures)
+        if request.address.phase != "callback":
+            self.rewrite(client_data)
+        return result
 
-    def _run_group(self, clients: tuple[int, ...], work: Work) -> tuple[Payload, dict[int, str], dict[int, Any]]:
-        """What clients of a group answer, why the others of them failed, and what they hold if that has changed."""
-        stack, stage = self.stack, work.stage
+    def _run_group(
+        self, clients: tuple[int, ...], request: StageRequest
+    ) -> tuple[Payload, dict[int, str], dict[int, Any]]:
+        """What clients of a group update, why the others of them failed, and what they hold if that has changed."""
+        stack, stage = self.stack, request.stage
         self._forget_optimizers(clients, stage)
-        steps = {client: self.num_steps(stage, client, work.effort[client]) for client in clients}
+        steps = {client: self.num_steps(stage, client, request.work_fraction[client]) for client in clients}
         order = stack.training_order(stack.places(clients), list(steps.values()))
         clients = tuple(clients[row] for row in order)
         positions, num_steps = stack.places(clients), [steps[client] for client in clients]
-        received, batch = self.received(work.payload, clients), self.grouping.batch(clients)
+        received, batch = self.received_parameters(request.payload, clients), self.grouping.batch(clients)
         self._activate(clients, received)
         stack.load(received, positions)
         rows = rows_of(positions, self.fabric.device)
@@ -204,36 +207,40 @@ class StackedExecutor(StackedClients):
             self.client,
             stage,
             batch,
-            self._knowledge(clients, work.payload, start, batch),
+            self._knowledge(clients, request.payload, start, batch),
             takes_stacks=self.takes_stacks,
             time_limit=self.time_limit,
-            ragged=self._ragged(work.payload),
+            ragged=self._ragged(request.payload),
             numbers=self.numbers,
         )
         if self.client.privacy is not None:
-            memory = training.knowledge["memory"]
-            memory[SPENT], training.failures = self._spend(memory[SPENT], clients, work)
-        keys = self.keys(work.address.round_idx, stage.name, clients, max(num_steps, default=0))
+            client_state = training.knowledge["client_state"]
+            client_state[SPENT], training.failures = self._spend(client_state[SPENT], clients, request)
+        keys = self.keys(request.address.round_idx, stage.name, clients, max(num_steps, default=0))
         with self._client_in_training():
             trained = training.run(stack.part(positions, num_steps, stage.optimizer), keys, self.fabric.autocast)
             training.store(stack)
-        upload, memory = self._answers(clients, training, trained, start, num_steps)
-        held = self._rewritten(work, clients, trained, training)
-        found = [*trained.values(), *upload.signals.values(), *(m for m in memory.values() if m.is_floating_point())]
-        for row, fine in enumerate(finite_rows(found).tolist()):
+        upload, client_state = self._answers(clients, training, trained, start, num_steps)
+        client_data = self._rewritten(request, clients, trained, training)
+        result = [
+            *trained.values(),
+            *upload.extras.values(),
+            *(m for m in client_state.values() if m.is_floating_point()),
+        ]
+        for row, fine in enumerate(finite_rows(result).tolist()):
             if not fine:
-                training.failures.setdefault(row, "its parameters or its answer are not finite after local training")
+                training.failures.setdefault(row, "its parameters or its update are not finite after local training")
         failed = sorted(training.failures)
-        kept = [row for row in range(len(clients)) if row not in training.failures]
+        succeeded = [row for row in range(len(clients)) if row not in training.failures]
         if failed:
             lost = [positions[row] for row in failed]
             stack.load({name: tensor[failed] for name, tensor in start.items()}, lost)
             stack.forget(lost)
-            upload = upload.rows([clients[row] for row in kept])
-        for name in self.lasting_slots():
-            stack.remember(name, memory[name][kept], [positions[row] for row in kept])
+            upload = upload.rows([clients[row] for row in succeeded])
+        for name in self.lasting_state_specs():
+            stack.remember(name, client_state[name][succeeded], [positions[row] for row in succeeded])
         failures = {clients[row]: why for row, why in training.failures.items()}
-        return upload, failures, {client: new for client, new in held.items() if client not in failures}
+        return upload, failures, {client: new for client, new in client_data.items() if client not in failures}
 
     def _answers(
         self,
@@ -246,24 +253,27 @@ class StackedExecutor(StackedClients):
         """What all clients of a group send after their training, and what they remember."""
         stage, sizes_C = training.stage, self._sizes(clients)
         ask = functools.partial(training.ask, parameters=trained, autocast=self.fabric.autocast, sizes_C=sizes_C)
-        signals = ask(stage.signals, per_example=stage.per_example)
-        memory = {**training.knowledge["memory"], **ask(stage.memory, per_example=self._ragged_slots())}
+        client_outputs = ask(stage.client_outputs, per_example=stage.per_example)
+        client_state = {
+            **training.knowledge["client_state"],
+            **ask(stage.client_state, per_example=self._ragged_state_specs()),
+        }
         upload = Payload(
             clients=clients,
             parameters=self.sent(stage, trained, start, training.knowledge["anchor"]),
-            signals=signals,
+            extras=client_outputs,
             num_examples=self.client.example_count(training.batch),
             num_steps=torch.tensor(num_steps, device=self.fabric.device),
             lengths=dict.fromkeys(stage.per_example, sizes_C),
         )
-        return upload, memory
+        return upload, client_state
 
-    def _spend(self, spent_C3: Tensor, clients: Sequence[int], work: Work) -> tuple[Tensor, dict[int, str]]:
+    def _spend(self, spent_C3: Tensor, clients: Sequence[int], request: StageRequest) -> tuple[Tensor, dict[int, str]]:
         """What clients of a group have spent of their privacy after a stage, and who may not, by their row."""
         after, failures = spent_C3.clone(), {}
         for row, client in enumerate(clients):
             try:
-                after[row] = self.spend(spent_C3[row], work.stage, client, work.effort[client])
+                after[row] = self.spend(spent_C3[row], request.stage, client, request.work_fraction[client])
             except PrivacySpent as error:
                 failures[row] = str(failure_of(error))
         return after, failures
@@ -273,29 +283,33 @@ class StackedExecutor(StackedClients):
     ) -> Knowledge:
         """What the clients of a group know as a stage begins."""
         num_examples = batch.example_mask.shape[1]
-        memory = {
+        client_state = {
             name: self._memory_of(clients, name, num_examples)
-            if slot.lasting
-            else self.first_memory(slot, clients, num_examples)
-            for name, slot in self.slots.items()
+            if spec.lasting
+            else self.first_client_state(spec, clients, num_examples)
+            for name, spec in self.state_specs.items()
         }
-        return {"anchor": dict(anchor), "inbox": self.inbox(payload, clients, num_examples), "memory": memory}
+        return {
+            "anchor": dict(anchor),
+            "received": self.received(payload, clients, num_examples),
+            "client_state": client_state,
+        }
 
     def _ragged(self, payload: Payload | None) -> set[str]:
         """Names of what clients remember, and are sent, with a row for every example."""
-        return self._ragged_slots() if payload is None else self._ragged_slots() | payload.lengths.keys()
+        return self._ragged_state_specs() if payload is None else self._ragged_state_specs() | payload.lengths.keys()
 
     def _rewritten(
-        self, work: Work, clients: Sequence[int], trained: Mapping[str, Tensor], training: GroupTraining
+        self, request: StageRequest, clients: Sequence[int], trained: Mapping[str, Tensor], training: GroupTraining
     ) -> dict[int, Any]:
         """What the clients hold from now on, one after another, for their data differ in shape."""
-        held: dict[int, Any] = {}
-        rewrite = work.stage.program.rewrite
+        client_data: dict[int, Any] = {}
+        rewrite = request.stage.program.rewrite
         if rewrite is None:
-            return held
-        ragged = self._ragged(work.payload)
+            return client_data
+        ragged = self._ragged(request.payload)
         for row, client in enumerate(clients):
-            own = {name: tensor[row] for name, tensor in trained.items()}
+            parameters = {name: tensor[row] for name, tensor in trained.items()}
             size = self.collator.size(client)
             known = {
                 kind: {name: t[row, :size] if name in ragged else t[row] for name, t in tensors.items()}
@@ -304,10 +318,12 @@ class StackedExecutor(StackedClients):
             with torch.no_grad():
                 try:
                     with within(self.time_limit):
-                        held[client] = rewrite(self.client, own, self.collator.held(client), context_of(known))
+                        client_data[client] = rewrite(
+                            self.client, parameters, self.collator.client_data(client), context_of(known)
+                        )
                 except Exception as error:  # as in training
                     training.failures.setdefault(row, failure_of(error))
-        return held
+        return client_data
 
     @contextmanager
     def _client_in_training(self) -> Iterator[None]:
@@ -323,7 +339,7 @@ class StackedExecutor(StackedClients):
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
-    ) -> Outcome:
+    ) -> StageResult:
         """Score the given clients, one group at a time, one forward for all splits."""
         parts, failures = [], {}
         for members in self.grouping.split(clients):
@@ -337,7 +353,7 @@ class StackedExecutor(StackedClients):
                             parts.append(self._score_group(evaluation, (client,), round_idx, collator))
                     except Exception as error:
                         failures[client] = failure_of(error)
-        return Outcome(upload=concatenate(parts), failures=failures)
+        return StageResult(upload=concatenate(parts), failures=failures)
 
     def _score_group(
         self, evaluation: Evaluation, members: tuple[int, ...], round_idx: int, collator: Collator | None
@@ -352,7 +368,7 @@ class StackedExecutor(StackedClients):
             table = torch.vmap(lambda p, t, k: self.client.score_table(p, part.replace(t), context_of(k), rule))
             return table(parameters, part.tensors(), knowledge)
 
-        return Payload(clients=members, signals=self.sum_scores(batch, score))
+        return Payload(clients=members, extras=self.sum_scores(batch, score))
 
     def _predict(self, evaluation: Evaluation, clients: Sequence[int], round_idx: int) -> dict[int, Tensor]:
         """Predict the given clients, one group at a time."""
@@ -368,19 +384,19 @@ class StackedExecutor(StackedClients):
 
             with torch.no_grad(), self.fabric.autocast():
                 parts = [torch.vmap(predict)(parameters, part.tensors(), knowledge) for part in batch.parts()]
-                found = torch.cat(parts, dim=1)
+                result = torch.cat(parts, dim=1)
             for row, client in enumerate(members):
-                predictions[client] = found[row, : self.original_size[client]].float()
+                predictions[client] = result[row, : self.original_size[client]].float()
         return predictions
 
     def _evaluated(
         self, evaluation: Evaluation, clients: tuple[int, ...], round_idx: int
     ) -> tuple[dict[str, Tensor], Knowledge]:
         """The parameters to score: the clients' own, or others, or a copy after some more training."""
-        received = self.received(evaluation.payload, clients)
-        own = self._parameters_of(clients, but=received)
+        received = self.received_parameters(evaluation.payload, clients)
+        values = self._parameters_of(clients, but=received)
         parameters = {
-            name: received[name].to(initial) if name in received else own[name]
+            name: received[name].to(initial) if name in received else values[name]
             for name, initial in self.initial.items()
         }
         tuning, knowledge = evaluation.tuning, Knowledge()

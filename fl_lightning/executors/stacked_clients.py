@@ -40,8 +40,10 @@ class StackedClients(InProcessExecutor):
             name: self.allocate((number, *tensor.shape), tensor.dtype, tensor.device)
             for name, tensor in self.initial.items()
         }
-        memory = {name: self.first_memory(slot, clients) for name, slot in self.lasting_slots().items()}
-        return ClientStack(self.client, clients, parameters, memory, self.allocate)
+        client_state = {
+            name: self.first_client_state(spec, clients) for name, spec in self.lasting_state_specs().items()
+        }
+        return ClientStack(self.client, clients, parameters, client_state, self.allocate)
 
     def _at_hand(self) -> list[int]:
         return sorted(self.stack.begun)
@@ -73,7 +75,7 @@ class StackedClients(InProcessExecutor):
     def _forget_optimizers(self, clients: Sequence[int], stage: Stage) -> None:
         """Start the optimizers of clients anew that a stage begins anew, or whose state has ended with the round."""
         if not stage.reset_optimizer:
-            ended = not self.client_state.optimizer
+            ended = not self.persistence.optimizer
             clients = [c for c in clients if ended and c in self.stack.begun and c not in self.active]
         if clients:
             self.stack.forget(self.stack.places(clients))
@@ -98,7 +100,7 @@ class StackedClients(InProcessExecutor):
             self.client,
             order,
             {name: tensor.clone() for name, tensor in self._parameters_of(order).items()},
-            {name: self._memory_of(order, name, size).clone() for name in self.lasting_slots()},
+            {name: self._memory_of(order, name, size).clone() for name in self.lasting_state_specs()},
         )
         copies.begun = set(order)
         self.stack = copies
@@ -113,34 +115,36 @@ class StackedClients(InProcessExecutor):
         if self.active.issuperset(clients):
             rows = rows_of(stack.places(clients), self.fabric.device)
             return {name: stack.parameters[name][rows] for name in names}
-        found = {name: self.initial[name].expand(len(clients), *self.initial[name].shape) for name in names}
+        result = {name: self.initial[name].expand(len(clients), *self.initial[name].shape) for name in names}
         here = [row for row, client in enumerate(clients) if client in stack.begun]
         active = [row for row in here if clients[row] in self.active]
         away = [row for row, client in enumerate(clients) if client not in stack.begun and client in self.store]
         stored = self.store.get([clients[row] for row in away], [f"p/{name}" for name in names]) if away else {}
         for name in names:
-            own = here if name in self.lasting else active
-            if own or f"p/{name}" in stored:
-                found[name] = found[name].clone()
-            if own:
-                found[name][own] = stack.parameters[name][stack.places(clients[row] for row in own)]
+            parameters = here if name in self.lasting else active
+            if parameters or f"p/{name}" in stored:
+                result[name] = result[name].clone()
+            if parameters:
+                result[name][parameters] = stack.parameters[name][stack.places(clients[row] for row in parameters)]
             if f"p/{name}" in stored:
-                found[name][away] = stored[f"p/{name}"].to(found[name])
-        return found
+                result[name][away] = stored[f"p/{name}"].to(result[name])
+        return result
 
     def _memory_of(self, clients: Sequence[int], name: str, num_examples: int) -> Tensor:
         """What clients remember under a lasting name, (C, *shape), or (C, N, *shape) for so many examples."""
-        stack, slot = self.stack, self.slots[name]
+        stack, spec = self.stack, self.state_specs[name]
         if stack.begun.issuperset(clients):
-            value = stack.memory[name][rows_of(stack.places(clients), self.fabric.device)]
-            return value[:, :num_examples] if slot.per_example else value
-        found = self.first_memory(slot, clients, num_examples)
+            value = stack.client_state[name][rows_of(stack.places(clients), self.fabric.device)]
+            return value[:, :num_examples] if spec.per_example else value
+        result = self.first_client_state(spec, clients, num_examples)
         here = [row for row, client in enumerate(clients) if client in stack.begun]
         away = [row for row, client in enumerate(clients) if client not in stack.begun and client in self.store]
         if here:
-            own = stack.memory[name][stack.places(clients[row] for row in here)]
-            found[here] = pad_examples(own, num_examples) if slot.per_example else own
+            parameters = stack.client_state[name][stack.places(clients[row] for row in here)]
+            result[here] = pad_examples(parameters, num_examples) if spec.per_example else parameters
         if away:
-            own = self.store.get([clients[row] for row in away], [f"s/memory/{name}"])[f"s/memory/{name}"].to(found)
-            found[away] = pad_examples(own, num_examples) if slot.per_example else own
-        return found
+            parameters = self.store.get([clients[row] for row in away], [f"s/client_state/{name}"])[
+                f"s/client_state/{name}"
+            ].to(result)
+            result[away] = pad_examples(parameters, num_examples) if spec.per_example else parameters
+        return result

@@ -1,6 +1,6 @@
 """A bound on the time that a client's code may take.
 
-An alarm of the operating system (``SIGALRM``) ends it. Python answers a signal in the main thread, between two of its
+An alarm of the operating system (``SIGALRM``) ends it. Python responds a signal in the main thread, between two of its
 own steps: loops, sleeping, waiting for files, sockets and locks end at once; a single call of compiled code (a product
 of huge matrices, a backward pass on a GPU, a wait inside a library) ends only when it returns.
 """

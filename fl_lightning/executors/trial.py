@@ -98,14 +98,14 @@ def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequ
     except Exception as error:
         if TOO_FEW not in str(error):
             return  # it is tried once more, and told
-        held = collator.held(first)
+        client_data = collator.client_data(first)
         more = f"; so have {len(alone) - 1} more clients" if len(alone) > 1 else ""
-        if held.num_examples == 1:
+        if client_data.num_examples == 1:
             remedy = "give it more training examples (data.splitter, data.partitioner), or take a net without BatchNorm"
         else:
             remedy = "set data.drop_last to true, or a larger data.batch_size"
         raise ValueError(
-            f"client {held.name!r} has a training step with one example, of which BatchNorm in model.net has no "
+            f"client {client_data.name!r} has a training step with one example, of which BatchNorm in model.net has no "
             f"variance ({TOO_FEW}){more}: {remedy}"
         ) from None
 
@@ -146,11 +146,11 @@ def _failure(
     try:
         with within(time_limit), torch.random.fork_rng(), torch.set_grad_enabled(compute is _loss), fabric.autocast():
             if mapped:
-                found = torch.vmap(lambda p, t: compute(client, p, batch.replace(t)))(leaves, batch.tensors())
+                result = torch.vmap(lambda p, t: compute(client, p, batch.replace(t)))(leaves, batch.tensors())
             else:
-                found = compute(client, leaves, single(batch))
-            if compute is _loss and isinstance(found, Tensor) and found.requires_grad:
-                torch.autograd.grad(found.sum(), [p for p in leaves.values() if p.requires_grad], allow_unused=True)
+                result = compute(client, leaves, single(batch))
+            if compute is _loss and isinstance(result, Tensor) and result.requires_grad:
+                torch.autograd.grad(result.sum(), [p for p in leaves.values() if p.requires_grad], allow_unused=True)
     except Exception as error:  # it is its user's code
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return ""

@@ -32,11 +32,11 @@ def first_derivative_only(backward: Backward) -> Backward:
     @functools.wraps(backward)
     def guarded(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            found = backward(ctx, *grads)
+            result = backward(ctx, *grads)
         if not torch.is_grad_enabled():
-            return found
+            return result
         sources = [tensor for tensor in (*grads, *ctx.saved_tensors) if tensor is not None and tensor.requires_grad]
-        return tuple(None if gradient is None else _Last.apply(gradient, *sources) for gradient in found)  # type: ignore[no-untyped-call]
+        return tuple(None if gradient is None else _Last.apply(gradient, *sources) for gradient in result)  # type: ignore[no-untyped-call]
 
     return guarded
 

@@ -19,7 +19,7 @@ from fl_lightning.kernels.edge_products import Edges
 class BlockSparse:
     """C sparse (N x M) matrices on the diagonal of one CSR matrix (C·N x C·M), with its transpose for the backward.
 
-    It is an opaque object to ``vmap``: all clients' blocks travel in one instance.
+    It is an opaque object to ``vmap``: all clients' blocks are passed in one instance.
 
     Args:
         matrix: CSR matrix of shape (C·N, C·M), with 32-bit indices.
@@ -135,13 +135,13 @@ def _select(matrix: Tensor, num_blocks: int, blocks: Tensor, shape: tuple[int, i
     """Some blocks of a block-diagonal CSR matrix, each cut to ``shape``."""
     num_rows, num_columns = shape
     old_rows, old_columns = (length // num_blocks for length in matrix.shape)
-    place = torch.arange(len(blocks), device=blocks.device)
+    index = torch.arange(len(blocks), device=blocks.device)
     entry_B = matrix.crow_indices()[blocks * old_rows].long()  # where the blocks begin among the values
     end_BN = matrix.crow_indices()[blocks[:, None] * old_rows + torch.arange(1, num_rows + 1, device=blocks.device)]
     count_B = end_BN[:, -1] - entry_B
     shift_B = entry_B - (count_B.cumsum(0) - count_B)
     source = torch.arange(int(count_B.sum()), device=blocks.device) + shift_B.repeat_interleave(count_B)
-    column_shift_B = (place * num_columns - blocks * old_columns).int()
+    column_shift_B = (index * num_columns - blocks * old_columns).int()
     crow = torch.nn.functional.pad((end_BN - shift_B[:, None]).flatten().int(), (1, 0))
     col = matrix.col_indices()[source] + column_shift_B.repeat_interleave(count_B)
     size = (len(blocks) * num_rows, len(blocks) * num_columns)
@@ -182,9 +182,9 @@ class _BlockMatmul(Function):
 def block_matmul(operator: BlockSparse, x: Tensor, *, transpose: bool = False, owner: Tensor | None = None) -> Tensor:
     """Multiply each client's sparse block (or its transpose) with its dense matrix, or with one that all have.
 
-    ``vmap`` does not see whose the blocks are, as they travel in one object. A tensor that it does see tells it: where
-    the owner is mapped, every client has a block of its own, also if ``x`` is the same for all; where it is not, the
-    blocks are the same for all that is mapped.
+    ``vmap`` does not see whose the blocks are, as they are passed in one object. A tensor that it does see tells it:
+    where the owner is mapped, every client has a block of its own, also if ``x`` is the same for all; where it is not,
+    the blocks are the same for all that is mapped.
 
     Args:
         operator: The blocks.

@@ -22,17 +22,17 @@ def common_first(nets: Sequence[Mapping[str, Tensor]]) -> list[slice | Tensor]:
     blocks = {
         name: [slice(min(sizes)) for sizes in zip(*(net[name].shape for net in nets), strict=True)] for name in names
     }
-    found: list[slice | Tensor] = []
+    result: list[slice | Tensor] = []
     for net in nets:
         ends = itertools.accumulate(parameter.numel() for parameter in net.values())
-        place = {
+        index = {
             name: torch.arange(end - parameter.numel(), end).view(parameter.shape)
             for (name, parameter), end in zip(net.items(), ends, strict=True)
         }
         common = torch.cat(
-            [torch.zeros(0, dtype=torch.long), *(place[name][tuple(blocks[name])].flatten() for name in names)]
+            [torch.zeros(0, dtype=torch.long), *(index[name][tuple(blocks[name])].flatten() for name in names)]
         )
         is_rest = torch.ones(sum(parameter.numel() for parameter in net.values()), dtype=torch.bool)
         is_rest[common] = False
-        found.append(torch.cat([common, is_rest.nonzero().flatten()]))
-    return found
+        result.append(torch.cat([common, is_rest.nonzero().flatten()]))
+    return result

@@ -22,7 +22,7 @@ from fl_lightning.kernels.csr import coordinates, csr_matmul, with_values
 class Edges:
     """The edges of C graphs without loops, ordered by the node that they lead to.
 
-    It is an opaque object to ``vmap``: all clients' edges travel in one instance.
+    It is an opaque object to ``vmap``: all clients' edges are passed in one instance.
 
     Args:
         matrix: Block-diagonal CSR matrix of the graphs (C·N x C·N); what is not zero is an edge, from column to row.
@@ -59,18 +59,18 @@ class Edges:
 
     def products(self, to_KMD: Tensor, from_KMD: Tensor) -> Tensor:
         """What :func:`edge_products` returns for all clients, (K, C·E), without a gradient and not under ``vmap``."""
-        matrix, place = self._forwards
+        matrix, index = self._forwards
         found_KE = to_KMD.new_zeros(len(to_KMD), self.num_blocks * self.longest)
         for found_E, to_MD, from_MD in zip(found_KE, to_KMD.to(matrix.dtype), from_KMD.to(matrix.dtype), strict=True):
             product = torch.sparse.sampled_addmm(matrix, to_MD, from_MD.mT, beta=0.0)
-            found_E[place] = product.values().to(found_E.dtype)
+            found_E[index] = product.values().to(found_E.dtype)
         return found_KE
 
     def sums(self, weight_KE: Tensor, from_KMD: Tensor, *, turned: bool) -> Tensor:
         """What :func:`edge_sums` returns for all clients, (K, M, D); likewise."""
-        matrix, place = self._backwards if turned else self._forwards
+        matrix, index = self._backwards if turned else self._forwards
         pairs = zip(weight_KE.to(matrix.dtype), from_KMD.to(matrix.dtype), strict=True)
-        return torch.stack([csr_matmul(with_values(matrix, w_E[place]), x_MD) for w_E, x_MD in pairs]).to(from_KMD)
+        return torch.stack([csr_matmul(with_values(matrix, w_E[index]), x_MD) for w_E, x_MD in pairs]).to(from_KMD)
 
 
 @quick
@@ -150,11 +150,11 @@ class _Folded:
 
     def stacked(self, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
         """The tensors with it."""
-        place = 1 if self.over_clients else 0
+        index = 1 if self.over_clients else 0
         moved = [
-            tensor.movedim(dim, place)
+            tensor.movedim(dim, index)
             if dim is not None
-            else tensor.unsqueeze(place).expand(*tensor.shape[:place], self.size, *tensor.shape[place:])
+            else tensor.unsqueeze(index).expand(*tensor.shape[:index], self.size, *tensor.shape[index:])
             for tensor, dim in zip(tensors, dims, strict=True)
         ]
         return moved if self.over_clients else [tensor.flatten(0, 1) for tensor in moved]

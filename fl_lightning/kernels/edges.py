@@ -1,4 +1,4 @@
-"""Random neighbours, edges and columns of many clients' sparse matrices at once.
+"""Random neighbors, edges and columns of many clients' sparse matrices at once.
 
 What is drawn for a client depends on its key and on places in its own block, neither on padding nor on the others.
 """
@@ -16,7 +16,7 @@ from fl_lightning.kernels.randomness import pair_words
 
 
 @quick
-class _SampleNeighbours(Function):
+class _SampleNeighbors(Function):
     """Under ``vmap`` one draw for all clients."""
 
     @staticmethod
@@ -33,10 +33,10 @@ class _SampleNeighbours(Function):
         row, column = row[order], column[order]
         first = torch.searchsorted(row, torch.arange(allowed.numel(), device=row.device))
         rank = torch.arange(len(row), device=row.device) - first[row]
-        found = torch.full((allowed.numel(), count), -1, device=row.device)
+        result = torch.full((allowed.numel(), count), -1, device=row.device)
         within = rank < count
-        found[row[within], rank[within]] = column[within] % num_nodes
-        return found.view(*allowed.shape, count)
+        result[row[within], rank[within]] = column[within] % num_nodes
+        return result.view(*allowed.shape, count)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -47,22 +47,22 @@ class _SampleNeighbours(Function):
         info: Any, in_dims: tuple[Any, ...], key: Tensor, allowed: Tensor, operator: BlockSparse, count: int
     ) -> tuple[Tensor, int]:
         key, allowed = lead_with_clients(info.batch_size, in_dims[:2], [key, allowed])
-        return _SampleNeighbours.apply(key, allowed, operator, count), 0  # type: ignore[no-untyped-call]
+        return _SampleNeighbors.apply(key, allowed, operator, count), 0  # type: ignore[no-untyped-call]
 
 
-def sample_neighbours(key: Tensor, allowed: Tensor, operator: BlockSparse, count: int) -> Tensor:
-    """Up to ``count`` neighbours of each node, drawn without replacement; itself is not among them.
+def sample_neighbors(key: Tensor, allowed: Tensor, operator: BlockSparse, count: int) -> Tensor:
+    """Up to ``count`` neighbors of each node, drawn without replacement; itself is not among them.
 
     Args:
         key: int64 key of each client (C,), or a scalar for one client, also under ``vmap``.
         allowed: Nodes that may be drawn, (C, N) or (N,).
-        operator: Its entries are the edges, (N, N) for each client; the neighbours of a row are its columns.
-        count: Most neighbours of a node.
+        operator: Its entries are the edges, (N, N) for each client; the neighbors of a row are its columns.
+        count: Most neighbors of a node.
 
     Returns:
-        int64 places of the neighbours, (C, N, count) or (N, count); -1 where there are no more.
+        int64 places of the neighbors, (C, N, count) or (N, count); -1 where there are no more.
     """
-    drawn: Tensor = _SampleNeighbours.apply(key, allowed, operator, count)  # type: ignore[no-untyped-call]
+    drawn: Tensor = _SampleNeighbors.apply(key, allowed, operator, count)  # type: ignore[no-untyped-call]
     return drawn
 
 
@@ -81,9 +81,9 @@ class _DropEdges(Function):
             return _kept(pair_words(key_C[row // size], first, last), probability) | (row == column)
 
         row, column = coordinates(operator.matrix)
-        kept = is_kept(row, column)
+        keep = is_kept(row, column)
         count = torch.zeros(len(operator.matrix), dtype=torch.int64, device=row.device)
-        count = count.index_add(0, row, kept.long())
+        count = count.index_add(0, row, keep.long())
         degree = (count - 1).clamp(min=0).view(*key.shape, size)
         values = []
         if links is None:
@@ -95,7 +95,7 @@ class _DropEdges(Function):
         loop, entry = row == column, operator.matrix.values()
         old = torch.ones_like(entry[:1]).repeat(len(count))  # D^(1/2), for the loops' entries in Â are those of D^(-1)
         old[row[loop]] = entry[loop].rsqrt()
-        rest = with_values(operator.matrix, kept * entry * old[row] * old[column])
+        rest = with_values(operator.matrix, keep * entry * old[row] * old[column])
         total = csr_matmul(rest, torch.ones_like(old)[:, None])[:, 0]
         scale = old * torch.where(total > 0, total, 1.0).rsqrt()
         for matrix in _forms(operator):
@@ -117,8 +117,8 @@ class _DropEdges(Function):
         probability: float,
         links: BlockSparse | None,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-        found = _DropEdges.apply(key.movedim(in_dims[0], 0), operator, probability, links)  # type: ignore[no-untyped-call]
-        return found, (*[None] * (len(found) - 1), 0)
+        result = _DropEdges.apply(key.movedim(in_dims[0], 0), operator, probability, links)  # type: ignore[no-untyped-call]
+        return result, (*[None] * (len(result) - 1), 0)
 
 
 @quick
@@ -128,13 +128,13 @@ class _MaskColumns(Function):
     @staticmethod
     def forward(key: Tensor, operator: BlockSparse, probability: float) -> tuple[Tensor, Tensor]:
         key_C = _keys(key, operator)
-        found = []
+        result = []
         for matrix, transposed in ((operator.matrix, False), (operator.transposed, True)):
             column = coordinates(matrix)[0 if transposed else 1]
             width = operator.matrix.shape[1] // operator.num_blocks
-            kept = _kept(pair_words(key_C[column // width], column % width, torch.zeros_like(column)), probability)
-            found.append(matrix.values() * kept)
-        return found[0], found[1]
+            keep = _kept(pair_words(key_C[column // width], column % width, torch.zeros_like(column)), probability)
+            result.append(matrix.values() * keep)
+        return result[0], result[1]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -150,7 +150,7 @@ class _MaskColumns(Function):
 def drop_edges(
     key: Tensor, operator: BlockSparse, probability: float, links: BlockSparse | None = None
 ) -> tuple[BlockSparse, Tensor, BlockSparse | None]:
-    """Drop edges at random from Â = D^(-1/2) (A + I) D^(-1/2), and normalise what is left.
+    """Drop edges at random from Â = D^(-1/2) (A + I) D^(-1/2), and normalize what is left.
 
     An edge and its reverse are dropped together.
 
@@ -161,7 +161,7 @@ def drop_edges(
         links: Ones where A has entries, if these are weights; None if they are ones.
 
     Returns:
-        Â of the rest, its number of neighbours of each node, (C, N) or (N,), and the links of the rest.
+        Â of the rest, its number of neighbors of each node, (C, N) or (N,), and the links of the rest.
     """
     *values, degree = _DropEdges.apply(key, operator, probability, links)  # type: ignore[no-untyped-call]
     rest = _with_values(operator, values)

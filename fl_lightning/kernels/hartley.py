@@ -1,4 +1,4 @@
-"""Random matrices with fast products: rows of a randomised Hartley transform in place of Gaussian ones.
+"""Random matrices with fast products: rows of a randomized Hartley transform in place of Gaussian ones.
 
 Random signs, an orthogonal transform, random rows: Ailon and Chazelle, "The fast Johnson-Lindenstrauss transform and
 approximate nearest neighbors", SIAM J. Computing 2009; Tropp, "Improved analysis of the subsampled randomized Hadamard
@@ -32,7 +32,7 @@ def hartley(x: Tensor) -> Tensor:
 
 
 class RandomRows:
-    """Random rows of unit length of a randomised Hartley transform, as a matrix P (R, D) that is never built.
+    """Random rows of unit length of a randomized Hartley transform, as a matrix P (R, D) that is never built.
 
     The transform is a little longer than D where that is faster (an FFT of prime length takes five times as long as
     one of the next product of 2, 3 and 5), and its rows are cut to D numbers and brought back to length 1. Rows come

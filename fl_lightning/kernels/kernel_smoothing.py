@@ -6,7 +6,7 @@ FedAux (the paper's eq. 6): node v with score s_v in [-1, 1] gets the kernel-wei
 
 The paper computes it densely, O(N^2 D) time and O(N^2) memory. Here a cosine series with features phi and weights w
 (:mod:`fl_lightning.kernels.cosine_series`) gives M = diag(w) sum_u phi(s_u) [h_u || 1] once and then
-[numerator || denominator] = phi(s_v)^T M for every node: O(N P D) time. Nodes are taken in blocks whose features are
+[numerator || denominator] = phi(s_v)^T M for every node: O(N P D) time. Nodes are aggregated blocks whose features are
 computed anew in the backward, so beyond z and the gradients of h and s the memory is O(P D) and a few MiB.
 
 Error. Let every kernel value be off by at most e, and D_v = sum_u kappa(s_v, s_u). The computed z~_v satisfies
@@ -62,7 +62,7 @@ def kernel_smooth(
     The gradient in h is off by at most ``tolerance * (1 + c) / 2`` times the largest gradient of z, c the sum of a
     node's weights over all the means it enters (1 on average); dz_v / ds_v by ``tolerance * (g + 2 R) * max|h|``, g the
     largest slope of the kernel (0.86 / bandwidth where that is below 2.8) and R the mean of 2 |s_v - s_u| / bandwidth^2
-    over v's neighbourhood, about 1 / bandwidth.
+    over v's neighborhood, about 1 / bandwidth.
 
     All arithmetic is float64, whatever the inputs and the autocast state (so the device must have float64), and the
     result is rounded to the type of h once: 2^-24 |z| (float32) or 2^-9 |z| (bfloat16) come on top, and for float64
@@ -234,6 +234,6 @@ class _DenseSmoothing(torch.autograd.Function):
 
 
 def _weights(difference_BN: Tensor, mask_B1: Tensor, mask_N1: Tensor, bandwidth: float) -> Tensor:
-    """Rows of normalised kernel values; zeros in the rows and columns of padding nodes."""
+    """Rows of normalized kernel values; zeros in the rows and columns of padding nodes."""
     kernel_BN = torch.where(mask_B1 & mask_N1.mT, (-((difference_BN / bandwidth) ** 2)).exp(), 0.0)
     return kernel_BN / torch.where(mask_B1, kernel_BN.sum(1, keepdim=True), 1.0)

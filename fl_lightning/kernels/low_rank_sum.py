@@ -112,10 +112,10 @@ class LowRankSum:
         _, weight_B, direction_BB = torch.linalg.svd(triangle, full_matrices=False)
         tail_B = weight_B.double().square().flip(0).cumsum(0).flip(0).sqrt()  # norm of this and all later directions
         needed = int((tail_B > self.tolerance * tail_B[0]).sum())
-        kept = min(needed, self.max_rank)
-        if kept < len(tail_B):
-            self.dropped += float(tail_B[kept])
-        basis_KD, coefficient_KR = direction_BB[:kept] @ self.basis_BD, direction_BB[:kept] @ self.coefficient_BR
-        self.num_used = self.num_orthonormal = kept
+        rank = min(needed, self.max_rank)
+        if rank < len(tail_B):
+            self.dropped += float(tail_B[rank])
+        basis_KD, coefficient_KR = direction_BB[:rank] @ self.basis_BD, direction_BB[:rank] @ self.coefficient_BR
+        self.num_used = self.num_orthonormal = rank
         self.basis_BD.copy_(basis_KD)
         self.coefficient_BR.copy_(coefficient_KR)

@@ -114,7 +114,7 @@ def _indices(counts: tuple[tuple[int, int], ...], device: torch.device) -> Tenso
 def _words(key: Tensor, *counts: tuple[int, int]) -> Sequence[Tensor]:
     """Hash (key, 0..count-1) to int32 words of shape (*key.shape, count), for each (count, salt).
 
-    The index is mixed before it meets the key: plain sums would give neighbouring keys the same words, shifted.
+    The index is mixed before it meets the key: plain sums would give neighboring keys the same words, shifted.
     """
     low = (key & 0x7FFFFFFF).to(torch.int32)
     high = ((key >> 31) & 0x7FFFFFFF).to(torch.int32)
@@ -240,8 +240,8 @@ class _Multipliers(Function):
         keys = key + torch.arange(count, device=key.device).view(-1, *[1] * key.dim())
         threshold = _threshold(probability)
         # clamp(byte, threshold - 1, threshold) tells byte >= threshold without the slow passes over booleans
-        kept = random_bytes(keys, *shape).clamp_(threshold - 1, threshold).sub_(threshold - 1)
-        return kept.to(dtype).mul_(dropout_scale(probability, dtype))
+        keep = random_bytes(keys, *shape).clamp_(threshold - 1, threshold).sub_(threshold - 1)
+        return keep.to(dtype).mul_(dropout_scale(probability, dtype))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

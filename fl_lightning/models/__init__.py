@@ -6,7 +6,7 @@ from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.models.cnn import CNN
 from fl_lightning.models.disentangled_gcn import DisentangledGCN
 from fl_lightning.models.expanded_gcn import ExpandedGCN
-from fl_lightning.models.gcn import GCN, NormalisedGCN
+from fl_lightning.models.gcn import GCN, NormalizedGCN
 from fl_lightning.models.graph_sage import GraphSAGE
 from fl_lightning.models.gru import GRUForecaster
 from fl_lightning.models.masked_gcn import MaskedGCN
@@ -32,7 +32,7 @@ __all__ = [
     "LinearModel",
     "MaskedGCN",
     "NetOutput",
-    "NormalisedGCN",
+    "NormalizedGCN",
     "PlainNet",
     "PooledGCN",
     "ProjectionGCN",

@@ -129,9 +129,9 @@ def likeness(probability_NK: Tensor, real_N: Tensor, threshold: float) -> Tensor
 
 
 def corrected_propagation(batch: GraphBatch, likeness_NN: Tensor, share: float) -> Tensor:
-    """Ã, the normalised α A + (1 - α) R with loops; dense, (N, N)."""
+    """Ã, the normalized α A + (1 - α) R with loops; dense, (N, N)."""
     eye_NN = torch.eye(len(batch.y), dtype=likeness_NN.dtype, device=likeness_NN.device)
-    links_NN = share * batch.sum_neighbours(eye_NN) + (1 - share) * likeness_NN + eye_NN
+    links_NN = share * batch.sum_neighbors(eye_NN) + (1 - share) * likeness_NN + eye_NN
     scale_N = links_NN.sum(dim=1).rsqrt()
     return scale_N[:, None] * links_NN * scale_N
 

@@ -1,13 +1,13 @@
 """A GCN with an augmentor, which draws a second view of a graph from edges that it learns.
 
 Wan, Huang, Ye: "Federated Graph Learning under Domain Shift with Generalizable Prototypes", AAAI 2024. With A₂ the
-edges, loops and proposed edges, Â₂ their normalisation, U the augmentor's weights:
+edges, loops and proposed edges, Â₂ their normalization, U the augmentor's weights:
 
     H = ReLU(Â₂ Â₂ X U₁ U₂),  S = H Hᵀ,  R ~ relaxed Bernoulli(S / (2 max S) + A₂ / 2), straight through
 
-and the second view is the convolutions on the normalised R, symmetric with loops. Everything is dense, (N, N).
+and the second view is the convolutions on the normalized R, symmetric with loops. Everything is dense, (N, N).
 
-Shape legend: N nodes, D width, P proposed neighbours of a node.
+Shape legend: N nodes, D width, P proposed neighbors of a node.
 """
 
 from typing import NamedTuple
@@ -67,7 +67,7 @@ class AugmentedGCN(GCN):
     def forward(  # type: ignore[override]
         self, batch: GraphBatch, proposed_NP: Tensor | None = None, key: Tensor | None = None
     ) -> NetOutput | SecondView:
-        """Logits and embeddings; with proposed neighbours (places, or -1 for none) those of a second view.
+        """Logits and embeddings; with proposed neighbors (places, or -1 for none) those of a second view.
 
         Args:
             batch: One client's graph.
@@ -81,7 +81,7 @@ class AugmentedGCN(GCN):
     def second_view(self, batch: GraphBatch, proposed_NP: Tensor, key: Tensor) -> SecondView:
         """Draw a view, and compute on it."""
         edge_NN = proposed_edges(batch, proposed_NP)
-        operator_NN = normalised(edge_NN)
+        operator_NN = normalized(edge_NN)
         h_ND = operator_NN @ (operator_NN @ batch.transform(self.augmentor[0])) @ self.augmentor[1]
         h_ND = h_ND.relu()
         score_NN = h_ND @ h_ND.T
@@ -92,7 +92,7 @@ class AugmentedGCN(GCN):
         view_NN = ((soft_NN > 0.5).to(soft_NN) - soft_NN).detach() + soft_NN
         real_NN = batch.node_mask[:, None] & batch.node_mask
         upper_NN = torch.where(real_NN, view_NN, 0.0).triu(1)
-        view_NN = normalised(upper_NN + upper_NN.T + torch.diag(batch.node_mask.to(soft_NN)))
+        view_NN = normalized(upper_NN + upper_NN.T + torch.diag(batch.node_mask.to(soft_NN)))
         x_ND: Tensor | None = None
         for layer, conv in enumerate(self.convs):
             assert isinstance(conv, GraphConvolution)
@@ -115,7 +115,7 @@ def proposed_edges(batch: GraphBatch, proposed_NP: Tensor) -> Tensor:
     return (edge_NN | proposed_NN | proposed_NN.T).to(batch.dtype)
 
 
-def normalised(edge_NN: Tensor) -> Tensor:
+def normalized(edge_NN: Tensor) -> Tensor:
     """D^(-1/2) A D^(-1/2); rows without edges stay zero."""
     scale_N = edge_NN.sum(dim=1).clamp(min=1e-6).rsqrt()
     return scale_N[:, None] * edge_NN * scale_N

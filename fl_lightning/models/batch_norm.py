@@ -1,7 +1,8 @@
-"""Batch normalisation in clients: a layer that leaves padding out, and what of it is a running statistic.
+"""Batch normalization in clients: a layer that leaves padding out, and what of it is a running statistic.
 
 Ioffe, Szegedy: "Batch Normalization", ICML 2015. Running statistics are parameters without gradient here, named
-``running_mean`` and ``running_var``: so they are in checkpoints, and travel or stay as other parameters do.
+``running_mean`` and ``running_var``: so they are in checkpoints, and are communicated or kept local as other parameters
+do.
 """
 
 import torch
@@ -19,7 +20,7 @@ TOO_FEW = "Expected more than 1 value per channel when training"
 
 
 class BatchNorm(nn.Module):
-    """Normalise each channel over the examples of a client that count; of one client, on a stack, or under ``vmap``.
+    """Normalize each channel over the examples of a client that count; of one client, on a stack, or under ``vmap``.
 
     In training mode by the batch's mean and variance, whose running means are kept; in eval mode by these.
     One example has no variance, and is refused in training as PyTorch refuses it; under ``vmap``, and on a GPU, which
@@ -47,7 +48,7 @@ class BatchNorm(nn.Module):
         self.running_var = nn.Parameter(torch.ones(num_features), requires_grad=False)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Normalise.
+        """Normalize.
 
         Args:
             x: The examples.
@@ -120,19 +121,19 @@ def adopt(net: nn.Module, name: str) -> None:
 def statistics_of(net: nn.Module) -> frozenset[str]:
     """Names of the running statistics among a net's parameters."""
     named = net.named_parameters()
-    found = [n for n, p in named if not p.requires_grad and n.rpartition(".")[2] in STATISTICS]
+    result = [n for n, p in named if not p.requires_grad and n.rpartition(".")[2] in STATISTICS]
     for name, layer in net.named_modules():
-        found += [f"{name}.{statistic}".lstrip(".") for statistic in getattr(layer, "_adopted", ())]
-    return frozenset(found)
+        result += [f"{name}.{statistic}".lstrip(".") for statistic in getattr(layer, "_adopted", ())]
+    return frozenset(result)
 
 
 def has_torch_norms(net: nn.Module) -> bool:
-    """Whether the net has layers of PyTorch's that normalise over examples, padding among them."""
+    """Whether the net has layers of PyTorch's that normalize over examples, padding among them."""
     return any(isinstance(layer, TORCH_NORMS) for layer in net.modules())
 
 
 def norm_parameters(net: nn.Module) -> tuple[str, ...]:
-    """Names of all parameters of normalisation layers, running statistics included."""
+    """Names of all parameters of normalization layers, running statistics included."""
     kinds = (BatchNorm, *TORCH_NORMS, nn.LayerNorm, nn.GroupNorm)
     layers = [
         name

@@ -56,13 +56,13 @@ class _ConvolvePool(torch.autograd.Function):
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         size = pooled_size(x.shape[2:4], weight.shape[-1])
         pooled = x.new_empty(*x.shape[:2], *size, weight.shape[1])
-        places = torch.empty_like(pooled, dtype=torch.int64)
-        for images, kernels, offset, out, where in zip(x, weight, bias, pooled, places, strict=True):
+        indices = torch.empty_like(pooled, dtype=torch.int64)
+        for images, kernels, offset, out, where in zip(x, weight, bias, pooled, indices, strict=True):
             convolved = F.conv2d(_channels_second(images), kernels, offset)
             into = {"out": _channels_second(out), "indices": _channels_second(where)}
             torch.ops.aten.max_pool2d_with_indices.out(convolved, *_POOL, **into)
             out.relu_()
-        return pooled, places
+        return pooled, indices
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -74,12 +74,12 @@ class _ConvolvePool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None
-        x, weight, pooled, places = ctx.saved_tensors
+        x, weight, pooled, indices = ctx.saved_tensors
         num_filters, kernel_size = weight.shape[1], weight.shape[-1]
         rows, columns = (length - kernel_size + 1 for length in x.shape[2:4])
         convolved = _channels_second(x.new_empty(x.shape[1], rows, columns, num_filters))  # its values are not read
         grads = []
-        for images, kernels, of_out, out, where in zip(x, weight, grad, pooled, places, strict=True):
+        for images, kernels, of_out, out, where in zip(x, weight, grad, pooled, indices, strict=True):
             of_max = torch.ops.aten.threshold_backward(_channels_second(of_out), _channels_second(out), 0)
             of_convolved = torch.ops.aten.max_pool2d_with_indices_backward(
                 of_max, convolved, *_POOL, _channels_second(where)

@@ -100,10 +100,10 @@ class DisentangledGCN(nn.Module):
 
 
 def route(h_KND: Tensor, batch: GraphBatch, num_iterations: int) -> Tensor:
-    """Share each node's neighbours out between the factors, (K, N, D).
+    """Share each node's neighbors out between the factors, (K, N, D).
 
     With z = h / ‖h‖ and c_v = z_v in the beginning: p_k = softmax_k(⟨z_uk, c_vk⟩), c_vk <- z_vk + Σ_u p_k z_uk over
-    the neighbours u of v, divided by its length.
+    the neighbors u of v, divided by its length.
     """
     z_KND = unit(h_KND)
     center_KND, edges, owner = z_KND, batch.edges, batch.node_mask

@@ -1,4 +1,4 @@
-"""A GCN whose nodes have further neighbours, of whom only the hidden layer is known (FedGNN).
+"""A GCN whose nodes have further neighbors, of whom only the hidden layer is known (FedGNN).
 
 Shape legend: N nodes of one client, D width.
 """

@@ -114,7 +114,7 @@ class GraphConvolution(nn.Module):
     Args:
         in_channels: Width of the input.
         out_channels: Width of the output.
-        bias: Whether there is b; none is felt before a normalisation.
+        bias: Whether there is b; none is felt before a normalization.
     """
 
     #: Weights of edges are in Â.
@@ -137,7 +137,7 @@ class ConvolutionStack(nn.Module):
     Args:
         convs: The convolutions, in order; their outputs are of one width.
         dropout: Drop probability after each convolution, in [0, 1).
-        norms: What normalises the output of each, over the client's nodes; none if empty.
+        norms: What normalizes the output of each, over the client's nodes; none if empty.
     """
 
     def __init__(self, convs: Iterable[nn.Module], *, dropout: float, norms: Iterable[nn.Module] = ()) -> None:
@@ -199,7 +199,7 @@ class GCN(ConvolutionStack):
         hidden_channels: Width of every convolution.
         num_layers: Number of convolutions.
         dropout: Drop probability after each convolution, in [0, 1).
-        batch_norm: Normalise the output of each convolution (``models/batch_norm.py``).
+        batch_norm: Normalize the output of each convolution (``models/batch_norm.py``).
     """
 
     #: All of it computes on leading client dimensions by itself, so a stack of clients needs no ``vmap``.
@@ -227,8 +227,8 @@ class GCN(ConvolutionStack):
         return NetOutput(self.head(h_ND), embedding_ND)
 
 
-class NormalisedGCN(GCN):
-    """:class:`GCN` with batch normalisation.
+class NormalizedGCN(GCN):
+    """:class:`GCN` with batch normalization.
 
     Args:
         in_channels: Width of the node features.

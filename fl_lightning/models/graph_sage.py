@@ -1,7 +1,7 @@
-"""GraphSAGE with the mean aggregator, on all neighbours of a node.
+"""GraphSAGE with the mean aggregator, on all neighbors of a node.
 
 Hamilton, Ying, Leskovec: "Inductive Representation Learning on Large Graphs", NeurIPS 2017, Algorithm 1: with d_v
-neighbours u of node v, h'_v = W_self h_v + W_neighbours (1/d_v) Σ_u h_u + b. The paper draws some neighbours for every
+neighbors u of node v, h'_v = W_self h_v + W_neighbors (1/d_v) Σ_u h_u + b. The paper draws some neighbors for every
 batch; a client's graph is trained whole here, and so are they.
 """
 
@@ -25,17 +25,17 @@ class SAGEConvolution(nn.Module):
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
-        self.neighbour_weight = nn.Parameter(torch.empty(in_channels, out_channels))
+        self.neighbor_weight = nn.Parameter(torch.empty(in_channels, out_channels))
         self.bias = nn.Parameter(torch.zeros(out_channels))
         nn.init.xavier_uniform_(self.weight)
-        nn.init.xavier_uniform_(self.neighbour_weight)
+        nn.init.xavier_uniform_(self.neighbor_weight)
 
     def forward(self, x_NF: Tensor | None, batch: GraphBatch) -> Tensor:
         """Convolve ``x_NF``, or the batch's own features where it is None."""
-        weights = (self.weight, self.neighbour_weight)
+        weights = (self.weight, self.neighbor_weight)
         own_ND, sent_ND = (batch.transform(w) if x_NF is None else x_NF @ w for w in weights)
         share_N1 = batch.degree.clamp(min=1).to(own_ND.dtype).reciprocal().unsqueeze(-1)
-        return own_ND + share_N1 * batch.sum_neighbours(sent_ND) + self.bias.unsqueeze(-2)
+        return own_ND + share_N1 * batch.sum_neighbors(sent_ND) + self.bias.unsqueeze(-2)
 
 
 class GraphSAGE(ConvolutionStack):

@@ -4,7 +4,7 @@ Baek, Jeong, Jin, Yoon, Hwang: "Personalized Subgraph Federated Learning", ICML 
 are θ ∘ μ with θ from the server and μ its own; in use, mask entries with |μ| below a threshold (λ1) count as zero.
 Masks start at one, so that a new model is the plain GCN; biases have none.
 
-All masks are parameters named ``mask``: ``personal: ["*mask*"]`` keeps them at home.
+All masks are parameters named ``mask``: ``personal: ["*mask*"]`` keeps them local.
 """
 
 import torch

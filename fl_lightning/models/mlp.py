@@ -84,7 +84,7 @@ class MLP(_VectorNet):
         hidden_channels: Width of every hidden layer.
         num_layers: Number of linear layers, the read-out among them.
         dropout: Drop probability after each hidden layer, in [0, 1).
-        batch_norm: Normalise the output of each hidden layer before its ReLU over the examples that are trained on
+        batch_norm: Normalize the output of each hidden layer before its ReLU over the examples that are trained on
             (``models/batch_norm.py``).
 
     Shapes:

@@ -17,8 +17,8 @@ class NetOutput(NamedTuple):
     embedding: Tensor
 
 
-def as_output(found: Any) -> NetOutput:
+def as_output(result: Any) -> NetOutput:
     """What a net returned; logits that are alone are the embedding as well."""
-    if isinstance(found, NetOutput):
-        return found
-    return NetOutput(found, found) if isinstance(found, Tensor) else NetOutput(found[0], found[1])
+    if isinstance(result, NetOutput):
+        return result
+    return NetOutput(result, result) if isinstance(result, Tensor) else NetOutput(result[0], result[1])

@@ -116,19 +116,19 @@ class PlainNet(nn.Module):
     def _run(self, graph: Any) -> NetOutput:
         net = self._net[0]
         if not self._head:
-            found = self._inputs(net, graph)
-            return NetOutput(*found[:2]) if isinstance(found, tuple) else NetOutput(found, found)
+            result = self._inputs(net, graph)
+            return NetOutput(*result[:2]) if isinstance(result, tuple) else NetOutput(result, result)
         head = self.get_submodule(self._head)
         if self._head not in net._modules and "." not in self._head:
-            found = self._inputs(net, graph)
-            return NetOutput(head(found), found)
+            result = self._inputs(net, graph)
+            return NetOutput(head(result), result)
         seen: list[Any] = []
         hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            found = self._inputs(net, graph)
+            result = self._inputs(net, graph)
         finally:
             hook.remove()
-        return NetOutput(*found[:2]) if isinstance(found, tuple) else NetOutput(found, seen[-1])
+        return NetOutput(*result[:2]) if isinstance(result, tuple) else NetOutput(result, seen[-1])
 
 
 @contextlib.contextmanager

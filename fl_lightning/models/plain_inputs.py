@@ -66,14 +66,14 @@ def edge_inputs(net: nn.Module) -> dict[str, bool]:
     A layer or a model of PyG's that was made without ``edge_dim``, or that says it takes none, does not read them.
     """
     parameters = inspect.signature(net.forward).parameters
-    found = {name: parameters[name].default is inspect.Parameter.empty for name in EDGE_INPUTS if name in parameters}
+    result = {name: parameters[name].default is inspect.Parameter.empty for name in EDGE_INPUTS if name in parameters}
     for name in EDGE_INPUTS:
         if getattr(net, f"supports_{name}", True) is False:
-            found.pop(name, None)
+            result.pop(name, None)
     dimensions = [module.edge_dim for module in net.modules() if hasattr(module, "edge_dim")]
     if dimensions and all(dimension is None for dimension in dimensions):
-        found.pop("edge_attr", None)
-    return found
+        result.pop("edge_attr", None)
+    return result
 
 
 def edge_widths(net: nn.Module) -> Iterator[int]:

@@ -59,8 +59,8 @@ class Trial:
 
     def run(self) -> Any:
         """What the module returns: a tensor or a pair of them."""
-        found = self._call(copy.deepcopy(self.net))
-        parts = found[:2] if isinstance(found, tuple) else (found,)
+        result = self._call(copy.deepcopy(self.net))
+        parts = result[:2] if isinstance(result, tuple) else (result,)
         if not parts or not all(isinstance(part, Tensor) and part.dim() == 2 and len(part) == 3 for part in parts):
             shape = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
             raise ValueError(
@@ -108,8 +108,8 @@ class Trial:
     def embedding_of(self, wrapped: nn.Module) -> Tensor:
         """The embedding of the three nodes."""
         with torch.no_grad(), torch.random.fork_rng([]):
-            found: NetOutput = copy.deepcopy(wrapped).eval()(SimpleNamespace(plain=self.graph))
-        return found.embedding
+            result: NetOutput = copy.deepcopy(wrapped).eval()(SimpleNamespace(plain=self.graph))
+        return result.embedding
 
     def last_layer(self, num_outputs: int) -> str:
         """Name of the layer that makes the logits; empty if none does.

@@ -14,7 +14,7 @@ class PooledGCN(GCN):
         hidden_channels: Width of every convolution.
         num_layers: Number of convolutions.
         dropout: Drop probability after each convolution, in [0, 1).
-        batch_norm: Normalise the output of each convolution over the nodes of the graphs.
+        batch_norm: Normalize the output of each convolution over the nodes of the graphs.
         pooling: ``sum``, ``mean`` or ``max`` over the nodes of a graph.
 
     Shapes:

@@ -32,7 +32,7 @@ class PseudoNodeGenerator(nn.Module):
         self.layers = nn.ModuleList(Linear(*pair) for pair in itertools.pairwise(widths))
 
     def forward(self, y_M: Tensor, noise_MZ: Tensor) -> Tensor:
-        """Return the features, neither bounded nor normalised."""
+        """Return the features, neither bounded nor normalized."""
         h_MD = torch.cat([self.classes(y_M), noise_MZ], dim=1)
         for layer in self.layers[:-1]:
             h_MD = layer(h_MD).tanh()
@@ -40,7 +40,7 @@ class PseudoNodeGenerator(nn.Module):
         return features_MF
 
 
-def nearest_neighbour_graph(x_MF: Tensor, y_M: Tensor, num_neighbors: int) -> ClientGraph:
+def nearest_neighbor_graph(x_MF: Tensor, y_M: Tensor, num_neighbors: int) -> ClientGraph:
     """A graph whose nodes are linked with those of most alike direction, both ways; it has no gradient."""
     unit_MF = nn.functional.normalize(x_MF.detach(), dim=1)
     cosine_MM = (unit_MF @ unit_MF.T).fill_diagonal_(-torch.inf)

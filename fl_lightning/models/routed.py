@@ -32,11 +32,11 @@ class RoutedLayer(nn.Module):
         routes: Where it finds the shares.
     """
 
-    def __init__(self, layer: nn.Module, place: int, routes: Routes) -> None:
+    def __init__(self, layer: nn.Module, index: int, routes: Routes) -> None:
         super().__init__()
         self.shared = layer
         self.local = copy.deepcopy(layer)
-        self.place = place
+        self.index = index
         self.routes = routes
 
     def forward(self, *inputs: object) -> Tensor:
@@ -46,7 +46,7 @@ class RoutedLayer(nn.Module):
             only: Tensor = (self.shared if shares else self.local)(*inputs)
             return only
         shared, local = self.shared(*inputs), self.local(*inputs)
-        share = shares[..., self.place].unsqueeze(-1).to(shared.dtype)
+        share = shares[..., self.index].unsqueeze(-1).to(shared.dtype)
         mixed: Tensor = local + share * (shared - local)
         return mixed
 
@@ -57,7 +57,7 @@ class Policy(nn.Module):
     Args:
         in_channels: Width of the inputs.
         num_layers: Layers that are routed.
-        is_graph: Whether examples are nodes; they are routed by their own and their neighbours' features.
+        is_graph: Whether examples are nodes; they are routed by their own and their neighbors' features.
         hidden_channels: Width of the hidden layer.
     """
 
@@ -95,7 +95,7 @@ class Routed(nn.Module):
         super().__init__()
         kinds = (GraphConvolution, nn.Linear)
         layers = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, kinds)]
-        covered = {f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters()}
+        covered = {f"{name}.{inner}" for name, layer in layers for inner, _ in layer.named_parameters()}
         others = [name for name, _ in net.named_parameters() if name not in covered]
         if others or not layers:
             raise ValueError(
@@ -107,10 +107,10 @@ class Routed(nn.Module):
         is_graph = isinstance(first, GraphConvolution)
         width = first.weight.shape[0 if is_graph else 1]
         self.policy = Policy(width, len(layers), is_graph=is_graph, hidden_channels=hidden_channels)
-        for place, (name, layer) in enumerate(layers):
-            parent, _, own = name.rpartition(".")
-            holder, routed = net.get_submodule(parent), RoutedLayer(layer, place, self.routes)
-            setattr(holder, own, routed)
+        for index, (name, layer) in enumerate(layers):
+            parent, _, inner = name.rpartition(".")
+            owner, routed = net.get_submodule(parent), RoutedLayer(layer, index, self.routes)
+            setattr(owner, inner, routed)
         self.net = net
         self.takes_stacks: bool = getattr(net, "takes_stacks", False)
 
@@ -136,8 +136,8 @@ def run_route(net: nn.Module, parameters: Mapping[str, Tensor], batch: Batch, ro
 
 def policy_shares(net: nn.Module, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
     """Each example's probability of the shared copy, (..., N, layers)."""
-    own = {name.removeprefix("policy."): p for name, p in parameters.items() if name.startswith("policy.")}
-    shares: Tensor = functional_call(net.get_submodule("policy"), own, (batch,), tie_weights=False)
+    inner = {name.removeprefix("policy."): p for name, p in parameters.items() if name.startswith("policy.")}
+    shares: Tensor = functional_call(net.get_submodule("policy"), inner, (batch,), tie_weights=False)
     return shares
 
 

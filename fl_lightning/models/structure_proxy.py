@@ -14,7 +14,7 @@ from fl_lightning.models.graph_sage import GraphSAGE
 
 
 class FeatureModel(nn.Module):
-    """A model that sees no edges: features and a proxy in place of the neighbours.
+    """A model that sees no edges: features and a proxy in place of the neighbors.
 
     e = ReLU(X W + b);   logits ``head`` (e + q) with a proxy q for each node;   logits ``first_head`` e without any.
 

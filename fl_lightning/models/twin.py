@@ -12,7 +12,7 @@ from fl_lightning.models.output import NetOutput
 class Twin(nn.Module):
     """Parameters ``shared.*`` and ``personal.*`` that start alike; the personal copy makes the predictions.
 
-    An optimiser that treats each tensor on its own steps them as two optimisers would, as long as no term of the
+    An optimizer that treats each tensor on its own steps them as two optimizers would, as long as no term of the
     objective sends gradient from one into the other. Gradients are clipped copy by copy.
 
     Args:

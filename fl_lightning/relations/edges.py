@@ -21,25 +21,25 @@ def opposite_pairs(edge_index_2E: Tensor, num_clients: int) -> Tensor:
     if not torch.equal(forward_E[forward_order_E], backward_E[backward_order_E]) or (source_E == target_E).any():
         raise ValueError(
             "This needs an undirected edge index: both directions of every edge and no self loops. "
-            "knn_graph gives one; torch_geometric.utils.to_undirected and remove_self_loops mend another."
+            "knn_graph gives one; torch_geometric.utils.to_undirected and remove_self_loops change another."
         )
     return torch.empty_like(forward_order_E).index_copy(0, forward_order_E, backward_order_E)
 
 
-def edge_colours(edge_index_2E: Tensor, num_clients: int) -> Tensor:
+def edge_colors(edge_index_2E: Tensor, num_clients: int) -> Tensor:
     """A number for each edge that no other edge at its ends has, both directions alike, (E,); greedy, so few numbers.
 
     Example:
-        >>> edge_colours(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3).tolist()
+        >>> edge_colors(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3).tolist()
         [0, 0, 1, 1]
     """
-    colour: dict[tuple[int, int], int] = {}
+    color: dict[tuple[int, int], int] = {}
     taken: list[set[int]] = [set() for _ in range(num_clients)]
     edges = edge_index_2E.T.tolist()
     for i, j in edges:
         if i < j:
             free = next(number for number in itertools.count() if number not in taken[i] | taken[j])
-            colour[i, j] = colour[j, i] = free
+            color[i, j] = color[j, i] = free
             taken[i].add(free)
             taken[j].add(free)
-    return torch.tensor([colour[i, j] for i, j in edges], dtype=torch.long)
+    return torch.tensor([color[i, j] for i, j in edges], dtype=torch.long)

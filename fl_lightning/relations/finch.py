@@ -1,4 +1,4 @@
-"""FINCH: clusters of points by their first neighbours, without a number of clusters to choose.
+"""FINCH: clusters of points by their first neighbors, without a number of clusters to choose.
 
 Sarfraz, Sharma, Stiefelhagen: "Efficient Parameter-Free Clustering Using First Neighbor Relations", CVPR 2019.
 
@@ -39,7 +39,7 @@ def finch(point_MD: Tensor) -> Tensor:
 
 
 def _linked(point_MD: Tensor) -> Tensor:
-    """Components of the links between first neighbours, numbered in the order of the points."""
+    """Components of the links between first neighbors, numbered in the order of the points."""
     cosine_MM = cosine_similarity(point_MD).fill_diagonal_(-torch.inf)
     linked_MM = torch.nn.functional.one_hot(cosine_MM.argmax(dim=1), len(point_MD)).bool()
     linked_MM = linked_MM | linked_MM.T | torch.eye(len(point_MD), dtype=torch.bool, device=point_MD.device)
@@ -47,5 +47,5 @@ def _linked(point_MD: Tensor) -> Tensor:
     label_M = place_M
     for _ in point_MD:  # the smallest place that is reached
         label_M = torch.where(linked_MM, label_M, len(point_MD)).amin(dim=1)
-    found: Tensor = label_M.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = label_M.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    return result

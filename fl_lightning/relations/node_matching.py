@@ -1,6 +1,6 @@
-"""Nodes of different clients that have neighbours in common, and a draw among them.
+"""Nodes of different clients that have neighbors in common, and a draw among them.
 
-Shape legend: C clients, N nodes of one, M neighbours of a node, E pairs.
+Shape legend: C clients, N nodes of one, M neighbors of a node, E pairs.
 """
 
 import numpy as np
@@ -8,12 +8,12 @@ import scipy.sparse as sp
 from torch import Tensor
 
 
-def common_neighbours(ids_CNM: Tensor, *, same: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of nodes of different clients that have a neighbour in common, or all of them; each pair twice.
+def common_neighbors(ids_CNM: Tensor, *, same: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of nodes of different clients that have a neighbor in common, or all of them; each pair twice.
 
     Args:
-        ids_CNM: By what each node's neighbours are known, 0 for none.
-        same: Only nodes whose neighbours are the same.
+        ids_CNM: By what each node's neighbors are known, 0 for none.
+        same: Only nodes whose neighbors are the same.
 
     Returns:
         Numbers of the nodes of each pair, node v of client c being c N + v.
@@ -21,8 +21,8 @@ def common_neighbours(ids_CNM: Tensor, *, same: bool) -> tuple[np.ndarray, np.nd
     num_nodes = ids_CNM.shape[1]
     ids = ids_CNM.flatten(0, 1).numpy()
     node_E, place_E = ids.nonzero()
-    neighbour_E = np.unique(ids[node_E, place_E], return_inverse=True)[1]
-    has = sp.csr_matrix((np.ones(len(node_E), dtype=np.int32), (node_E, neighbour_E)), shape=(len(ids), len(node_E)))
+    neighbor_E = np.unique(ids[node_E, place_E], return_inverse=True)[1]
+    has = sp.csr_matrix((np.ones(len(node_E), dtype=np.int32), (node_E, neighbor_E)), shape=(len(ids), len(node_E)))
     common = (has @ has.T).tocoo()
     kept_E = common.row // num_nodes != common.col // num_nodes
     if same:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Topology(Counted, ABC):
-    """Builds the graph of a decentralised federation.
+    """Builds the graph of a decentralized federation.
 
     Args:
         seed: Of a random graph; None takes the run's.
@@ -75,7 +75,7 @@ def check_connected(adjacency_CC: Tensor, name: str) -> Tensor:
 
 
 class Ring(Topology):
-    """Each client has two neighbours."""
+    """Each client has two neighbors."""
 
     def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """A cycle."""
@@ -85,7 +85,7 @@ class Ring(Topology):
 
 
 class Complete(Topology):
-    """Everyone is everyone's neighbour."""
+    """Everyone is everyone's neighbor."""
 
     def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """All pairs."""
@@ -95,7 +95,7 @@ class Complete(Topology):
 
 
 class Star(Topology):
-    """Client 0 is everyone's only neighbour."""
+    """Client 0 is everyone's only neighbor."""
 
     def draw(self, num_clients: int, seed: int) -> "nx.Graph":
         """Client 0 in the middle."""
@@ -126,10 +126,10 @@ class ErdosRenyi(Topology):
 
 
 class WattsStrogatz(Topology):
-    """A small world: a ring of near neighbours, some of whose edges are rewired.
+    """A small world: a ring of near neighbors, some of whose edges are rewired.
 
     Args:
-        num_neighbors: Neighbours on the ring before rewiring, even, at least 2.
+        num_neighbors: Neighbors on the ring before rewiring, even, at least 2.
         rewiring_probability: In [0, 1].
         seed: Of the graph; None takes the run's.
     """
@@ -153,10 +153,10 @@ class WattsStrogatz(Topology):
 
 
 class BarabasiAlbert(Topology):
-    """Preferential attachment: newcomers join those that have many neighbours.
+    """Preferential attachment: each new node joins those that have many neighbors.
 
     Args:
-        num_edges: Edges of each newcomer, at least 1.
+        num_edges: Edges of each new node, at least 1.
         seed: Of the graph; None takes the run's.
     """
 

@@ -1,4 +1,4 @@
-"""How messages get to the sites and answers back."""
+"""How messages get to the sites and responses back."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,11 +9,11 @@ from fl_lightning.remote.message import Message
 _log = logging.getLogger(__name__)
 
 
-class Answerer(Protocol):
-    """Whatever answers messages; a site."""
+class Responder(Protocol):
+    """Whatever responses messages; a site."""
 
-    def answer(self, wire: bytes) -> bytes:
-        """The answer to a message, both as bytes."""
+    def respond(self, wire: bytes) -> bytes:
+        """The response to a message, both as bytes."""
         ...
 
 
@@ -32,8 +32,8 @@ class Channel(Protocol):
         """Send one message to each of some clients.
 
         Yields:
-            Each client with its answer, or with why there is none, in any order. A channel may lose messages, repeat
-            answers, or bring those to earlier messages; a client that it says nothing of has not answered.
+            Each client with its response, or with why there is none, in any order. A channel may lose messages, repeat
+            responses, or bring those to earlier messages; a client that it says nothing of has not responded.
         """
         ...
 
@@ -46,17 +46,17 @@ class LoopbackChannel:
         names: What they are called; numbered if none are given.
     """
 
-    def __init__(self, sites: Sequence[Answerer], names: Sequence[str] = ()) -> None:
+    def __init__(self, sites: Sequence[Responder], names: Sequence[str] = ()) -> None:
         self.sites = list(sites)
-        self.names: Sequence[str] = list(names) or [f"site-{place}" for place in range(len(sites))]
+        self.names: Sequence[str] = list(names) or [f"site-{index}" for index in range(len(sites))]
 
     def ask(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message | str]]:
         """One site after another."""
         for client, message in messages.items():
-            yield client, read_answer(self.sites[client].answer(message.wire))
+            yield client, read_response(self.sites[client].respond(message.wire))
 
 
-def read_answer(wire: object) -> Message | str:
+def read_response(wire: object) -> Message | str:
     """What arrived, or why it is no message."""
     try:
         return Message.read(wire)  # type: ignore[arg-type]  # which it says
@@ -67,33 +67,33 @@ def read_answer(wire: object) -> Message | str:
 def ask_all(
     channel: Channel, messages: Mapping[int, Message], *, retries: int, report: Callable[[int], None] | None = None
 ) -> tuple[dict[int, Message], dict[int, str]]:
-    """Each client's answer, heard once, whatever the channel loses, repeats or brings too late.
+    """Each client's respond, heard once, whatever the channel loses, repeats or brings too late.
 
     Args:
         channel: The way to the sites.
         messages: One for each of some clients.
-        retries: How often a message without an answer is sent again.
-        report: Called with the number of clients that have just answered.
+        retries: How often a message without a response is sent again.
+        report: Called with the number of clients that have just responded.
 
     Returns:
-        The answers, failures that sites tell of among them; and why others did not answer.
+        The responses, failures that sites tell of among them; and why others did not respond.
     """
-    answers: dict[int, Message] = {}
+    responses: dict[int, Message] = {}
     lost: dict[int, str] = {}
     waiting = dict(messages)
     for _ in range(1 + retries):
-        for client, answer in channel.ask(waiting):
-            if client not in waiting or client in answers:
+        for client, response in channel.ask(waiting):
+            if client not in waiting or client in responses:
                 continue
-            if isinstance(answer, str):
-                lost[client] = answer
-            elif answer.about.get("to") == waiting[client].name:
-                answers[client] = answer
+            if isinstance(response, str):
+                lost[client] = response
+            elif response.about.get("to") == waiting[client].name:
+                responses[client] = response
                 if report is not None:
                     report(1)
             else:
-                _log.info("%s answered an earlier message", channel.names[client])
-        waiting = {client: message for client, message in waiting.items() if client not in answers}
+                _log.info("%s responded an earlier message", channel.names[client])
+        waiting = {client: message for client, message in waiting.items() if client not in responses}
         if not waiting:
             break
-    return answers, {client: lost.get(client, "it did not answer") for client in waiting}
+    return responses, {client: lost.get(client, "it did not respond") for client in waiting}

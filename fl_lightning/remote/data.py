@@ -1,4 +1,4 @@
-"""What a server knows of clients whose data are elsewhere: a roster, and nothing to make batches of."""
+"""What a server knows of clients whose data are elsewhere: a registry, and nothing to make batches of."""
 
 import hashlib
 import json
@@ -10,11 +10,11 @@ from lightning import LightningDataModule
 from torch import Tensor
 
 from fl_lightning.batches.base import Batch, Collator
-from fl_lightning.federation import Roster, common_edges
+from fl_lightning.federation import ClientRegistry, common_edges
 from fl_lightning.relations.topology import Topology
-from fl_lightning.remote.answers import check_answer
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.message import Message
+from fl_lightning.remote.responses import check_response
 from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.strategies import Strategy
 from fl_lightning.tasks import task_of
@@ -30,11 +30,11 @@ class Elsewhere(Collator):
         """Not known."""
         self._refuse()
 
-    def held(self, client: int) -> NoReturn:
+    def client_data(self, client: int) -> NoReturn:
         """Not here."""
         self._refuse()
 
-    def hold(self, client: int, held: Any) -> NoReturn:
+    def set_client_data(self, client: int, client_data: Any) -> NoReturn:
         """Not here."""
         self._refuse()
 
@@ -55,7 +55,7 @@ class RemoteData(LightningDataModule):
         num_outputs: Classes of the whole federation; None for as many as the sites have seen.
         relation_graph: Draws or reads the client relation graph; None for none.
         seed: Of that draw.
-        retries: How often a site that does not answer is asked again.
+        retries: How often a site that does not respond is asked again.
     """
 
     def __init__(
@@ -75,39 +75,39 @@ class RemoteData(LightningDataModule):
         self.relation_graph = relation_graph
         self.seed = seed
         self.retries = retries
-        self._roster: Roster | None = None
+        self._roster: ClientRegistry | None = None
 
     def prepare_data(self) -> None:
         """Ask every site who it is."""
         if self._roster is None:
-            self._roster = self._enrol()
+            self._roster = self._enroll()
 
     def setup(self, stage: str | None = None) -> None:
         """The same."""
         self.prepare_data()
 
     @property
-    def roster(self) -> Roster:
+    def registry(self) -> ClientRegistry:
         """Who the clients are; their sizes are not told."""
         self.prepare_data()
         assert self._roster is not None
         return self._roster
 
-    def _enrol(self) -> Roster:
-        question = Message(kind="enrol", about={"strategy": type(self.strategy).__name__})
+    def _enroll(self) -> ClientRegistry:
+        question = Message(kind="enroll", about={"strategy": type(self.strategy).__name__})
         names = self.channel.names
-        answers, failures = ask_all(self.channel, dict.fromkeys(range(len(names)), question), retries=self.retries)
-        for client, answer in answers.items():
+        responses, failures = ask_all(self.channel, dict.fromkeys(range(len(names)), question), retries=self.retries)
+        for client, response in responses.items():
             try:
-                check_answer(question, answer)
+                check_response(question, response)
             except WrongMessage as error:
-                failures[client] = f"its answer is wrong: {error}"
-            if answer.kind == "failure" and client not in failures:
-                failures[client] = shown(answer.about["why"], 1000)
+                failures[client] = f"its response is wrong: {error}"
+            if response.kind == "failure" and client not in failures:
+                failures[client] = shown(response.about["why"], 1000)
         if failures:
-            told = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
-            raise ValueError(f"sites that cannot take part: {told}. Start them, or leave them out")
-        clients = [answers[client].about for client in range(len(names))]
+            summary = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
+            raise ValueError(f"sites that cannot take part: {summary}. Start them, or leave them out")
+        clients = [responses[client].about for client in range(len(names))]
         for fact in ("task", "num_features"):
             values = {name: card[fact] for name, card in zip(names, clients, strict=True)}
             if any(value != clients[0][fact] for value in values.values()):
@@ -124,10 +124,10 @@ class RemoteData(LightningDataModule):
         if self.relation_graph is not None:
             relation_CC = self.relation_graph.relations(len(clients), self.seed)
         task = task_of(clients[0]["task"])
-        return Roster(
+        return ClientRegistry(
             names=tuple(called),
             sizes=(0,) * len(clients),
-            work=(0,) * len(clients),
+            cost=(0,) * len(clients),
             task=task,
             num_features=tuple(width) if isinstance(width, list) else width,
             num_outputs=self.num_outputs or max(card["num_outputs"] for card in clients),
@@ -143,26 +143,27 @@ class RemoteData(LightningDataModule):
         for name, card in zip(names, cards, strict=True):
             groups.setdefault(card["class_names"], []).append(name)
         if len(groups) > 1:
-            told = "; ".join(
+            summary = "; ".join(
                 f"{', '.join(members)}: {f'list {digest[:8]}' if digest else 'none'}"
                 for digest, members in groups.items()
             )
             raise ValueError(
-                f"the sites' class_names are not the same: {told}. Give every site's data the same list class_names in "
+                f"the sites' class_names are not the same: {summary}. Give every site's data the same "
+                f"list class_names in "
                 "the same order, and number its labels by it"
             )
         above = {name: card["num_outputs"] for name, card in zip(names, cards, strict=True)}
         if self.num_outputs is not None and self.num_outputs < max(above.values()):
-            told = ", ".join(f"{name} has {count}" for name, count in above.items() if count > self.num_outputs)
+            summary = ", ".join(f"{name} has {count}" for name, count in above.items() if count > self.num_outputs)
             raise ValueError(
-                f"num_outputs is {self.num_outputs}, but {told}: set num_outputs (--num_outputs) to at least "
+                f"num_outputs is {self.num_outputs}, but {summary}: set num_outputs (--num_outputs) to at least "
                 f"{max(above.values())}, or leave it out"
             )
 
     @property
     def clients(self) -> tuple[None, ...]:
         """What each client holds is not here."""
-        return (None,) * len(self.roster)
+        return (None,) * len(self.registry)
 
     def collator(self, clients: Sequence[Any], *, device: torch.device, dtype: torch.dtype) -> Elsewhere:
         """No batches."""

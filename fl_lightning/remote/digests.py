@@ -21,8 +21,8 @@ _DIGEST = "digest"
 def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
     """What server and sites must have alike, as JSON."""
     net = model.net_factories if model.has_own_net else None  # which the initial parameters tell of, too
-    own = type(strategy)
-    defaults = [own.default_optimizer, own.examples_optimizer or own.default_optimizer]
+    cls = type(strategy)
+    defaults = [cls.default_optimizer, cls.examples_optimizer or cls.default_optimizer]
     optimizer = model.optimizer_factory if model.has_own_optimizer else defaults
     described = settings.of_objects(strategy=strategy, model=model, net=net, optimizer=optimizer)
     return dict(json.loads(json.dumps(described)))
@@ -30,31 +30,29 @@ def settings_of(strategy: Strategy, model: ClientModule) -> dict[str, Any]:
 
 def digest_of_facts(*facts: Any) -> str:
     """Of facts that JSON holds, and of named tensors."""
-    tensors = {str(place): fact[1] for place, fact in enumerate(facts) if isinstance(fact, tuple)}
+    tensors = {str(index): fact[1] for index, fact in enumerate(facts) if isinstance(fact, tuple)}
     plain = [fact[0] if isinstance(fact, tuple) else fact for fact in facts]
     return hashlib.sha256(Message(kind="facts", about={"facts": plain}, tensors=tensors).wire).hexdigest()
 
 
-def content_of(holds: ClientData) -> bytes:
+def content_of(client_data: ClientData) -> bytes:
     """All that a client holds, as bytes."""
-    tensors = {name: value for name, value in vars(holds).items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in vars(client_data).items() if isinstance(value, Tensor)}
     return Message(kind="data", tensors=tensors).wire
 
 
 def digest_of(architectures: Sequence[Mapping[str, Tensor]]) -> str:
     """The same for the same initial parameters of every architecture."""
-    named = {f"{place}/{name}": p for place, net in enumerate(architectures) for name, p in net.items()}
+    named = {f"{index}/{name}": p for index, net in enumerate(architectures) for name, p in net.items()}
     return Message(kind="parameters", tensors=named).name
 
 
 def payload_of(digests: Mapping[int, str]) -> Payload:
     """The digest of each client's state, as checkpoints hold it."""
     rows = [list(bytes.fromhex(digest)) for digest in digests.values()]
-    return Payload(clients=tuple(digests), signals={_DIGEST: torch.tensor(rows, dtype=torch.uint8)})
+    return Payload(clients=tuple(digests), extras={_DIGEST: torch.tensor(rows, dtype=torch.uint8)})
 
 
 def digests_of(state: Payload) -> dict[int, str]:
     """Undo :func:`payload_of`."""
-    return {
-        client: bytes(row.tolist()).hex() for client, row in zip(state.clients, state.signals[_DIGEST], strict=True)
-    }
+    return {client: bytes(row.tolist()).hex() for client, row in zip(state.clients, state.extras[_DIGEST], strict=True)}

@@ -43,12 +43,12 @@ def ways(strategy: Strategy, client: int, kind: str) -> Iterable[Evaluation]:
     """All ways in which a strategy may evaluate a client's models of a kind, now or later in a run."""
     try:
         now = strategy.evaluations((client,))
-    except ValueError:  # it has no models before clients have answered
+    except ValueError:  # it has no models before clients have responded
         now = {}
-    for found in (now, strategy.later_evaluations((client,))):
-        if kind not in found:
+    for result in (now, strategy.later_evaluations((client,))):
+        if kind not in result:
             continue
-        for way in (found[kind], *(way for other, way in found[kind].others.items() if other == client)):
+        for way in (result[kind], *(way for other, way in result[kind].others.items() if other == client)):
             yield way
             if way.prefer_trained:  # of a client that has taken part in the round
                 yield way.without_parameters()

@@ -11,14 +11,14 @@ from torch import Tensor
 from fl_lightning.batches.base import Collator
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.hooks import check_hooks
-from fl_lightning.executors.work import Outcome, Work, misfits
-from fl_lightning.remote.answers import Answers, check_answer, outsized
+from fl_lightning.executors.stage_request import StageRequest, StageResult, misfits
 from fl_lightning.remote.channel import Channel, ask_all
 from fl_lightning.remote.data import RemoteData
 from fl_lightning.remote.digests import digest_of, digests_of, payload_of
 from fl_lightning.remote.message import Message
 from fl_lightning.remote.metrics import NUM_SUMMED, from_summands, of_model, unknown_sums, wrong_summands
 from fl_lightning.remote.requests import evaluation_request, prediction_request, start_facts, work_request
+from fl_lightning.remote.responses import Responses, check_response, outsized
 from fl_lightning.remote.schema import WrongMessage, shown
 from fl_lightning.remote.secure import (
     DEFAULT_SHARE,
@@ -33,7 +33,7 @@ from fl_lightning.remote.secure import (
 from fl_lightning.remote.sum_server import SumServer
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate
-from fl_lightning.round.stage import ClientState, Evaluation, Phase, Slot, Stage
+from fl_lightning.round.stage import Evaluation, Persistence, Phase, Stage, StateSpec
 from fl_lightning.strategies import Strategy
 
 _log = logging.getLogger(__name__)
@@ -43,16 +43,16 @@ class RemoteExecutor(Executor):
     """Has sites run what is asked for: one message for each client.
 
     The clients' states stay at their sites; the server knows their digests, and that is what its checkpoints hold. A
-    message whose answer is lost is sent again; the site does not train twice. What fails the checks of a site, or does
-    not come back, is the failure of that client.
+    message whose response is lost is sent again; the site does not train twice. What fails the checks of a site, or
+    does not come back, is the failure of that client.
 
     Args:
         channel: The way to the sites.
         strategy: The algorithm of the run.
         data: What is known of the clients.
         precision: As of the trainer.
-        retries: How often a message without an answer is sent again.
-        secure: Learn no client's answer, only the weighted sum of all; of metrics too.
+        retries: How often a message without a response is sent again.
+        secure: Learn no client's respond, only the weighted sum of all; of metrics too.
         secure_share: More than this share of the clients that begin a sum must come to its end, in [0.5, 1].
 
     Raises:
@@ -98,64 +98,66 @@ class RemoteExecutor(Executor):
         clients: Sequence[int],
         *,
         seed: int,
-        memory: Mapping[str, Slot] | None = None,
-        client_state: ClientState | None = None,
+        client_state: Mapping[str, StateSpec] | None = None,
+        persistence: Persistence | None = None,
         num_together: int | None = None,
         time_limit: float | None = None,
     ) -> None:
         """Have every site become a client.
 
         Raises:
-            ValueError: A site refuses, does not answer, or starts from other parameters than the server.
+            ValueError: A site refuses, does not respond, or starts from other parameters than the server.
         """
         check_hooks(client)
         if time_limit is not None:
             raise ValueError(
                 "participation.time_limit_seconds is for clients of this machine: leave it null, and bound the time in "
-                "which a site must answer (fl-train submit --timeout_seconds)"
+                "which a site must respond (fl-train submit --timeout_seconds)"
             )
         if fabric.world_size > 1:
             raise ValueError(
                 "trainer.devices and num_nodes must be 1: the clients of a remote federation are elsewhere"
             )
         self.fabric, self.client, self.clients, self.seed = fabric, client.eval(), tuple(clients), seed
-        self.num_flat, self.collator = client.num_travelling, collator
+        self.num_flat, self.collator = client.num_communicated, collator
         self.round, self.active = None, set()
         self.digests, self.pinned, self.unneeded = {}, set(), {}
-        self.answers = Answers()
+        self.responses = Responses()
         if self.secure:
             check_stages(self.strategy)
-        federation, roster = self.strategy.federation, self.data.roster
+        federation, registry = self.strategy.federation, self.data.registry
         self.architectures = tuple({n: p for n, p in net.items()} for net in federation.architectures)
         self.architecture_of = federation.architecture_of
         self.longest = max(sum(parameter.numel() for parameter in net.values()) for net in self.architectures)
         common = start_facts(
             self.strategy,
             client,
-            roster,
+            registry,
             seed=seed,
             precision=self.precision,
             dtype=str(collator.dtype).removeprefix("torch."),
             secure=self.secure,
             secure_share=self.sums.share,
         )
-        relation = {} if roster.relation_CC is None else {"relation": roster.relation_CC}
-        answers = self._insist(
+        relation = {} if registry.relation_CC is None else {"relation": registry.relation_CC}
+        responses = self._insist(
             {c: Message(kind="start", about={**common, "index": c}, tensors=relation) for c in self.clients},
             "become a client",
         )
-        own = digest_of(self.architectures)
-        if other := [roster.names[c] for c, answer in answers.items() if answer.about["parameters"] != own]:
+        expected = digest_of(self.architectures)
+        if other := [
+            registry.names[c] for c, response in responses.items() if response.about["parameters"] != expected
+        ]:
             raise ValueError(
                 f"{', '.join(other)} start from other parameters than the server: use one version of torch everywhere"
             )
-        if not any(answer.about["metrics"] for answer in answers.values()):
+        if not any(response.about["metrics"] for response in responses.values()):
             raise ValueError(
                 "no site tells its metrics, so no round could be chosen: have some set policy.metrics to plain (or to "
                 "sums, for a run with secure aggregation), or policy.metric_noise"
             )
-        self.digests = {c: answer.about["state"] for c, answer in answers.items()}
-        self.scored = {c: answer.about["scored"] for c, answer in answers.items()}
+        self.digests = {c: response.about["state"] for c, response in responses.items()}
+        self.scored = {c: response.about["scored"] for c, response in responses.items()}
         if self.secure:
             _log.warning(WARNING)
 
@@ -163,19 +165,19 @@ class RemoteExecutor(Executor):
         """None: sites keep their accounts to themselves."""
         return {}
 
-    def probe(self) -> Outcome:
+    def probe(self) -> StageResult:
         """The names of the first client's metrics, which its site has told; no value of theirs leaves it."""
         client, names = self.clients[0], self.metric_names()
         if not names:
-            return Outcome(upload=Payload(clients=()), failures={client: shown(self.scored[client], 1000)})
+            return StageResult(upload=Payload(clients=()), failures={client: shown(self.scored[client], 1000)})
         zeros = torch.zeros(1, 2, device=self.fabric.device)
-        return Outcome(upload=Payload(clients=(client,), signals=dict.fromkeys(names, zeros)))
+        return StageResult(upload=Payload(clients=(client,), extras=dict.fromkeys(names, zeros)))
 
     def stored_bytes(self) -> int:
         """None: the clients' states lie elsewhere."""
         return 0
 
-    def private_steps(self, stage: Stage, client: int, effort: float) -> int:
+    def private_steps(self, stage: Stage, client: int, work_fraction: float) -> int:
         """None: sites count them."""
         return 0
 
@@ -185,89 +187,99 @@ class RemoteExecutor(Executor):
         self,
         messages: Mapping[int, Message],
         report: Callable[[int], None] | None = None,
-        read: Callable[[int, Message], None] = lambda client, answer: None,
+        read: Callable[[int, Message], None] = lambda client, response: None,
     ) -> tuple[dict[int, Message], dict[int, str]]:
-        """The clients' answers, and why others failed; a wrong answer, which ``read`` may refuse too, is a failure."""
-        answers, failures = ask_all(self.channel, messages, retries=self.retries, report=report)
-        for client, answer in answers.items():
+        """The clients' responses, and why others failed.
+
+        A wrong response, which ``read`` may refuse too, is a failure.
+        """
+        responses, failures = ask_all(self.channel, messages, retries=self.retries, report=report)
+        for client, response in responses.items():
             try:
-                check_answer(messages[client], answer)
-                state = answer.about.get("state")
+                check_response(messages[client], response)
+                state = response.about.get("state")
                 if state and any(state == digest and c != client for c, digest in self.digests.items()):
                     raise WrongMessage("it has the state of another client")
-                if answer.kind != "failure":
-                    read(client, answer)
+                if response.kind != "failure":
+                    read(client, response)
             except WrongMessage as error:
-                failures[client] = f"its answer is wrong: {error}"
+                failures[client] = f"its response is wrong: {error}"
                 continue
             if client in self.digests and state:
                 self.digests[client] = state
-            if answer.kind == "failure":
-                failures[client] = shown(answer.about["why"], 1000)
-        return {client: answer for client, answer in answers.items() if client not in failures}, failures
+            if response.kind == "failure":
+                failures[client] = shown(response.about["why"], 1000)
+        return {client: response for client, response in responses.items() if client not in failures}, failures
 
     def _ask_read(
-        self, messages: Mapping[int, Message], read: Callable[[int, Message], None] = lambda client, answer: None, /
+        self, messages: Mapping[int, Message], read: Callable[[int, Message], None] = lambda client, response: None, /
     ) -> tuple[dict[int, Message], dict[int, str]]:
         return self._ask(messages, read=read)
 
     def _insist(self, messages: Mapping[int, Message], what: str) -> dict[int, Message]:
-        """Every client's answer."""
-        answers, failures = self._ask(messages)
+        """Every client's respond."""
+        responses, failures = self._ask(messages)
         if failures:
-            told = "; ".join(f"{self.data.roster.names[client]}: {why}" for client, why in sorted(failures.items()))
-            raise ValueError(f"sites that cannot {what}: {told}. Mend them, or leave them out of the federation")
-        return answers
+            reasons = "; ".join(
+                f"{self.data.registry.names[client]}: {why}" for client, why in sorted(failures.items())
+            )
+            raise ValueError(f"sites that cannot {what}: {reasons}. Mend them, or leave them out of the federation")
+        return responses
 
     # ---------------------------------------------------------------- work
 
-    def run(self, work: Work, report: Callable[[int], None] | None = None) -> Outcome:
+    def run(self, request: StageRequest, report: Callable[[int], None] | None = None) -> StageResult:
         """Ask every participating client for its part of the stage."""
-        if work.address.phase == "callback":
+        if request.address.phase == "callback":
             raise ValueError(
-                f"a callback asks the clients for {work.stage.name!r}, which no site can find in its strategy: leave "
+                f"a callback asks the clients for {request.stage.name!r}, which no site can find in its "
+                f"strategy: leave "
                 "the callback out of a remote federation"
             )
-        clients = [client for client in self.clients if client in work.effort]
+        clients = [client for client in self.clients if client in request.work_fraction]
         before = dict(self.digests)
-        self._begin(work.address)
-        outcome = self._run_sum(work, clients) if self.secure else self._run_open(work, clients, report)
-        self.active |= set(clients) - outcome.failures.keys()
+        self._begin(request.address)
+        result = self._run_sum(request, clients) if self.secure else self._run_open(request, clients, report)
+        self.active |= set(clients) - result.failures.keys()
         for client, digest in before.items():  # which the client has left, and no checkpoint has
             if digest != self.digests[client] and (client, digest) not in self.pinned:
                 self.unneeded.setdefault(client, []).append(digest)
-        return outcome
+        return result
 
-    def _run_open(self, work: Work, clients: Sequence[int], report: Callable[[int], None] | None) -> Outcome:
+    def _run_open(
+        self, request: StageRequest, clients: Sequence[int], report: Callable[[int], None] | None
+    ) -> StageResult:
         """The stage without secure aggregation."""
         uploads: dict[int, Payload] = {}
 
-        def read(client: int, answer: Message) -> None:
+        def read(client: int, response: Message) -> None:
             net = self.architectures[self.architecture_of[client]]
-            found = self.answers.upload(answer, client, work.stage, net, self.longest)
-            uploads[client] = found._map(found.clients, lambda tensor: tensor.to(self.fabric.device))
+            result = self.responses.upload(response, client, request.stage, net, self.longest)
+            uploads[client] = result._map(result.clients, lambda tensor: tensor.to(self.fabric.device))
 
         _, failures = self._ask(
-            {client: work_request(work, client, self.digests[client]) for client in clients}, report, read
+            {client: work_request(request, client, self.digests[client]) for client in clients}, report, read
         )
-        failures |= misfits(uploads, work.stage.per_example) | outsized(uploads)
+        failures |= misfits(uploads, request.stage.per_example) | outsized(uploads)
         upload = concatenate(uploads[client] for client in sorted(uploads) if client not in failures)
-        return Outcome(upload=upload, failures=dict(sorted(failures.items())))
+        return StageResult(upload=upload, failures=dict(sorted(failures.items())))
 
-    def _run_sum(self, work: Work, clients: Sequence[int]) -> Outcome:
+    def _run_sum(self, request: StageRequest, clients: Sequence[int]) -> StageResult:
         """The stage as a secure sum."""
-        check_stage(work.stage)
-        place = [work.address.phase, work.address.round_idx, work.address.name]
-        length = sum(self.architectures[0][name].numel() for name in work.stage.upload) + 1
+        check_stage(request.stage)
+        where = [request.address.phase, request.address.round_idx, request.address.name]
+        length = sum(self.architectures[0][name].numel() for name in request.stage.upload) + 1
 
         def message(client: int, shares: Mapping[int, str]) -> Message:
-            return work_request(work, client, self.digests[client], shares=_by_name(shares))
+            return work_request(request, client, self.digests[client], shares=_by_name(shares))
 
-        found = self.sums.run("run", place, self.digests.__getitem__, clients, message, length, wrong_weight)
+        result = self.sums.run("run", where, self.digests.__getitem__, clients, message, length, wrong_weight)
         upload = Payload(clients=())
-        if found.total_D is not None:
-            upload = mean_of(found.total_D.to(self.fabric.device), found.survivors, work.stage, self.architectures[0])
-        return Outcome(upload=upload, failures=dict(sorted(found.failures.items())))
+        if result.total_D is not None:
+            upload = mean_of(
+                result.total_D.to(self.fabric.device), result.survivors, request.stage, self.architectures[0]
+            )
+        return StageResult(upload=upload, failures=dict(sorted(result.failures.items())))
 
     def evaluate(
         self,
@@ -276,7 +288,7 @@ class RemoteExecutor(Executor):
         round_idx: int,
         *,
         collator: Collator | None = None,
-    ) -> dict[str, Outcome]:
+    ) -> dict[str, StageResult]:
         """Ask each client once for the scores of all of its models."""
         if collator is not None:
             raise ValueError(
@@ -290,53 +302,53 @@ class RemoteExecutor(Executor):
         messages = {client: self._evaluation(evaluations, client, round_idx) for client in mine}
         scores: dict[int, dict[str, Payload]] = {}
 
-        def read(client: int, answer: Message) -> None:
-            scores[client] = self.answers.scores(answer, client, evaluations)
+        def read(client: int, response: Message) -> None:
+            scores[client] = self.responses.scores(response, client, evaluations)
 
-        answers, lost = self._ask(messages, read=read)
-        for kind in evaluations:  # who has other metrics than most is wrong in all of its answer
-            lost |= misfits({client: found[kind] for client, found in scores.items() if kind in found}, ())
-        outcomes = {}
+        responses, lost = self._ask(messages, read=read)
+        for kind in evaluations:  # who has other metrics than most is wrong in all of its response
+            lost |= misfits({client: result[kind] for client, result in scores.items() if kind in result}, ())
+        results = {}
         for kind in evaluations:
-            told = {client: answer.about["failures"].get(kind) for client, answer in answers.items()}
-            failures = {client: shown(why, 1000) for client, why in told.items() if why is not None} | lost
-            parts = [scores[client][kind] for client in sorted(answers) if client not in failures]
+            reasons = {client: response.about["failures"].get(kind) for client, response in responses.items()}
+            failures = {client: shown(why, 1000) for client, why in reasons.items() if why is not None} | lost
+            parts = [scores[client][kind] for client in sorted(responses) if client not in failures]
             upload = concatenate(part._map(part.clients, lambda t: t.to(self.fabric.device)) for part in parts)
             sums = {} if upload.clients else unknown_sums(self.metric_names())
-            outcomes[kind] = Outcome(upload=upload, failures=dict(sorted(failures.items())), sums=sums)
-        return outcomes
+            results[kind] = StageResult(upload=upload, failures=dict(sorted(failures.items())), sums=sums)
+        return results
 
     def metric_names(self) -> list[str]:
         """What the clients are scored by, as most of their sites have told."""
-        told: list[list[str]] = [names for names in self.scored.values() if not isinstance(names, str)]
-        return max(told, key=told.count) if told else []
+        reasons: list[list[str]] = [names for names in self.scored.values() if not isinstance(names, str)]
+        return max(reasons, key=reasons.count) if reasons else []
 
     def _evaluate_sums(
         self, evaluations: Mapping[str, Evaluation], clients: Sequence[int], round_idx: int
-    ) -> dict[str, Outcome]:
-        """Sums of all metrics over the clients, of which nothing else is known; nan where a sum is void."""
+    ) -> dict[str, StageResult]:
+        """Sums of all metrics over the clients, of which nothing else is known; nan where a sum failed."""
 
         def message(client: int, shares: Mapping[int, str]) -> Message:
             return self._evaluation(evaluations, client, round_idx, shares=_by_name(shares))
 
-        names = sorted(f"{place}/{name}" for place in range(len(evaluations)) for name in self.metric_names())
+        names = sorted(f"{index}/{name}" for index in range(len(evaluations)) for name in self.metric_names())
         length, place_of_sum = NUM_SUMMED * len(names) + 1, ["evaluate", round_idx]
 
         def inspect(total_D: Tensor, num_clients: int) -> str:
             return wrong_summands(total_D[:-1], names, num_clients)
 
-        found = self.sums.run("evaluate", place_of_sum, self.digests.__getitem__, clients, message, length, inspect)
-        sums = {} if found.total_D is None else from_summands(found.total_D[:-1], names)
-        outcomes = {}
-        for place, kind in enumerate(evaluations):
-            told = {client: answer.about["failures"].get(kind) for client, answer in found.answers.items()}
-            failures = dict(found.failures) | {c: shown(why, 1000) for c, why in told.items() if why is not None}
-            outcomes[kind] = Outcome(
+        result = self.sums.run("evaluate", place_of_sum, self.digests.__getitem__, clients, message, length, inspect)
+        sums = {} if result.total_D is None else from_summands(result.total_D[:-1], names)
+        results = {}
+        for index, kind in enumerate(evaluations):
+            reasons = {client: response.about["failures"].get(kind) for client, response in result.responses.items()}
+            failures = dict(result.failures) | {c: shown(why, 1000) for c, why in reasons.items() if why is not None}
+            results[kind] = StageResult(
                 upload=Payload(clients=()),
                 failures=dict(sorted(failures.items())),
-                sums=of_model(sums, place) or unknown_sums(self.metric_names()),
+                sums=of_model(sums, index) or unknown_sums(self.metric_names()),
             )
-        return outcomes
+        return results
 
     def _evaluation(self, evaluations: Mapping[str, Evaluation], client: int, round_idx: int, **facts: Any) -> Message:
         ways = {kind: each.ways([client], self.active)[0][0] for kind, each in evaluations.items()}
@@ -346,7 +358,7 @@ class RemoteExecutor(Executor):
 
     def _score(
         self, evaluation: Evaluation, clients: Sequence[int], round_idx: int, collator: Collator | None
-    ) -> Outcome:
+    ) -> StageResult:
         """One model alone."""
         return self.evaluate({"": evaluation}, clients, round_idx, collator=collator)[""]
 
@@ -370,14 +382,14 @@ class RemoteExecutor(Executor):
         Raises:
             ValueError: A site does not hold its state any more.
         """
-        found = digests_of(state)
+        result = digests_of(state)
         self.round, self.active = now, set()
         self.pinned |= set(self.digests.items())  # which an older checkpoint may have
         self._insist(
-            {client: Message(kind="load", about={"state": found[client]}) for client in self.clients},
+            {client: Message(kind="load", about={"state": result[client]}) for client in self.clients},
             "go back to the checkpoint",
         )
-        self.pinned |= {(client, found[client]) for client in self.clients}
+        self.pinned |= {(client, result[client]) for client in self.clients}
 
     def forget(self, states: Iterable[tuple[int, str]]) -> None:
         """Have sites delete states; the present ones stay.

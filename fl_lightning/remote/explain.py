@@ -54,11 +54,13 @@ def _rounds(job: Job) -> tuple[int, int]:
 
 def _start(job: Job, site: Site) -> Message:
     """How the server would begin, with a federation of clients like this one."""
-    card = Message.read(site.answer(Message(kind="enrol", about={"strategy": type(site.strategy).__name__}).wire)).about
+    card = Message.read(
+        site.respond(Message(kind="enroll", about={"strategy": type(site.strategy).__name__}).wire)
+    ).about
     about = {
         "strategy": type(site.strategy).__name__,
         "settings": settings_of(site.strategy, site.model),
-        "names": [f"client-{place}" for place in range(len(job.sites))],
+        "names": [f"client-{index}" for index in range(len(job.sites))],
         "task": card["task"],
         "num_features": card["num_features"],
         "num_outputs": job.num_outputs or card["num_outputs"],
@@ -81,11 +83,11 @@ def _stages(job: Job, site: Site) -> Iterator[tuple[str, int, Stage]]:
     strategy, (num_rounds, _) = site.strategy, _rounds(job)
     for stage in strategy.initial_stages():
         yield "once", 1, stage
-    found: dict[str, tuple[int, Stage]] = {}
+    result: dict[str, tuple[int, Stage]] = {}
     for round_idx in range(num_rounds):
         for stage in strategy.stages(round_idx):
-            found[stage.name] = (found[stage.name][0] + 1 if stage.name in found else 1, stage)
-    for count, stage in found.values():
+            result[stage.name] = (result[stage.name][0] + 1 if stage.name in result else 1, stage)
+    for count, stage in result.values():
         yield ("each round" if count == num_rounds else f"{count} of {num_rounds} rounds"), count, stage
 
 
@@ -95,7 +97,7 @@ def _leaving(job: Job, site: Site) -> list[str]:
     net = site.member.known
     lines = [
         f"the job {job.name}: {type(site.strategy).__name__}, {num_rounds} rounds, {len(job.sites)} sites, "
-        f"{'the server learns sums alone' if job.secure else 'the server learns each answer'}",
+        f"{'the server learns sums alone' if job.secure else 'the server learns each response'}",
         "as it joins: its name, its task, widths, share of features that are not zero, a digest of its data",
     ]
     total = 0
@@ -108,7 +110,7 @@ def _leaving(job: Job, site: Site) -> list[str]:
         sizes = [f"{name} {'x'.join(map(str, net[name].shape)) or '1'}" for name in names]
         if sizes:
             lines.append(f"  parameters: {numbers} numbers in a round, {times * numbers} in all ({', '.join(sizes)})")
-        lines += [f"  output {name}: {_support(site, stage, name)}" for name in stage.signals]
+        lines += [f"  output {name}: {_support(site, stage, name)}" for name in stage.client_outputs]
     evaluations = site.strategy.evaluations([0])
     models = ", ".join(f"{name.rstrip('/') or 'the result'} ({scored_of(each)})" for name, each in evaluations.items())
     lines.append(
@@ -118,7 +120,9 @@ def _leaving(job: Job, site: Site) -> list[str]:
     if (privacy := site.model.privacy) is not None:
         lines.append(_record_privacy(job, site, privacy))
     filters = ", ".join(type(each).__name__ for each in site.policy.filters)
-    lines.append(f"in all {total} numbers of parameters; every answer passes {filters or 'no filter'} before it leaves")
+    lines.append(
+        f"in all {total} numbers of parameters; every response passes {filters or 'no filter'} before it leaves"
+    )
     return lines
 
 
@@ -129,10 +133,11 @@ def _record_privacy(job: Job, site: Site, privacy: RecordPrivacy) -> str:
         for _, times, stage in _stages(job, site)
     )
     rate, delta = rate_of(site.member.collator, site.member.index), site.policy.record_delta
-    own = epsilon_of({(rate, privacy.noise_multiplier): steps}, delta)
+    record_epsilon = epsilon_of({(rate, privacy.noise_multiplier): steps}, delta)
     return (
         f"private training: {steps} steps in all, an example in each with probability {rate:.3g}, noise multiplier "
-        f"{privacy.noise_multiplier:g}: ε {own:.3g} of each training example at δ {delta:g}, beside what this site's "
+        f"{privacy.noise_multiplier:g}: ε {record_epsilon:.3g} of each training example at δ {delta:g}, "
+        f"beside what this site's "
         "account has counted before"
     )
 
@@ -143,14 +148,18 @@ def _metrics(job: Job, site: Site) -> str:
     if not policy.tells_metrics(summed=job.secure):
         return "their metrics stay here"
     if policy.metric_noise is not None:
-        told = f"noisy values of {', '.join(policy.metric_noise.names)}"
+        summary = f"noisy values of {', '.join(policy.metric_noise.names)}"
     else:
-        told = f"of each metric and split with at least {policy.min_examples} examples a sum and a count"
-    return f"{told}, of which the server learns the sum over at least {policy.min_sum_clients}" if job.secure else told
+        summary = f"of each metric and split with at least {policy.min_examples} examples a sum and a count"
+    return (
+        f"{summary}, of which the server learns the sum over at least {policy.min_sum_clients}"
+        if job.secure
+        else summary
+    )
 
 
 def _support(site: Site, stage: Stage, name: str) -> str:
-    """From how many examples a number of a signal is, at the least."""
+    """From how many examples a number of a client output is, at the least."""
     kind = kind_of(stage, name)
     if kind == "example":
         return "numbers of one example each"
@@ -159,13 +168,13 @@ def _support(site: Site, stage: Stage, name: str) -> str:
         return f"numbers of each class, of one with fewer than {least} examples 0"
     if name in stage.scores:
         return f"a score of a model, 0 of fewer than {least} examples; counted as an evaluation"
-    return f"numbers of the client as a whole, which trains on {site.holds.num_examples} examples"
+    return f"numbers of the client as a whole, which trains on {site.client_data.num_examples} examples"
 
 
 def _refusals(job: Job, site: Site) -> Iterator[str]:
     """What the site would refuse once the job runs."""
-    if site.holds.num_examples < site.policy.min_examples:
-        yield "this site has too few training examples to answer"
+    if site.client_data.num_examples < site.policy.min_examples:
+        yield "this site has too few training examples to respond"
     steps_per_epoch = site.member.collator.steps_per_epoch(0)
     rounds: list[tuple[int, Sequence[Stage]]] = [(0, site.strategy.initial_stages())]
     rounds += [(round_idx, site.strategy.stages(round_idx)) for round_idx in range(_rounds(job)[0])]

@@ -53,8 +53,8 @@ class SiteStates(Callback):
 
 def _checkpoints(trainer: Trainer) -> set[Path]:
     """All that are there: in the run's folder, and what was written or read elsewhere."""
-    own = (trainer.run.folder / "checkpoints").glob("[!.]*.ckpt")
-    return {path.resolve() for path in (*own, *trainer.run.checkpoints) if path.exists()}
+    checkpoints = (trainer.run.folder / "checkpoints").glob("[!.]*.ckpt")
+    return {path.resolve() for path in (*checkpoints, *trainer.run.checkpoints) if path.exists()}
 
 
 def _states_in(path: Path) -> set[tuple[int, str]]:
@@ -63,7 +63,7 @@ def _states_in(path: Path) -> set[tuple[int, str]]:
         clients: dict[str, Any] = checkpoint.read(path)["clients"]
     except ValueError:
         return set()
-    return set(digests_of(Payload(clients=tuple(clients["clients"]), signals=clients["signals"])).items())
+    return set(digests_of(Payload(clients=tuple(clients["clients"]), extras=clients["signals"])).items())
 
 
 def federate(
@@ -87,8 +87,8 @@ def federate(
         num_outputs: Classes of the whole federation; None for as many as the sites have seen.
         relation_graph: Draws or reads the client relation graph; None for none.
         seed: Of that draw.
-        retries: How often a message without an answer is sent again.
-        secure: Secure aggregation: the server learns no client's answer, only the weighted sum of all; of metrics too.
+        retries: How often a message without a response is sent again.
+        secure: Secure aggregation: the server learns no client's respond, only the weighted sum of all; of metrics too.
         secure_share: More than this share of the clients that begin a sum must come to its end, in [0.5, 1].
 
     Returns:

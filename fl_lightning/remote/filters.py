@@ -1,7 +1,7 @@
-"""Filters of what leaves a site: they act on parameters and signals alike, as changes of what the server knows.
+"""Filters of what leaves a site: they act on parameters and client outputs alike, as changes of what the server knows.
 
 A change is a parameter less the value that the server sent (or, where it sent none, less the common initial value), an
-update or a signal as it is. Filters work on all numbers of an answer together.
+update or a client output as it is. Filters work on all numbers of a response together.
 """
 
 import dataclasses
@@ -22,49 +22,50 @@ from fl_lightning.round.payload import Payload
 
 
 class CannotFilter(ValueError):
-    """An answer is of a kind that a filter cannot work on."""
+    """A response is of a kind that a filter cannot work on."""
 
 
 class SiteFilter(Counted, ABC):
-    """Changes an answer before it leaves its site."""
+    """Changes a response before it leaves its site."""
 
     #: Whether the number of training examples is hidden too; every client then counts as one.
     hides_counts = False
 
     def open(self, folder: Path) -> None:
-        """Told the folder of the site's account, one for all runs, before the first answer."""
+        """Told the folder of the site's account, one for all runs, before the first response."""
 
     @abstractmethod
     def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
-        """What becomes of all changes of an answer, one vector (D,) in float64.
+        """What becomes of all changes of a response, one vector (D,) in float64.
 
         Args:
             numbers_D: The changes.
-            summed_with: Clients over which an answer is summed at the least before anybody sees it; 1 without
+            summed_with: Clients over which a response is summed at the least before anybody sees it; 1 without
                 secure aggregation.
         """
 
-    def __call__(self, answer: Payload, known: Mapping[str, Tensor], *, summed_with: int = 1) -> Payload:
-        """Filter one client's answer.
+    def __call__(self, response: Payload, known: Mapping[str, Tensor], *, summed_with: int = 1) -> Payload:
+        """Filter one client's respond.
 
         Args:
-            answer: As the stage asks for it.
-            known: What the server knows of the parameters that travel as they are, (1, *shape).
+            response: As the stage asks for it.
+            known: What the server knows of the parameters that are communicated as they are, (1, *shape).
             summed_with: Clients over which it is summed at the least before anybody sees it.
 
         Raises:
             CannotFilter: Some of it has no place on a line of numbers.
         """
-        tensors = answer.tensors()
+        tensors = response.tensors()
         if whole := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
             raise CannotFilter(f"{type(self).__name__} is for real numbers, but {', '.join(whole)} are whole")
-        if self.hides_counts and answer.lengths:
+        if self.hides_counts and response.lengths:
             raise CannotFilter(
-                f"{type(self).__name__} hides how many examples there are, but {', '.join(answer.lengths)} have a row "
+                f"{type(self).__name__} hides how many examples there are, but "
+                f"{', '.join(response.lengths)} have a row "
                 "for each"
             )
         if not tensors:
-            return self._counted(answer)
+            return self._counted(response)
         start = {name: known[name].double() if name in known else 0.0 for name in tensors}
         moves = {name: tensor.double() - start[name] for name, tensor in tensors.items()}
         changed = self.change(torch.cat([move.flatten() for move in moves.values()]), summed_with)
@@ -75,27 +76,27 @@ class SiteFilter(Counted, ABC):
         }
         return self._counted(
             dataclasses.replace(
-                answer,
-                parameters={name: new[name] for name in answer.parameters},
-                signals={name: new[name] for name in answer.signals},
+                response,
+                parameters={name: new[name] for name in response.parameters},
+                extras={name: new[name] for name in response.extras},
             )
         )
 
-    def _counted(self, answer: Payload) -> Payload:
-        if not self.hides_counts or answer.num_examples is None:
-            return answer
-        return dataclasses.replace(answer, num_examples=torch.ones_like(answer.num_examples))
+    def _counted(self, response: Payload) -> Payload:
+        if not self.hides_counts or response.num_examples is None:
+            return response
+        return dataclasses.replace(response, num_examples=torch.ones_like(response.num_examples))
 
 
 class GaussianNoise(SiteFilter):
     """Differential privacy of a client's round: the change is shortened to ``clip_norm``, and normal noise is added.
 
-    Two answers of a client, whatever it holds, are at most 2 S apart after clipping to S, so noise with standard
-    deviation z 2 S in every coordinate makes each answer (ε, δ)-private at noise multiplier z, and
-    ``privacy.json`` in the folder of the site's account has the ε of all answers so far, over all runs. The noise is
+    Two responses of a client, whatever it holds, are at most 2 S apart after clipping to S, so noise with standard
+    deviation z 2 S in every coordinate makes each response (ε, δ)-private at noise multiplier z, and
+    ``privacy.json`` in the folder of the site's account has the ε of all responses so far, over all runs. The noise is
     drawn from the system's entropy, not from the run's seed, which the server knows.
 
-    Under secure aggregation the noise may be ``distributed``: each of the at least t clients whose answers are summed
+    Under secure aggregation the noise may be ``distributed``: each of the at least t clients whose responses are summed
     adds a normal number of variance (z 2 S)^2 / t, so that every sum that can be read has the noise of multiplier z
     (Dwork, Kenthapadi, McSherry, Mironov, Naor, EUROCRYPT 2006). ε then holds against the server, and against k clients
     that conspire with it at multiplier z ((t - k) / t)^1/2. Rounding to 2^-24 afterwards is small beside the noise.
@@ -105,11 +106,11 @@ class GaussianNoise(SiteFilter):
     CCS 2012).
 
     Args:
-        clip_norm: S, the largest Euclidean norm of an answer, positive.
+        clip_norm: S, the largest Euclidean norm of a response, positive.
         noise_multiplier: z, positive.
         delta: δ, in (0, 1).
         max_epsilon: The ε that the site's account must not exceed; None for no bound.
-        distributed: Share the noise with the others of a secure sum; an answer that is in none is refused.
+        distributed: Share the noise with the others of a secure sum; a response that is in none is refused.
 
     Raises:
         ValueError: A value is out of its range.
@@ -152,7 +153,7 @@ class GaussianNoise(SiteFilter):
         """
         assert self.accountant is not None, "a filter is opened before it is used"
         if self.distributed and summed_with < 2:
-            raise CannotFilter("GaussianNoise.distributed is for secure aggregation, and this answer is in no sum")
+            raise CannotFilter("GaussianNoise.distributed is for secure aggregation, and this response is in no sum")
         try:
             self.accountant.spend(self.noise_multiplier, self.max_epsilon)
         except BudgetSpent as error:
@@ -189,9 +190,9 @@ class TopK(SiteFilter):
     def change(self, numbers_D: Tensor, summed_with: int) -> Tensor:
         """Keep the largest by absolute value."""
         count = max(1, round(self.fraction * len(numbers_D)))
-        places = numbers_D.abs().topk(count).indices
+        indices = numbers_D.abs().topk(count).indices
         kept_D = torch.zeros_like(numbers_D)
-        kept_D[places] = numbers_D[places]
+        kept_D[indices] = numbers_D[indices]
         return kept_D
 
 

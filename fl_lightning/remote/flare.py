@@ -33,7 +33,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fl_lightning.remote.channel import read_answer
+from fl_lightning.remote.channel import read_response
 from fl_lightning.remote.federation import federate
 from fl_lightning.remote.job import (
     JOB_FILE,
@@ -73,11 +73,11 @@ class FlareChannel:
     Args:
         controller: Of the job.
         names: The clients', by index.
-        timeout_seconds: In which a client must answer.
+        timeout_seconds: In which a client must respond.
         abort_signal: Ends the job.
 
     Attributes:
-        num_bytes: Of all messages down, and of all answers up.
+        num_bytes: Of all messages down, and of all responses up.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FlareChannel:
         self.num_bytes = {"down": 0, "up": 0}
 
     def ask(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message | str]]:
-        """A task for each client; answers as they come."""
+        """A task for each client; responses as they come."""
         arrived: queue.Queue[tuple[int, bytes | None, str]] = queue.Queue()
         with self.controller._engine.new_context() as context:
             waiting = set()
@@ -113,7 +113,7 @@ class FlareChannel:
                 yield client, why
             else:
                 self.num_bytes["up"] += len(wire) if isinstance(wire, bytes) else 0
-                yield client, read_answer(wire)
+                yield client, read_response(wire)
 
     def _task(self, client: int, message: Message, arrived: "queue.Queue[tuple[int, bytes | None, str]]") -> Task:
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
@@ -125,7 +125,7 @@ class FlareChannel:
         def on_end(task: Task, fl_ctx: FLContext) -> None:
             if task.completion_status != TaskCompletionStatus.OK:
                 status = getattr(task.completion_status, "value", task.completion_status)
-                arrived.put((client, None, f"its site did not answer ({status})"))
+                arrived.put((client, None, f"its site did not respond ({status})"))
 
         data = Shareable()
         data["wire"] = message.wire
@@ -149,8 +149,8 @@ class FederationController(Controller):  # type: ignore[misc]
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """An answer that came too late is dropped; the site rolls back by itself."""
-        _log.info("%s answered too late", client.name)
+        """A response that came too late is dropped; the site rolls back by itself."""
+        _log.info("%s responded too late", client.name)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Train, and leave the run's folder in the job's result."""
@@ -199,7 +199,7 @@ class FederationController(Controller):  # type: ignore[misc]
             secure=job.secure,
             secure_share=job.secure_share,
         )
-        figures = parts.trainer.fit(
+        metrics = parts.trainer.fit(
             parts.model,
             data,  # type: ignore[arg-type]
             parts.strategy,
@@ -208,7 +208,7 @@ class FederationController(Controller):  # type: ignore[misc]
         made = parts.trainer.run.folder
         if job.predict:
             parts.trainer.predict()
-        return {"status": "finished", "folder": made.name, "result": figures}
+        return {"status": "finished", "folder": made.name, "result": metrics}
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
@@ -219,7 +219,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         self.site: Site | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Answer a message."""
+        """Response a message."""
         if task_name != TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         wire: bytes = shareable["wire"]
@@ -227,11 +227,11 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         try:
             if self.site is None:
                 self.site = self._open(fl_ctx)
-            reply["wire"] = self.site.answer(wire)
+            reply["wire"] = self.site.respond(wire)
         except (Exception, SystemExit) as error:
             _log.exception("the site cannot be opened")
-            told = isinstance(error, Refused | NotAJob)  # which hold nothing of the site's
-            why = str(error) if told else f"{type(error).__name__}; see the site's log"
+            is_shareable = isinstance(error, Refused | NotAJob)  # which hold nothing of the site's
+            why = str(error) if is_shareable else f"{type(error).__name__}; see the site's log"
             reply["wire"] = Message(kind="failure", about={"to": Message.read(wire).name, "why": why}).wire
         return reply
 

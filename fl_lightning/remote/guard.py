@@ -28,7 +28,7 @@ class Guard:
 
     Args:
         policy: The rules.
-        holds: The client's data.
+        client_data: The client's data.
         ledger: The site's book, where the models that were scored are counted over all processes of a run.
         num_rounds: Rounds of the job; None where nobody has said.
     """
@@ -36,13 +36,13 @@ class Guard:
     def __init__(
         self,
         policy: SitePolicy,
-        holds: ClientData,
+        client_data: ClientData,
         ledger: SumLedger,
         *,
         num_rounds: int | None = None,
     ) -> None:
         self.policy = policy
-        self.holds = holds
+        self.client_data = client_data
         self.ledger = ledger
         self.run = ""  # what the server calls it
         self.num_rounds = num_rounds
@@ -68,14 +68,14 @@ class Guard:
         if isinstance(num_outputs, bool) or not isinstance(num_outputs, int) or num_outputs < 1:
             raise Refused("the number of outputs must be a whole number of at least 1")
         self.policy.check_outputs(num_outputs)
-        own = self.holds.num_features
+        width = self.client_data.num_features
         given = tuple(num_features) if isinstance(num_features, list | tuple) else num_features
-        if given != own:
+        if given != width:
             raise Refused("the federation's inputs are not as wide as this site's")
 
     def admit_nets(self, model: ClientModule, num_outputs: int) -> None:
         """Refuse nets that are too large, by counting their parameters before one is allocated."""
-        if (count := count_parameters(model, self.holds.num_features, num_outputs)) is not None:
+        if (count := count_parameters(model, self.client_data.num_features, num_outputs)) is not None:
             self.admit_parameters(count)
 
     def admit_parameters(self, count: int) -> None:
@@ -92,35 +92,42 @@ class Guard:
 
         Args:
             strategy: Set up.
-            names: Of all parameters that travel.
+            names: Of all parameters that are communicated.
         """
         for stage in (*strategy.initial_stages(), *strategy.stages(0)):
             self.check_stage(stage, names)
 
     def check_stage(self, stage: Stage, names: Sequence[str]) -> None:
-        """Refuse a stage whose answer may not leave, before it is run."""
+        """Refuse a stage whose response may not leave, before it is run."""
         self.policy.check_parameters(names if stage.flat else stage.upload)
-        for name in stage.signals:
+        for name in stage.client_outputs:
             self.policy.check_output(name, kind_of(stage, name))
 
     def admit_stage(
-        self, stage: Stage, names: Sequence[str], round_idx: int, effort: Any, steps_per_epoch: int, *, asked: str
+        self,
+        stage: Stage,
+        names: Sequence[str],
+        round_idx: int,
+        work_fraction: Any,
+        steps_per_epoch: int,
+        *,
+        asked: str,
     ) -> None:
         """Refuse a stage, or count its steps and the models that it scores.
 
         Args:
             stage: The stage.
-            names: Of all parameters that travel.
+            names: Of all parameters that are communicated.
             round_idx: The round.
-            effort: Share of the work.
+            work_fraction: Share of the work.
             steps_per_epoch: Batches of the client's data that make an epoch.
-            asked: A digest of what is asked: the same again has the same answer, and its models count once.
+            asked: A digest of what is asked: the same again has the same response, and its models count once.
         """
         self.check_stage(stage, names)
         self.check_round(round_idx)
-        if isinstance(effort, bool) or not isinstance(effort, int | float) or not 0 <= effort <= 1:
-            raise Refused("the effort must be in [0, 1]")
-        self._count_steps(stage, round_idx, effort, steps_per_epoch)
+        if isinstance(work_fraction, bool) or not isinstance(work_fraction, int | float) or not 0 <= work_fraction <= 1:
+            raise Refused("the work fraction must be in [0, 1]")
+        self._count_steps(stage, round_idx, work_fraction, steps_per_epoch)
         if stage.scores and asked not in self.scored:
             self._count_evaluations(round_idx, len(stage.scores), asked)
             self.scored.add(asked)
@@ -134,7 +141,7 @@ class Guard:
             evaluations: The models.
             round_idx: The round.
             steps_per_epoch: Batches of the client's data that make an epoch.
-            asked: A digest of what is asked: the same again has the same answer, and counts once.
+            asked: A digest of what is asked: the same again has the same response, and counts once.
         """
         self.check_round(round_idx)
         if asked in self.scored:
@@ -162,8 +169,8 @@ class Guard:
         if self.num_rounds is not None and round_idx > self.num_rounds:
             raise Refused(f"round {round_idx} is asked for, the job has {self.num_rounds}")
 
-    def _count_steps(self, stage: Stage, round_idx: int, effort: float, steps_per_epoch: int) -> None:
-        epochs, steps = stage.schedule(effort, steps_per_epoch)
+    def _count_steps(self, stage: Stage, round_idx: int, work_fraction: float, steps_per_epoch: int) -> None:
+        epochs, steps = stage.schedule(work_fraction, steps_per_epoch)
         if self.steps[round_idx] + epochs * steps > self.policy.max_steps_per_round:
             raise Refused(
                 f"{self.steps[round_idx]} steps of round {round_idx} are taken and {epochs * steps} more asked for, "
@@ -187,50 +194,52 @@ class Guard:
             )
         self.evaluations[round_idx] += count
 
-    # ---------------------------------------------------------------- answers
+    # ---------------------------------------------------------------- responses
 
     def leaving(self, upload: Payload, stage: Stage) -> Payload:
-        """What may leave of an answer: what is told of too few examples is withheld, the rest is as it was.
+        """What may leave of a response: what is told of too few examples is withheld, the rest is as it was.
 
         Raises:
             Refused: Some of it may not leave at all.
         """
-        for name in upload.signals:
+        for name in upload.extras:
             self.policy.check_output(name, kind_of(stage, name))
-        signals = dict(upload.signals)
+        extras = dict(upload.extras)
         for base in stage.scores:
-            count = signals.get(f"{base}/count", signals[base][..., 1] if base in signals else None)
+            count = extras.get(f"{base}/count", extras[base][..., 1] if base in extras else None)
             if count is not None and bool((count < self.policy.min_examples).any()):
-                signals |= {n: torch.zeros_like(t) for n, t in signals.items() if n.partition("/")[0] == base}
+                extras |= {n: torch.zeros_like(t) for n, t in extras.items() if n.partition("/")[0] == base}
         for name, too_few_K in self._too_few(upload, stage):
-            signals[name] = signals[name].masked_fill(_as_wide(too_few_K, signals[name]), 0)
-        return dataclasses.replace(upload, signals=signals)
+            extras[name] = extras[name].masked_fill(_as_wide(too_few_K, extras[name]), 0)
+        return dataclasses.replace(upload, extras=extras)
 
     def _too_few(self, upload: Payload, stage: Stage) -> Iterator[tuple[str, Tensor]]:
-        """Each signal of classes, counts included, and which classes have too few examples, (K,)."""
+        """Each client output of classes, counts included, and which classes have too few examples, (K,)."""
         for name, counted_by in stage.per_class.items():
-            if name not in upload.signals:
+            if name not in upload.extras:
                 continue
             if counted_by:
-                counts_K = upload.signals[counted_by][0]
+                counts_K = upload.extras[counted_by][0]
             else:
-                counts_K = self._training_counts(upload.signals[name].shape[1])
+                counts_K = self._training_counts(upload.extras[name].shape[1])
             too_few_K = counts_K < self.policy.min_examples
             yield name, too_few_K
             if counted_by:
                 yield counted_by, too_few_K
 
     def _training_counts(self, num_classes: int) -> Tensor:
-        return torch.bincount(self.holds.y_N[self.holds.train_mask_N].clamp(min=0), minlength=num_classes)[:num_classes]
+        return torch.bincount(self.client_data.y_N[self.client_data.train_mask_N].clamp(min=0), minlength=num_classes)[
+            :num_classes
+        ]
 
 
-def _as_wide(chosen_K: Tensor, signal_1K: Tensor) -> Tensor:
-    """A choice of classes for a signal (1, K, ...)."""
-    return chosen_K.to(signal_1K.device).view(1, -1, *[1] * (signal_1K.dim() - 2)).expand_as(signal_1K)
+def _as_wide(chosen_K: Tensor, output_1K: Tensor) -> Tensor:
+    """A choice of classes for a client output (1, K, ...)."""
+    return chosen_K.to(output_1K.device).view(1, -1, *[1] * (output_1K.dim() - 2)).expand_as(output_1K)
 
 
 def kind_of(stage: Stage, name: str) -> Kind:
-    """What a signal, or the first part of its name, tells of."""
+    """What a client output, or the first part of its name, tells of."""
     base = name.partition("/")[0]
     if {name, base} & {*stage.per_example, *stage.single}:
         return "example"

@@ -54,7 +54,7 @@ class Identity:
         """
         try:
             key = load_pem_private_key((startup / "client.key").read_bytes(), password=None)
-            own, authority = (
+            certificate, authority = (
                 x509.load_pem_x509_certificate((startup / name).read_bytes()) for name in ("client.crt", "rootCA.pem")
             )
             server = str(json.loads((startup / "fed_client.json").read_text())["servers"][0]["identity"])
@@ -62,7 +62,7 @@ class Identity:
             raise ValueError(f"the certificates in {startup} cannot be read: restore the kit") from error
         if not isinstance(key, RSAPrivateKey):
             raise ValueError(f"{startup / 'client.key'} is no RSA key: make the kit with fl-train provision")
-        return cls(key, own, authority, server, peers)
+        return cls(key, certificate, authority, server, peers)
 
     @property
     def pem(self) -> str:

@@ -72,8 +72,8 @@ class Parts(FederatedCLI):
     @property
     def strategy(self) -> Strategy:
         """The algorithm."""
-        found: Strategy = self._get(self.config_init, "strategy")
-        return found
+        result: Strategy = self._get(self.config_init, "strategy")
+        return result
 
 
 class ServerParts(Parts):
@@ -86,8 +86,8 @@ class ServerParts(Parts):
     @property
     def relation_graph(self) -> Topology | None:
         """Draws the client relation graph."""
-        found: Topology | None = self._get(self.config_init, "relation_graph")
-        return found
+        result: Topology | None = self._get(self.config_init, "relation_graph")
+        return result
 
 
 def open_site(
@@ -112,37 +112,37 @@ def open_site(
     Raises:
         ValueError: The site's file holds something else, or the job may not say what it says here.
     """
-    own = _own_settings(site_file, _SITE_KEYS)
-    policy = _policy(SitePolicy, own, site_file)
+    site_settings = _own_settings(site_file, _SITE_KEYS)
+    policy = _policy(SitePolicy, site_settings, site_file)
     registry = Registry(policy.classes)
     job.check(registry)
     policy.check_job(job)
-    if "data" not in own:
+    if "data" not in site_settings:
         raise ValueError(f"{site_file} names no data: write what the site holds below data")
     settings = job.configuration(registry)
     settings["trainer"] = {"accelerator": "cpu", "logger": False, "callbacks": []}  # the server's are not made here
-    settings["data"] = own["data"]
+    settings["data"] = site_settings["data"]
     make_private(folder)
     parts = _built(Parts, settings, folder)
     data = parts.datamodule
     data.prepare_data()
     data.setup()
-    client = own.get("client", 0)
+    client = site_settings.get("client", 0)
     if client >= data.num_clients:
         raise ValueError(f"{site_file}: client is {client}, but the data have {data.num_clients} clients")
-    holds = data.clients[client]
-    if name and own.get("named_as", "site") == "site":
-        holds = dataclasses.replace(holds, name=name)
+    client_data = data.clients[client]
+    if name and site_settings.get("named_as", "site") == "site":
+        client_data = dataclasses.replace(client_data, name=name)
     parts.model.take_task(data.task)
     return Site(
-        holds,
+        client_data,
         parts.model,
         parts.strategy,
         folder,
         policy=policy,
         drawing=data.drawing,
-        own=data.own_names(client),
-        accelerator=str(own.get("accelerator", "cpu")),
+        names=data.user_names(client),
+        accelerator=str(site_settings.get("accelerator", "cpu")),
         num_rounds=job.trainer.get("num_rounds", FederatedTrainer().num_rounds),
         account=account,
         identity=None if startup is None else Identity.of_kit(startup, policy.peers),
@@ -161,14 +161,14 @@ def open_server(job: Job, server_file: Path, root: Path, folder: Path) -> Server
     Raises:
         ValueError: The server's file holds something else, or the job may not say what it says here.
     """
-    own = _own_settings(server_file, _SERVER_KEYS)
-    policy = _policy(JobPolicy, own, server_file)
+    site_settings = _own_settings(server_file, _SERVER_KEYS)
+    policy = _policy(JobPolicy, site_settings, server_file)
     registry = Registry(policy.classes)
     job.check(registry)
     policy.check_job(job)
     settings = job.configuration(registry)
     settings["trainer"] |= {
-        "accelerator": str(own.get("accelerator", "cpu")),
+        "accelerator": str(site_settings.get("accelerator", "cpu")),
         "default_root_dir": str(root),
         "run_name": job.name,
     }
@@ -180,9 +180,9 @@ def open_server(job: Job, server_file: Path, root: Path, folder: Path) -> Server
 
 def memory_of(own_file: Path) -> float | None:
     """``policy.max_memory_gib`` of a site's or a server's own file."""
-    own = _own_settings(own_file, _SITE_KEYS)
-    found: float | None = own.get("policy", {}).get("max_memory_gib")
-    return found if isinstance(found, int | float) and not isinstance(found, bool) else None
+    site_settings = _own_settings(own_file, _SITE_KEYS)
+    result: float | None = site_settings.get("policy", {}).get("max_memory_gib")
+    return result if isinstance(result, int | float) and not isinstance(result, bool) else None
 
 
 def make_private(folder: Path) -> None:
@@ -206,9 +206,9 @@ def _built(kind: type[_Made], settings: dict[str, Any], folder: Path) -> _Made:
         raise ValueError(last or "the job's settings do not fit together") from error
 
 
-def _policy(kind: type[_Policy], own: dict[str, Any], file: Path) -> _Policy:
+def _policy(kind: type[_Policy], site_settings: dict[str, Any], file: Path) -> _Policy:
     try:
-        return read_policy(own.get("policy", {}), kind)
+        return read_policy(site_settings.get("policy", {}), kind)
     except (ArgumentError, ValueError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
 
@@ -219,11 +219,11 @@ def _own_settings(own_file: Path, known: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: It says something else than such a file may.
     """
-    own = read_yaml(own_file) if own_file.exists() else None
+    site_settings = read_yaml(own_file) if own_file.exists() else None
     keys = ", ".join(known)
-    if not isinstance(own, dict | None):
-        raise ValueError(f"{own_file} holds {own!r}: write settings, one of {keys} on a line")
-    said = {key: value for key, value in (own or {}).items() if value is not None}
+    if not isinstance(site_settings, dict | None):
+        raise ValueError(f"{own_file} holds {site_settings!r}: write settings, one of {keys} on a line")
+    said = {key: value for key, value in (site_settings or {}).items() if value is not None}
     if unknown := sorted(map(str, set(said) - set(known))):
         whose = "server" if known is _SERVER_KEYS else "site"
         raise ValueError(f"{own_file} has {', '.join(unknown)}: a {whose}'s file has {keys}")
@@ -240,6 +240,6 @@ def read_policy(settings: dict[str, Any], kind: type[_Policy] = SitePolicy) -> _
     """A site's or a server's rules, from its file."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, "policy", fail_untyped=False)
-    found = parser.instantiate_classes(parser.parse_object({"policy": settings}))
-    policy: _Policy = found["policy"]
+    result = parser.instantiate_classes(parser.parse_object({"policy": settings}))
+    policy: _Policy = result["policy"]
     return policy

@@ -67,7 +67,7 @@ class Job:
         seed: Of the run.
         data_seed: Of that draw.
         resume: Go on where the run of this name stopped.
-        timeout_seconds: In which a site must answer a message.
+        timeout_seconds: In which a site must respond a message.
         num_outputs: Classes of the whole federation; None for as many as the sites have seen.
         secure: Secure aggregation.
         secure_share: More than this share of the clients that begin a secure sum must come to its end, in [0.5, 1].
@@ -103,20 +103,20 @@ class Job:
         if len(text) > MAX_BYTES:
             raise NotAJob(f"the job has {len(text)} bytes, at most {MAX_BYTES} are read")
         try:
-            told = json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_no_constant)
+            facts = json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_no_constant)
         except NotAJob:
             raise
         except (ValueError, RecursionError) as error:
             raise NotAJob(f"the job is no JSON ({type(error).__name__})") from error
-        if not isinstance(told, dict) or told.pop("format", None) != FORMAT:
+        if not isinstance(facts, dict) or facts.pop("format", None) != FORMAT:
             raise NotAJob(f"the job is not of format {FORMAT}: use one version of fl-lightning everywhere")
         known = {each.name: each for each in dataclasses.fields(cls)}
-        if unknown := sorted(set(told) - set(known)):
+        if unknown := sorted(set(facts) - set(known)):
             raise NotAJob(f"the job has {_short(unknown[0])}, which no job has")
         needed = {n for n, f in known.items() if f.default is f.default_factory is dataclasses.MISSING}
-        if missing := sorted(needed - set(told)):
+        if missing := sorted(needed - set(facts)):
             raise NotAJob(f"the job has no {missing[0]}")
-        return cls(**told)
+        return cls(**facts)
 
     def check(self, registry: Registry) -> None:
         """Refuse what a job may not say; nothing is built.
@@ -184,7 +184,7 @@ def job_of(config: Mapping[str, Any], **facts: Any) -> tuple[Job, list[str]]:
     Raises:
         ValueError: It asks for what no job can do.
     """
-    own: list[str] = []
+    classes: list[str] = []
     trainer = _section(config, "trainer")
     for name in ("devices", "num_nodes"):
         if trainer.get(name, 1) not in (1, "1", "auto"):
@@ -199,53 +199,53 @@ def job_of(config: Mapping[str, Any], **facts: Any) -> tuple[Job, list[str]]:
     if isinstance(part := trainer.get("participation"), Mapping) and "class_path" not in part:
         trainer = {**trainer, "participation": {"class_path": "Participation", "init_args": part}}
     data = _section(config, "data")
-    run = {name: _bare(trainer[name], own) for name in TRAINER_SETTINGS if trainer.get(name) is not None}
+    run = {name: _bare(trainer[name], classes) for name in TRAINER_SETTINGS if trainer.get(name) is not None}
     job = Job(
-        strategy=_spec(config.get("strategy"), own),
-        model=None if config.get("model") is None else _spec(config["model"], own),
+        strategy=_spec(config.get("strategy"), classes),
+        model=None if config.get("model") is None else _spec(config["model"], classes),
         trainer=run,
-        relation_graph=None if data.get("relation_graph") is None else _spec(data["relation_graph"], own),
+        relation_graph=None if data.get("relation_graph") is None else _spec(data["relation_graph"], classes),
         seed=config.get("seed_everything", 0),
         data_seed=data.get("seed", 0),
         **facts,
     )
-    return job, own
+    return job, classes
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{name} is {_short(found)}: write its settings below it")
-    return found
+    result = config.get(name) or {}
+    if not isinstance(result, Mapping):
+        raise ValueError(f"{name} is {_short(result)}: write its settings below it")
+    return result
 
 
-def _spec(value: Any, own: list[str]) -> Any:
+def _spec(value: Any, classes: list[str]) -> Any:
     """A class of a configuration, which may be a name alone, as a job has it."""
-    return _named(value, {}, own) if isinstance(value, str) else _bare(value, own)
+    return _named(value, {}, classes) if isinstance(value, str) else _bare(value, classes)
 
 
-def _named(path: str, settings: Mapping[str, Any], own: list[str]) -> dict[str, Any]:
+def _named(path: str, settings: Mapping[str, Any], classes: list[str]) -> dict[str, Any]:
     top, _, rest = path.partition(".")
     if rest and top != "fl_lightning" and not path.startswith("torch.optim."):
-        own.append(path)
+        classes.append(path)
     elif rest and not is_the_packages(path):
         raise ValueError(f"{path} has the name of another class that jobs may name: a job cannot carry it")
-    return {"class": path.rpartition(".")[2], "settings": {n: _bare(v, own) for n, v in settings.items()}}
+    return {"class": path.rpartition(".")[2], "settings": {n: _bare(v, classes) for n, v in settings.items()}}
 
 
-def _bare(value: Any, own: list[str]) -> Any:
+def _bare(value: Any, classes: list[str]) -> Any:
     """A value of a configuration as a job has it: classes by their bare names."""
     if isinstance(value, Mapping) and "class_path" in value:
         extra = sorted(set(value) - {"class_path", "init_args"})
         if extra or not isinstance(value["class_path"], str) or not isinstance(value.get("init_args") or {}, Mapping):
             raise ValueError(f"{_short(value['class_path'])} has {', '.join(extra) or 'no settings that can be read'}")
-        return _named(value["class_path"], value.get("init_args") or {}, own)
+        return _named(value["class_path"], value.get("init_args") or {}, classes)
     if isinstance(value, Mapping):
-        return {name: _bare(each, own) for name, each in value.items()}
+        return {name: _bare(each, classes) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_bare(each, own) for each in value]
+        return [_bare(each, classes) for each in value]
     if isinstance(value, str) and re.fullmatch(r"(fl_lightning|torch\.optim)(\.\w+)+", value):
-        return _named(value, {}, own)
+        return _named(value, {}, classes)
     return value
 
 
@@ -306,8 +306,8 @@ class _Reader:
             each_of: Sequence[Any] = inside
         else:
             each_of = [inside[0]] * len(value)
-        for place, (item, annotation) in enumerate(zip(value, each_of, strict=True)):
-            self.value(item, annotation, f"{where}[{place}]", depth + 1)
+        for index, (item, annotation) in enumerate(zip(value, each_of, strict=True)):
+            self.value(item, annotation, f"{where}[{index}]", depth + 1)
 
     def _object(self, value: Any, annotation: Any, where: str, depth: int) -> None:
         if not isinstance(value, Mapping) or set(value) - {"class", "settings"} or "class" not in value:
@@ -319,8 +319,8 @@ class _Reader:
                 f"{where}: {_short(name)} is no class that a job may name here: give one of "
                 f"{', '.join(sorted(fitting)) or 'none'}, or have this machine's owner list it under policy.classes"
             )
-        found = fitting[name]
-        self.settings(value.get("settings", {}), settings_of(found, wanted(annotation)[1]), where, name, depth + 1)
+        result = fitting[name]
+        self.settings(value.get("settings", {}), settings_of(result, wanted(annotation)[1]), where, name, depth + 1)
 
     def settings(self, given: Any, hints: Mapping[str, Any], where: str, name: str, depth: int) -> None:
         """Refuse settings that a class has not, and values that these may not have."""
@@ -364,10 +364,10 @@ def _check_whole(name: str, value: Any, most: int, least: int = 0) -> None:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         raise NotAJob("the job has a key twice")
-    return found
+    return result
 
 
 def _no_constant(name: str) -> Any:

@@ -33,7 +33,7 @@ _RIGHTS = {
         "lead": {"submit_job": "any", "manage_job": "n:submitter", "download_job": "n:submitter", "view": "any"}
     },
 }
-_ORGANISATION = "federation"
+_ORGANIZATION = "federation"
 _BUILDERS: list[dict[str, Any]] = [
     {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
     {
@@ -90,7 +90,7 @@ def provision(
         ValueError: A name will not do; nothing is written.
     """
     check_names(name, sites, server, admin)
-    people: list[dict[str, Any]] = [{"name": admin, "type": "admin", "org": _ORGANISATION, "role": "lead"}]
+    people: list[dict[str, Any]] = [{"name": admin, "type": "admin", "org": _ORGANIZATION, "role": "lead"}]
     where = {} if address is None else {"default_host": address, "host_names": [address]}
     project = {
         "api_version": 3,
@@ -98,8 +98,8 @@ def provision(
         "description": name,
         "gen_scripts": True,
         "participants": [
-            {"name": server, "type": "server", "org": _ORGANISATION, "fed_learn_port": port, **where},
-            *({"name": site, "type": "client", "org": _ORGANISATION} for site in sites),
+            {"name": server, "type": "server", "org": _ORGANIZATION, "fed_learn_port": port, **where},
+            *({"name": site, "type": "client", "org": _ORGANIZATION} for site in sites),
             *people,
         ],
         "builders": _BUILDERS,
@@ -109,10 +109,10 @@ def provision(
         make_private(folder.absolute())
         if (key := folder / name / CA_FILE).exists():
             key.chmod(0o600)  # of a version that left it open; it is written over as it is
-        found = Provisioner(str(folder.absolute()), prepare_builders(project)).provision(prepare_project(project))
-        if found.get("build_error"):
+        result = Provisioner(str(folder.absolute()), prepare_builders(project)).provision(prepare_project(project))
+        if result.get("build_error"):
             raise ValueError(f"nvflare provision failed for {name}, {server}, {', '.join(sites)}")
-        kits = Path(found.get_result_location())
+        kits = Path(result.get_result_location())
         _allow(kits / server, SERVER_CLASS)
         (kits / server / "local" / SERVER_FILE).write_text(_SERVER_TEMPLATE)
         for site in sites:
@@ -212,7 +212,7 @@ class Processes:
         uid = [] if name == self.server else [f"uid={name}"]
         command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(kit.absolute())]
         command += ["-s", f"fed_{role}.json", "--set", "secure_train=true", *uid]
-        command += [f"org={_ORGANISATION}", "config_folder=config"]
+        command += [f"org={_ORGANIZATION}", "config_folder=config"]
         search = os.pathsep.join(filter(None, [*self.search, os.environ.get("PYTHONPATH")]))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with os.fdopen(os.open(kit / "process.log", flags, 0o600), "ab") as log:
@@ -228,10 +228,10 @@ class Processes:
 
     def of_job(self, name: str) -> list[psutil.Process]:
         """The processes that a participant has started for jobs."""
-        found: list[psutil.Process] = []
+        result: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
-            found = psutil.Process(self.running[name].pid).children(recursive=True)
-        return found
+            result = psutil.Process(self.running[name].pid).children(recursive=True)
+        return result
 
     def check(self) -> None:
         """Notice a participant that has ended.
@@ -256,18 +256,18 @@ class Processes:
     def last_words(self) -> str:
         """The same of each participant that complains, for the end of a message; empty if none does."""
         names = [name for name in self.running if any((self.kits / name).glob("*/error_log.txt"))]
-        told = [(name, self.last_lines(name)) for name in names]
-        return "".join(f"; {name} says: {lines}" for name, lines in told if "error_log" in lines)
+        summary = [(name, self.last_lines(name)) for name in names]
+        return "".join(f"; {name} says: {lines}" for name, lines in summary if "error_log" in lines)
 
     def stop(self) -> None:
         """End all participants, the sites first, and all that they have started."""
-        own = [process for name in self.running for process in self.of_job(name)]
-        for process in own + [psutil.Process(p.pid) for p in self.running.values() if p.poll() is None]:
+        processes = [process for name in self.running for process in self.of_job(name)]
+        for process in processes + [psutil.Process(p.pid) for p in self.running.values() if p.poll() is None]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         for popen in self.running.values():
             popen.wait()
-        _, alive = psutil.wait_procs(own, timeout=10)
+        _, alive = psutil.wait_procs(processes, timeout=10)
         for name in self.running:  # those that were started meanwhile; they are ours since their parents died
             alive += [each for each in psutil.Process().children(recursive=True) if _is_of(each, self.kits / name)]
         for process in alive:
@@ -311,7 +311,7 @@ def wait_until_connected(session: Any, sites: Sequence[str], processes: Processe
         with suppress(NoConnection):
             missing = set(sites) - {client.name for client in session.get_connected_client_list()}
         if missing and time.monotonic() > deadline:
-            told = "; ".join(f"{name} says: {processes.last_lines(name)}" for name in sorted(missing))
-            raise TimeoutError(f"sites did not connect within {seconds:g} seconds: {told}")
+            lines = "; ".join(f"{name} says: {processes.last_lines(name)}" for name in sorted(missing))
+            raise TimeoutError(f"sites did not connect within {seconds:g} seconds: {lines}")
         if missing:
             time.sleep(0.2)

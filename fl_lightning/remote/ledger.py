@@ -1,11 +1,11 @@
-"""What a site has taken part in, over all jobs and runs: which clients' answers were summed from which of its states.
+"""What a site has taken part in, over all jobs and runs: which clients' responses were summed from which of its states.
 
 What two sums over different clients differ by is told of the clients by which they differ. So from one state of a
 client all sums are over the same clients, whatever the server calls the run, and one run sums a state once: the same
-work, asked for again after a restart of the server, is answered again.
+work, asked for again after a restart of the server, gets the same response again.
 
-One SQLite file in the folder of the site's account; an entry is on the disk before the answer leaves, and processes of
-several jobs share it. States go by a digest that is keyed by a secret of the same folder.
+One SQLite file in the folder of the site's account; an entry is on the disk before the response leaves, and processes
+of several jobs share it. States go by a digest that is keyed by a secret of the same folder.
 """
 
 import hashlib
@@ -148,8 +148,8 @@ class SumLedger:
 
     def _write(self, book: sqlite3.Connection, table: str, *facts: Fact) -> None:
         """Write a row, in place of one of the same names."""
-        places = ", ".join("?" * (len(facts) + 1))
-        book.execute(f"INSERT OR REPLACE INTO {table} VALUES ({places})", (*facts, self._seal(table, facts)))
+        placeholders = ", ".join("?" * (len(facts) + 1))
+        book.execute(f"INSERT OR REPLACE INTO {table} VALUES ({placeholders})", (*facts, self._seal(table, facts)))
 
     def _seal(self, table: str, facts: Sequence[Fact]) -> str:
         return self.name(json.dumps([table, *facts]).encode())

@@ -2,7 +2,7 @@
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: "Practical Secure Aggregation for
 Privacy-Preserving Machine Learning", CCS 2017, section 3. Keys are X25519, agreed secrets pass through HKDF (SHA-256),
-masks are ChaCha20 streams, shares are Shamir's over GF(2^128) (pycryptodome) and travel under AES-256-GCM.
+masks are ChaCha20 streams, shares are Shamir's over GF(2^128) (pycryptodome) and are sent under AES-256-GCM.
 
 A number x of weight w becomes round(x w 2^24). Each summand is off by at most 2^-25, so a weighted mean of n clients is
 off by at most n 2^-25 / Σw. Summands must be below 2^62 / n in absolute value, so that their sum cannot wrap around:
@@ -47,7 +47,7 @@ def to_whole(numbers_D: Tensor, weight: float, num_clients: int) -> NDArray[np.i
     """
     scaled_D = (torch.cat([numbers_D, numbers_D.new_ones(1)]) * weight * 2.0**FRACTION_BITS).round()
     if not scaled_D.abs().max() < 2.0**_ROOM_BITS / num_clients:  # nan neither
-        raise ValueError("secure aggregation: the answer has numbers too large for it")
+        raise ValueError("secure aggregation: the response has numbers too large for it")
     return scaled_D.to(torch.int64).numpy()
 
 
@@ -96,7 +96,7 @@ def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
-    blocks = [secret[place : place + _BLOCK] for place in range(0, len(secret), _BLOCK)]
+    blocks = [secret[index : index + _BLOCK] for index in range(0, len(secret), _BLOCK)]
     shared = [Shamir.split(threshold, count, block) for block in blocks]
     return [b"".join(shares[k][1] for shares in shared) for k in range(count)]
 
@@ -118,7 +118,7 @@ def join_secret(shares: Mapping[int, bytes], threshold: int) -> bytes:
     if len(chosen) < threshold or len(lengths) != 1 or (length := lengths.pop()) % _BLOCK:
         raise ValueError("the shares of a secret do not fit together")
     return b"".join(
-        Shamir.combine([(place + 1, share[start : start + _BLOCK]) for place, share in chosen])
+        Shamir.combine([(index + 1, share[start : start + _BLOCK]) for index, share in chosen])
         for start in range(0, length, _BLOCK)
     )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Collator
 from fl_lightning.batches.client_data import ClientData
 from fl_lightning.executors import SequentialExecutor
-from fl_lightning.federation import Roster
+from fl_lightning.federation import ClientRegistry
 from fl_lightning.remote.digests import settings_of
 from fl_lightning.remote.guard import Guard
 from fl_lightning.remote.message import Message, packed
@@ -37,7 +37,7 @@ class Membership:
 
     Args:
         start: The server's message.
-        holds: What the client holds.
+        client_data: What the client holds.
         model: The client module, with the settings of the run and the task of the site's data.
         strategy: The strategy, with the settings of the run.
         guard: Admits what the server asks for.
@@ -48,7 +48,7 @@ class Membership:
         index: The client's, in the federation.
         label: The federation's name.
         secure: Whether the server learns sums alone.
-        weighting: How answers are weighted in them; None where there are none.
+        weighting: How responses are weighted in them; None where there are none.
         architectures: Initial parameters of a client of each architecture.
         known: Those of the client's own.
         num_flat: Numbers of the longest architecture.
@@ -64,7 +64,7 @@ class Membership:
     def __init__(
         self,
         start: Message,
-        holds: ClientData,
+        client_data: ClientData,
         model: ClientModule,
         strategy: Strategy,
         guard: Guard,
@@ -78,29 +78,29 @@ class Membership:
         if other := settings.differences(about["settings"], settings_of(strategy, model)):
             raise Refused(f"the server's settings are not this site's; {'; '.join(other)} (then: server, now: site)")
         guard.admit_widths(about["num_features"], about["num_outputs"])
-        self.holds, self.drawing = holds, drawing
+        self.client_data, self.drawing = client_data, drawing
         self.index, self.secure = int(about["index"]), bool(about["secure"])
         self.label = str(about["federation"])
         fabric = Fabric(accelerator=accelerator, devices=1, precision=about["precision"])
-        roster = _roster(start, holds)
-        strategy.check_task(roster.task)
-        check_directions(strategy, roster)
+        registry = _roster(start, client_data)
+        strategy.check_task(registry.task)
+        check_directions(strategy, registry)
         strategy.check_client(model)
-        strategy.complete(model, roster)  # with the strategy's own net, where the job names none
-        guard.admit_nets(model, roster.num_outputs)
-        self.architectures = build_nets(fabric, model, strategy, roster, about["seed"])
+        strategy.complete(model, registry)  # with the strategy's own net, where the job names none
+        guard.admit_nets(model, registry.num_outputs)
+        self.architectures = build_nets(fabric, model, strategy, registry, about["seed"])
         check_architectures(strategy, len(self.architectures))
         training_clients = tuple(about["training_clients"])
-        federation = describe_federation(fabric, model, roster, training_clients, self.architectures, about["seed"])
+        federation = describe_federation(fabric, model, registry, training_clients, self.architectures, about["seed"])
         strategy.setup(federation)
         try:  # of the settings alone
-            check_privacy(strategy, model, roster, training_clients)
+            check_privacy(strategy, model, registry, training_clients)
             if self.secure:
                 check_share(float(about["secure_share"]))
         except ValueError as error:
             raise Refused(str(error)) from error
         self.weighting = weighting_of(strategy) if self.secure else None
-        self.collator = self._collator(roster, fabric.device, getattr(torch, about["dtype"]))
+        self.collator = self._collator(registry, fabric.device, getattr(torch, about["dtype"]))
         self.executor = executor_for(model, SequentialExecutor())
         self.executor.numbers = SecretNumbers()  # the server knows the run's seed
         self.executor.setup(
@@ -109,8 +109,8 @@ class Membership:
             self.collator,
             (self.index,),
             seed=about["seed"],
-            memory=strategy.memory(),
             client_state=strategy.client_state(),
+            persistence=strategy.persistence(),
             time_limit=guard.policy.max_seconds,
         )
         self.known = dict(self.architectures[federation.architecture_of[self.index]])
@@ -118,19 +118,19 @@ class Membership:
         self.metric_names: list[str] | str = []
         self.work = ""
 
-    def _collator(self, roster: Roster, device: torch.device, dtype: torch.dtype) -> Collator:
+    def _collator(self, registry: ClientRegistry, device: torch.device, dtype: torch.dtype) -> Collator:
         """Batches of the one client, at its index in the federation."""
-        members = [self.holds] * (self.index + 1)
-        return roster.task.collator(members, layout=roster.layout, drawing=self.drawing, device=device, dtype=dtype)
+        members = [self.client_data] * (self.index + 1)
+        return registry.task.collator(members, layout=registry.layout, drawing=self.drawing, device=device, dtype=dtype)
 
     def find_metrics(self) -> None:
         """Score the client once, to see which metrics it has."""
-        outcome = self.executor.probe()
-        if self.index in outcome.failures:
-            _log.warning("the client cannot be scored: %s", outcome.failures[self.index])
-            self.metric_names = outcome.failures[self.index].partition(":")[0]
+        result = self.executor.probe()
+        if self.index in result.failures:
+            _log.warning("the client cannot be scored: %s", result.failures[self.index])
+            self.metric_names = result.failures[self.index].partition(":")[0]
         else:
-            self.metric_names = sorted(outcome.upload.signals)
+            self.metric_names = sorted(result.upload.extras)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -156,56 +156,57 @@ class Membership:
             (1, 2); zeros for a split of fewer examples than ``min_examples``. And the kinds of error of models that
             could not be scored.
         """
-        found: dict[str, Tensor] = {}
+        output: dict[str, Tensor] = {}
         failures: dict[str, str] = {}
-        for place, (kind, evaluation) in enumerate(evaluations):
-            outcome = self.executor.evaluate({kind: evaluation}, [self.index], round_idx)[kind]
-            if self.index in outcome.failures:
-                _log.warning("evaluation %r failed: %s", kind, outcome.failures[self.index])
-                failures[kind] = outcome.failures[self.index].partition(":")[0]
+        for index, (kind, evaluation) in enumerate(evaluations):
+            result = self.executor.evaluate({kind: evaluation}, [self.index], round_idx)[kind]
+            if self.index in result.failures:
+                _log.warning("evaluation %r failed: %s", kind, result.failures[self.index])
+                failures[kind] = result.failures[self.index].partition(":")[0]
                 continue
-            for name, pair_12 in outcome.upload.signals.items():
+            for name, pair_12 in result.upload.extras.items():
                 enough = bool(pair_12[0, 1] >= min_examples)
-                found[f"{place}/{name}"] = pair_12.cpu() if enough else torch.zeros(1, 2)
-        return found, failures
+                output[f"{index}/{name}"] = pair_12.cpu() if enough else torch.zeros(1, 2)
+        return output, failures
 
     def state(self) -> Message:
         """All that lives on in the client."""
-        held = self.executor.holdings().get(self.index, {})
+        client_data = self.executor.rewritten_data().get(self.index, {})
         about: dict[str, Any] = {"after": self.work} if self.work else {}  # so that no two sums are of equal states
         if self.index in self.executor.active:
             about["round"] = self.executor.round
         return Message(
             kind="state",
             about=about,
-            tensors=packed(self.executor.state(), self.index) | {f"h/{name}": tensor for name, tensor in held.items()},
+            tensors=packed(self.executor.state(), self.index)
+            | {f"h/{name}": tensor for name, tensor in client_data.items()},
         )
 
     def become(self, state: Message) -> None:
         """Go to a state that :meth:`state` has told."""
-        held = {name[2:]: tensor for name, tensor in state.tensors.items() if name.startswith("h/")}
-        if held:
-            self.executor.load_holdings({self.index: held})
-        elif self.executor.holdings():
-            self.executor.rewrite({self.index: self.holds})
+        client_data = {name[2:]: tensor for name, tensor in state.tensors.items() if name.startswith("h/")}
+        if client_data:
+            self.executor.load_rewritten_data({self.index: client_data})
+        elif self.executor.rewritten_data():
+            self.executor.rewrite({self.index: self.client_data})
         tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith("h/")}
         now = tuple(state.about["round"]) if "round" in state.about else None
         self.executor.load_state(Payload.from_named((self.index,), tensors), now)
         self.work = str(state.about.get("after", ""))
 
 
-def _roster(start: Message, holds: ClientData) -> Roster:
+def _roster(start: Message, client_data: ClientData) -> ClientRegistry:
     """What the server tells of the federation; of what edges carry the site knows by itself."""
     about = start.about
     unknown, width = (0,) * len(about["names"]), about["num_features"]
-    return Roster(
+    return ClientRegistry(
         names=tuple(about["names"]),
         sizes=unknown,
-        work=unknown,
+        cost=unknown,
         task=task_of(about["task"]),
         num_features=tuple(width) if isinstance(width, list) else width,
         num_outputs=about["num_outputs"],
         relation_CC=start.tensors.get("relation"),
         layout=about["layout"],
-        **holds.edge_facts,
+        **client_data.edge_facts,
     )

@@ -28,7 +28,7 @@ class Message:
     """One message.
 
     Attributes:
-        kind: What is asked or answered.
+        kind: What is asked or responded.
         about: Facts: anything that JSON holds.
         tensors: By name, detached.
     """
@@ -49,7 +49,7 @@ class Message:
 
     @property
     def name(self) -> str:
-        """What an answer calls the message by: SHA-256 (hex) of its bytes."""
+        """What a response calls the message by: SHA-256 (hex) of its bytes."""
         return hashlib.sha256(self.wire).hexdigest()
 
     @classmethod
@@ -61,8 +61,8 @@ class Message:
         """
         try:
             kind, about, names = _header(wire)
-            found = safetensors.torch.load(wire)
-            message = cls(kind=kind, about=about, tensors={name: found[name] for name in names})
+            result = safetensors.torch.load(wire)
+            message = cls(kind=kind, about=about, tensors={name: result[name] for name in names})
         except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RecursionError, RuntimeError) as error:
             size = len(wire) if isinstance(wire, bytes) else "no"
             why = str(error) if isinstance(error, WrongMessage) else type(error).__name__
@@ -84,17 +84,17 @@ def _header(wire: bytes) -> tuple[str, dict[str, Any], list[str]]:
     if size > min(MOST_HEADER, len(wire) - 8):
         raise WrongMessage(f"its header would have {size:,} bytes")
     header = read_json(wire[8 : 8 + size])
-    told = read_json(header.pop("__metadata__")["message"])
-    if told.keys() != {"kind", "about", "names"} or not isinstance(told["about"], dict):
+    facts = read_json(header.pop("__metadata__")["message"])
+    if facts.keys() != {"kind", "about", "names"} or not isinstance(facts["about"], dict):
         raise WrongMessage("it holds something else than a kind, facts and names")
-    if not isinstance(told["kind"], str) or len(told["kind"]) > LONGEST_NAME:
+    if not isinstance(facts["kind"], str) or len(facts["kind"]) > LONGEST_NAME:
         raise WrongMessage("its kind is no name")
-    if not isinstance(told["names"], list) or sorted(told["names"]) != sorted(header):
+    if not isinstance(facts["names"], list) or sorted(facts["names"]) != sorted(header):
         raise WrongMessage("its names are not those of its tensors")
     for declared in header.values():
         if len(declared["shape"]) > MOST_DIMENSIONS or not all(0 <= size <= len(wire) for size in declared["shape"]):
             raise WrongMessage("a tensor would be larger than the message")
-    return told["kind"], told["about"], told["names"]
+    return facts["kind"], facts["about"], facts["names"]
 
 
 def read_json(text: str | bytes) -> dict[str, Any]:
@@ -105,21 +105,21 @@ def read_json(text: str | bytes) -> dict[str, Any]:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        result = dict(pairs)
+        if len(result) < len(pairs):
             raise WrongMessage("a name stands twice in it")
-        return found
+        return result
 
-    found = json.loads(text, object_pairs_hook=unique)
-    if not isinstance(found, dict):
+    result = json.loads(text, object_pairs_hook=unique)
+    if not isinstance(result, dict):
         raise WrongMessage("it is no mapping")
-    level: list[Any] = [found]
+    level: list[Any] = [result]
     for _ in range(MOST_LEVELS):
         inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
         level = [part for parts in inner for part in parts]
     if level:
         raise WrongMessage(f"it has more than {MOST_LEVELS} levels")
-    return found
+    return result
 
 
 def packed(payload: Payload | None, client: int, prefix: str = "") -> dict[str, Tensor]:

@@ -67,42 +67,43 @@ class NoisyMetrics:
         """Told the folder of the site's account before the first evaluation."""
         self.accountant = PrivacyAccountant(folder, delta=self.delta)
 
-    def __call__(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def __call__(self, result: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Noisy values over a denominator of 1, (1, 2); zeros for what is not told.
 
         Args:
-            found: Numerator and denominator of each metric, (1, 2), by the place of its model and its name.
+            result: Numerator and denominator of each metric, (1, 2), by the place of its model and its name.
 
         Raises:
             CannotFilter: The budget is spent.
         """
         assert self.accountant is not None, "it is opened before it is used"
-        told = [
+        names = [
             name
-            for name in found
-            if any(fnmatch.fnmatch(name.partition("/")[2], pattern) for pattern in self.names) and found[name][0, 1] > 0
+            for name in result
+            if any(fnmatch.fnmatch(name.partition("/")[2], pattern) for pattern in self.names)
+            and result[name][0, 1] > 0
         ]
-        hidden = {name: torch.zeros_like(pair_12) for name, pair_12 in found.items()}
-        if not told:
+        hidden = {name: torch.zeros_like(pair_12) for name, pair_12 in result.items()}
+        if not names:
             return hidden
         try:
             self.accountant.spend(self.noise_multiplier, self.max_epsilon)
         except BudgetSpent as error:
             raise CannotFilter(str(error)) from error
-        value_K = torch.stack([found[name][0, 0].double() / found[name][0, 1].double() for name in told])
-        noise_K = self.noise_multiplier * self.bound * math.sqrt(len(told)) * normal_numbers(len(told))
+        value_K = torch.stack([result[name][0, 0].double() / result[name][0, 1].double() for name in names])
+        noise_K = self.noise_multiplier * self.bound * math.sqrt(len(names)) * normal_numbers(len(names))
         noisy_K = value_K.nan_to_num().clamp(0, self.bound) + noise_K
         return hidden | {
             name: torch.tensor([[value, 1.0]], dtype=torch.float32)
-            for name, value in zip(told, noisy_K.tolist(), strict=True)
+            for name, value in zip(names, noisy_K.tolist(), strict=True)
         }
 
 
-def summands(found: Mapping[str, Tensor]) -> Tensor:
+def summands(result: Mapping[str, Tensor]) -> Tensor:
     """A client's metrics as numbers of a sum, float64 (4 K,): value, 1, numerator, denominator; 0 without examples."""
     rows = []
-    for name in sorted(found):
-        total, count = found[name][0].double().tolist()
+    for name in sorted(result):
+        total, count = result[name][0].double().tolist()
         rows.append([total / count, 1.0, total, count] if count > 0 else [0.0] * NUM_SUMMED)
     return torch.tensor(rows, dtype=torch.float64).flatten()
 
@@ -136,12 +137,12 @@ def wrong_summands(total_D: Tensor, names: Sequence[str], num_clients: int) -> s
     return ""
 
 
-def of_model(sums: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:
+def of_model(sums: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
     """Those of one of several models, whose metrics are named ``place/name``."""
-    prefix = f"{place}/"
+    prefix = f"{index}/"
     return {name.removeprefix(prefix): total for name, total in sums.items() if name.startswith(prefix)}
 
 
 def unknown_sums(names: Sequence[str]) -> dict[str, Tensor]:
-    """The sums of an evaluation that nobody has answered: nan."""
+    """The sums of an evaluation that nobody has responded: nan."""
     return {name: torch.full((NUM_SUMMED,), torch.nan, dtype=torch.float64) for name in names}

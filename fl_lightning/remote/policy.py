@@ -16,7 +16,7 @@ from fl_lightning.remote.schema import MOST_OUTPUTS
 from fl_lightning.remote.secure import FEWEST_CLIENTS
 from fl_lightning.round.privacy import RecordPrivacy
 
-#: What a signal tells of: the client as a whole, each class, or each example.
+#: What a client output tells of: the client as a whole, each class, or each example.
 Kind = Literal["client", "class", "example"]
 #: Which model is scored: the client's own, one that the server sends, or one that is trained for it first.
 Scored = Literal["own", "received", "tuned"]
@@ -83,24 +83,24 @@ class SitePolicy(JobPolicy):
         strategies: The same.
         max_outputs: The same.
         max_memory_gib: The same.
-        min_examples: Fewest examples that any number may tell of: with fewer labelled training examples the site trains
+        min_examples: Fewest examples that any number may tell of: with fewer labeled training examples the site trains
             for nobody, of a split with fewer its metrics say nothing, a statistic of a class with fewer is withheld,
             and what has a row for each example is refused if this is above 1. At least 1.
         parameters: Patterns of the parameters that may leave; None for all that the strategy sends.
         local: Patterns of the parameters that never leave, whatever a job calls personal.
-        outputs: Patterns of the signals that may leave; None for all.
-        kinds: What signals may tell of.
+        outputs: Patterns of the client outputs that may leave; None for all.
+        kinds: What client outputs may tell of.
         evaluations: Which models are scored.
         max_evaluations_per_round: Most models that are scored in a round, trials of a strategy's settings among them.
         metrics: What evaluations tell: ``plain`` numerators and denominators (under secure aggregation only their
             sums over clients), ``sums`` alone, or nothing (``off``). None: ``plain``, but ``off`` where a filter adds
             noise or a job trains with ``model.privacy``, and ``metric_noise`` is not set.
         metric_noise: Noise on the metrics, which the site's account counts.
-        filters: What every answer passes before it leaves, in this order.
+        filters: What every response passes before it leaves, in this order.
         max_record_epsilon: The ε of each training example that the site's account of private training must not exceed,
             over all jobs; the site then trains for none without ``model.privacy``. None for no bound.
         record_delta: δ of that, in (0, 1).
-        secure_only: Answer only under secure aggregation.
+        secure_only: Response only under secure aggregation.
         min_sum_clients: Fewest clients that the site is summed with under secure aggregation, at least 3.
         peers: Names of the sites that it may be summed with, by their certificates; None for any of the federation.
         max_parameters: Most parameters of a client's nets, counted before they are allocated.
@@ -165,7 +165,7 @@ class SitePolicy(JobPolicy):
         """Refuse a job by what it says, before anything is built."""
         super().check_job(job)
         if self.secure_only and not job.secure:
-            raise Refused("this site answers under secure aggregation alone")
+            raise Refused("this site responds under secure aggregation alone")
 
     def for_training(self, privacy: RecordPrivacy | None) -> "SitePolicy":
         """The rules for a job that trains with the given privacy: its metrics, which that does not cover, stay here.
@@ -181,7 +181,7 @@ class SitePolicy(JobPolicy):
         return dataclasses.replace(self, metrics="off") if silent else self
 
     @property
-    def told_metrics(self) -> Told:
+    def disclosed_metrics(self) -> Told:
         """What evaluations tell."""
         if self.metrics is not None:
             return self.metrics
@@ -190,27 +190,27 @@ class SitePolicy(JobPolicy):
 
     def tells_metrics(self, *, summed: bool) -> bool:
         """Whether evaluations tell anything; ``summed`` under secure aggregation."""
-        return self.told_metrics == "plain" or (self.told_metrics == "sums" and summed)
+        return self.disclosed_metrics == "plain" or (self.disclosed_metrics == "sums" and summed)
 
-    def tell(self, found: dict[str, Tensor], *, summed: bool) -> dict[str, Tensor]:
+    def tell(self, result: dict[str, Tensor], *, summed: bool) -> dict[str, Tensor]:
         """What leaves of metrics, (1, 2) by name.
 
         Raises:
             CannotFilter: The budget of their noise is spent.
         """
         if not self.tells_metrics(summed=summed):
-            return {name: torch.zeros_like(pair_12) for name, pair_12 in found.items()}
-        return found if self.metric_noise is None else self.metric_noise(found)
+            return {name: torch.zeros_like(pair_12) for name, pair_12 in result.items()}
+        return result if self.metric_noise is None else self.metric_noise(result)
 
     def check_parameters(self, names: Sequence[str]) -> None:
         """Refuse parameters that may not leave."""
-        if kept := [name for name in names if matches(name, self.local)]:
-            raise Refused(f"{_listed(kept)} would leave, which policy.local keeps here")
+        if selected := [name for name in names if matches(name, self.local)]:
+            raise Refused(f"{_listed(selected)} would leave, which policy.local keeps here")
         if self.parameters is not None and (other := [name for name in names if not matches(name, self.parameters)]):
             raise Refused(f"{_listed(other)} would leave, which policy.parameters does not let out")
 
     def check_output(self, name: str, kind: Kind) -> None:
-        """Refuse a signal that may not leave; ``name`` may be the first part of one.
+        """Refuse a client output that may not leave; ``name`` may be the first part of one.
 
         What is named after a parameter that stays here stays here too.
         """

@@ -40,19 +40,19 @@ def _provision(options: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         fail(f"fl-train provision has no option {rest[0]}")
     try:
-        told: dict[str, Any] = read_yaml(Path(options.file))
+        settings: dict[str, Any] = read_yaml(Path(options.file))
     except WrongYaml as error:
         fail(str(error))
-    if not isinstance(told, dict) or set(told) - {*_NEEDED, "port"} or not set(_NEEDED) <= set(told):
+    if not isinstance(settings, dict) or set(settings) - {*_NEEDED, "port"} or not set(_NEEDED) <= set(settings):
         fail(f"{options.file} must have {', '.join(_NEEDED)}, may have port, and has nothing else")
-    if not isinstance(told["sites"], list) or not told["sites"]:
-        fail(f"{options.file}: sites is {told['sites']!r}, give a list of names")
-    port = told.get("port", 8002)
+    if not isinstance(settings["sites"], list) or not settings["sites"]:
+        fail(f"{options.file}: sites is {settings['sites']!r}, give a list of names")
+    port = settings.get("port", 8002)
     check_count(f"{options.file}: port", port, most=65535)
     for key, example in _NEEDED.items():
-        for name in told[key] if key == "sites" else [told[key]]:
+        for name in settings[key] if key == "sites" else [settings[key]]:
             check_text(f"{options.file}: {key}", name, example)
-    named = {key: told[key] for key in _NEEDED}
+    named = {key: settings[key] for key in _NEEDED}
     try:
         check_names(**named)
     except ValueError as error:

@@ -32,14 +32,14 @@ def check_question(message: Message) -> None:
         raise Refused(f"the server's message {message.kind!r} is wrong: it has tensors")
 
 
-def check_start(message: Message, holds: ClientData, task: Task) -> None:
+def check_start(message: Message, client_data: ClientData, task: Task) -> None:
     """Refuse a federation that the site's data are not of.
 
     Raises:
         Refused: It is of other data, or its parts contradict each other.
     """
     about, count = message.about, len(message.about["names"])
-    width = list(holds.inputs.shape[1:])
+    width = list(client_data.inputs.shape[1:])
     wrong = {
         "task": about["task"] != task.plain,
         "num_features": about["num_features"] not in (width, *width[: len(width) == 1]),
@@ -52,8 +52,8 @@ def check_start(message: Message, holds: ClientData, task: Task) -> None:
             for name, tensor in message.tensors.items()
         ),
     }
-    if told := [name for name, is_wrong in wrong.items() if is_wrong]:
-        raise Refused(f"the server's message 'start' is wrong: its {', '.join(told)} cannot be this site's")
+    if names := [name for name, is_wrong in wrong.items() if is_wrong]:
+        raise Refused(f"the server's message 'start' is wrong: its {', '.join(names)} cannot be this site's")
 
 
 def check_tensors(
@@ -72,8 +72,8 @@ def check_tensors(
     """
     shapes = {f"p/{name}": (1, *parameter.shape) for name, parameter in net.items()} | {f"p/{FLAT}": (1, length)}
     for name, tensor in tensors.items():
-        place, _, inner = name.partition("/") if models is not None else ("", "", name)
-        fits = models is None or (place.isdecimal() and int(place) < models)
+        index, _, inner = name.partition("/") if models is not None else ("", "", name)
+        fits = models is None or (index.isdecimal() and int(index) < models)
         is_parameter = inner.startswith("p/")
         fits &= inner in shapes if is_parameter else inner.startswith(("s/", "l/"))
         fits &= tuple(tensor.shape) == shapes.get(inner) if is_parameter else tensor.shape[:1] == (1,)

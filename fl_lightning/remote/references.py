@@ -17,8 +17,8 @@ from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import Evaluation, Stage
 from fl_lightning.strategies.base import Strategy
 
-#: What a stage says of the answer, which a fine-tuning does not give.
-_ANSWER = {"upload", "as_update", "signals", "rows", "memory", "send_anchor", "rewrite"}
+#: What a stage says of the response, which a fine-tuning does not give.
+_ANSWER = {"upload", "as_update", "client_outputs", "rows", "client_state", "send_anchor", "rewrite"}
 _MODULES = ("fl_lightning.strategies", "fl_lightning.round.stage", "fl_lightning.round.program", "torch.optim")
 
 
@@ -49,10 +49,10 @@ def _described(value: Any, strategy: Strategy) -> Any:
             _import(name, strategy)
             return name
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kept = [field.name for field in dataclasses.fields(value) if field.init]
+        selected = [field.name for field in dataclasses.fields(value) if field.init]
         if isinstance(value, Stage | LocalProgram):
-            kept = [name for name in kept if name not in _ANSWER]
-        settings = {name: _described(getattr(value, name), strategy) for name in kept}
+            selected = [name for name in selected if name not in _ANSWER]
+        settings = {name: _described(getattr(value, name), strategy) for name in selected}
         return {"made": _described(type(value), strategy), "settings": settings}
     raise ValueError(
         f"{type(strategy).__name__} evaluates with {value!r}, which a site cannot find by a name: make it a method of "
@@ -63,9 +63,9 @@ def _described(value: Any, strategy: Strategy) -> Any:
 def _import(name: dict[str, Any], strategy: Strategy) -> Any:
     """A function or class of an allowed module."""
     module, path = str(name["module"]), str(name["name"])
-    own = {cls.__module__ for cls in type(strategy).__mro__} - {"builtins", "abc"}
-    if module in own or any(module == each or module.startswith(f"{each}.") for each in _MODULES):
-        found = getattr(importlib.import_module(module), path, None)  # a name with a dot is none: nothing nested
-        if getattr(found, "__module__", None) == module:
-            return found
+    modules = {cls.__module__ for cls in type(strategy).__mro__} - {"builtins", "abc"}
+    if module in modules or any(module == each or module.startswith(f"{each}.") for each in _MODULES):
+        result = getattr(importlib.import_module(module), path, None)  # a name with a dot is none: nothing nested
+        if getattr(result, "__module__", None) == module:
+            return result
     raise ValueError(f"{type(strategy).__name__} may not use {module}.{path} in an evaluation on a site")

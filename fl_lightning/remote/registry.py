@@ -24,8 +24,8 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.callback import Callback
-from fl_lightning.strategies import Strategy, decentralised, hypernetwork, mixing
-from fl_lightning.strategies.decentralised import map_starts
+from fl_lightning.strategies import Strategy, decentralized, hypernetwork, mixing
+from fl_lightning.strategies.decentralized import map_initialization
 from fl_lightning.strategies.hypernetwork import sheaf_ridge
 
 #: Not for jobs: they import or read what they are told (``PyGNet``, ``EdgeListFile``), are given objects, or are bases.
@@ -35,7 +35,7 @@ FILE_SETTINGS = frozenset({("RunReport", "against")})
 #: The kinds of objects that settings ask for.
 KINDS: tuple[type, ...] = (
     *(Strategy, ClientModule, nn.Module, Callback, Topology, Participation, RecordPrivacy, torch.optim.Optimizer),
-    *(mixing.Aggregation, decentralised.RestrictionMaps, map_starts.MapStart),
+    *(mixing.Aggregation, decentralized.RestrictionMaps, map_initialization.MapInitialization),
 )
 _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 
@@ -43,14 +43,16 @@ _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam
 @functools.cache
 def _package() -> Mapping[str, Any]:
     """Classes and factories of the package, by bare name."""
-    found = [each for each in _homes() if any(_makes(each, kind) for kind in KINDS)]
-    found += [default for each in found for default in _defaults(each) if any(_makes(default, kind) for kind in KINDS)]
-    return {each.__name__: each for each in found if each.__name__ not in NOT_FOR_JOBS}
+    result = [each for each in _homes() if any(_makes(each, kind) for kind in KINDS)]
+    result += [
+        default for each in result for default in _defaults(each) if any(_makes(default, kind) for kind in KINDS)
+    ]
+    return {each.__name__: each for each in result if each.__name__ not in NOT_FOR_JOBS}
 
 
-def _defaults(found: Any) -> Iterable[Any]:
+def _defaults(result: Any) -> Iterable[Any]:
     """What the settings of a class are if nothing is said, which a whole configuration names."""
-    return (parameter.default for parameter in inspect.signature(found).parameters.values())
+    return (parameter.default for parameter in inspect.signature(result).parameters.values())
 
 
 def _homes() -> Iterable[Any]:
@@ -58,18 +60,22 @@ def _homes() -> Iterable[Any]:
     for strategy in vars(strategies).values():
         yield strategy
         yield getattr(strategy, "client_class", ClientModule)
-    for home in (models, relations, hypernetwork, decentralised, mixing):
+    for home in (models, relations, hypernetwork, decentralized, mixing):
         yield from (getattr(home, name) for name in home.__all__)
     yield sheaf_ridge.sheaf_beside
     yield from (getattr(torch.optim, name) for name in _OPTIMIZERS)
-    for home in (optimizers, clients, map_starts):
+    for home in (optimizers, clients, map_initialization):
         yield from vars(home).values()
     yield Participation
     yield RecordPrivacy
     for name in callbacks.__all__:
-        found = getattr(callbacks, name)
-        if inspect.isclass(found) and issubclass(found, Callback) and not (found.needs_data or found.invents_stages):
-            yield found
+        result = getattr(callbacks, name)
+        if (
+            inspect.isclass(result)
+            and issubclass(result, Callback)
+            and not (result.needs_data or result.invents_stages)
+        ):
+            yield result
 
 
 def _makes(value: Any, kind: type) -> bool:
@@ -92,17 +98,18 @@ class Registry:
         ValueError: One cannot be imported, is none of a kind that a job names, or has the name of another.
     """
 
-    def __init__(self, own: Iterable[str] = ()) -> None:
+    def __init__(self, classes: Iterable[str] = ()) -> None:
         self.named = dict(_package())
-        self.own: dict[str, str] = {}
-        for path in own:
-            found = _imported(path)
-            if found.__name__ in self.named and self.named[found.__name__] is not found:
+        self.classes: dict[str, str] = {}
+        for path in classes:
+            result = _imported(path)
+            if result.__name__ in self.named and self.named[result.__name__] is not result:
                 raise ValueError(
-                    f"policy.classes: {path} is called as another class that jobs may name, {found.__name__}: rename it"
+                    f"policy.classes: {path} is called as another class that jobs may name, "
+                    f"{result.__name__}: rename it"
                 )
-            self.named[found.__name__] = found
-            self.own[found.__name__] = path
+            self.named[result.__name__] = result
+            self.classes[result.__name__] = path
 
     def fitting(self, annotation: Any) -> "dict[str, Any]":
         """What may stand where an annotation asks for an object, or for something that makes one; by name."""
@@ -111,8 +118,8 @@ class Registry:
 
     def path(self, name: str) -> str:
         """The dotted path of a name."""
-        found = self.named[name]
-        return f"{found.__module__}.{found.__qualname__}"
+        result = self.named[name]
+        return f"{result.__module__}.{result.__qualname__}"
 
 
 def is_the_packages(path: str) -> bool:
@@ -143,16 +150,16 @@ def wanted(annotation: Any) -> "tuple[type | None, int | frozenset[str]]":
     return (annotation, 0) if issubclass(annotation, KINDS) else (None, 0)
 
 
-def settings_of(found: Any, given: "int | frozenset[str]" = 0) -> Mapping[str, Any]:
+def settings_of(result: Any, given: "int | frozenset[str]" = 0) -> Mapping[str, Any]:
     """The settings that a job may give a class or factory, with their annotations.
 
     Args:
-        found: The class or factory.
+        result: The class or factory.
         given: As :func:`wanted` returns it.
     """
-    hints = typing.get_type_hints(found.__init__ if inspect.isclass(found) else found)
+    hints = typing.get_type_hints(result.__init__ if inspect.isclass(result) else result)
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = [p for p in inspect.signature(found).parameters.values() if p.kind not in kinds]
+    parameters = [p for p in inspect.signature(result).parameters.values() if p.kind not in kinds]
     if isinstance(given, int):
         parameters = parameters[given:]
     else:
@@ -170,13 +177,13 @@ def _imported(path: Any) -> Any:
     if not module:
         raise ValueError(f"policy.classes: {path!r} is no class of a module, such as my_package.MyStrategy")
     try:
-        found = getattr(importlib.import_module(module), name)
+        result = getattr(importlib.import_module(module), name)
     except Exception as error:  # the owner's module can raise anything
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"policy.classes: {path} cannot be imported ({why}): install it, or set PYTHONPATH") from error
-    if not any(_makes(found, kind) for kind in KINDS):
+    if not any(_makes(result, kind) for kind in KINDS):
         raise ValueError(
             f"policy.classes: {path} is no class of a strategy, client, net, optimizer, aggregation, topology or "
             "callback: list such a one"
         )
-    return found
+    return result

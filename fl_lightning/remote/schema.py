@@ -1,4 +1,4 @@
-"""What may stand in a message: a table of facts for each kind of question and of answer.
+"""What may stand in a message: a table of facts for each kind of question and of response.
 
 Whoever reads a message does not trust who wrote it. Facts that are not in the table, or not as it says, make it a wrong
 message: a site refuses it, and to the server it is the failure of that client.
@@ -101,8 +101,8 @@ def either(*checks: Check) -> Check:
     """What passes one of several checks."""
 
     def check(fact: Any) -> str:
-        told = [each(fact) for each in checks]
-        return "" if "" in told else " or ".join(told)
+        problem = [each(fact) for each in checks]
+        return "" if "" in problem else " or ".join(problem)
 
     return check
 
@@ -123,8 +123,8 @@ def list_of(each: Check, most: int, least: int = 0, *, distinct: bool = False) -
     def check(fact: Any) -> str:
         if not isinstance(fact, list) or not least <= len(fact) <= most:
             return f"must be a list of {least} to {most} things"
-        if told := next((told for item in fact if (told := each(item))), ""):
-            return f"has a part that {told}"
+        if problem := next((problem for item in fact if (problem := each(item))), ""):
+            return f"has a part that {problem}"
         return "has a part twice" if distinct and len(set(fact)) < len(fact) else ""
 
     return check
@@ -137,8 +137,8 @@ def mapping(name: Check, value: Check, most: int) -> Check:
         if not isinstance(fact, Mapping) or len(fact) > most:
             return f"must be at most {most} names with values"
         for key, item in fact.items():
-            if told := name(key) or value(item):
-                return f"has a part that {told}"
+            if problem := name(key) or value(item):
+                return f"has a part that {problem}"
         return ""
 
     return check
@@ -150,7 +150,7 @@ def pair(*checks: Check) -> Check:
     def check(fact: Any) -> str:
         if not isinstance(fact, list) or len(fact) != len(checks):
             return f"must be a list of {len(checks)} things"
-        return next((told for each, item in zip(checks, fact, strict=True) if (told := each(item))), "")
+        return next((problem for each, item in zip(checks, fact, strict=True) if (problem := each(item))), "")
 
     return check
 
@@ -161,7 +161,7 @@ def record(**facts: Check) -> Check:
     def check(fact: Any) -> str:
         if not isinstance(fact, Mapping) or fact.keys() != facts.keys():
             return f"must have {', '.join(facts)} and nothing else"
-        return next((f"{name} {told}" for name, each in facts.items() if (told := each(fact[name]))), "")
+        return next((f"{name} {problem}" for name, each in facts.items() if (problem := each(fact[name]))), "")
 
     return check
 
@@ -184,7 +184,7 @@ _WIDTH = whole(1, 10**7)
 _FEATURES = either(_WIDTH, list_of(_WIDTH, 8, 1))
 _STATE = hexadecimal()
 _SETTINGS = mapping(text(), anything, 10_000)
-_ADDRESS = record(phase=one_of("initial", "round", "admission"), round_idx=whole(0, MOST), name=text())
+_ADDRESS = record(phase=one_of("initial", "round", "onboarding"), round_idx=whole(0, MOST), name=text())
 _EVALUATION = record(tuning=anything, output=anything)
 _EDGES = either(record(), record(is_directed=flag, has_edge_weights=flag, num_edge_attributes=whole(0, 10**6)))
 
@@ -197,7 +197,7 @@ _SURVIVORS = list_of(_CLIENT, MOST_CLIENTS, 1, distinct=True)
 
 #: What a server asks.
 QUESTIONS: dict[str, dict[str, Check]] = {
-    "enrol": {"strategy": text()},
+    "enroll": {"strategy": text()},
     "start": {
         "strategy": text(),
         "settings": _SETTINGS,
@@ -224,7 +224,7 @@ QUESTIONS: dict[str, dict[str, Check]] = {
     "sum_shares": {"keys": mapping(_index, record(**_KEYS), MOST_CLIENTS)},
     "sum_confirm": {"survivors": _SURVIVORS},
     "sum_reveal": {"survivors": _SURVIVORS, "confirmed": mapping(_index, _SIGNATURE, MOST_CLIENTS)},
-    "run": {"address": _ADDRESS, "effort": real(0, 1), "state": _STATE, "shares": _SHARES},
+    "run": {"address": _ADDRESS, "work_fraction": real(0, 1), "state": _STATE, "shares": _SHARES},
     "evaluate": {
         "evaluations": list_of(pair(text(shortest=0), _EVALUATION), MOST_EVALUATIONS),
         "round_idx": whole(0, MOST),
@@ -237,9 +237,9 @@ QUESTIONS: dict[str, dict[str, Check]] = {
     "forget": {"forget": list_of(_STATE, 100_000)},
 }
 
-#: What a site answers to each of them, beside ``to``, the name of the question.
+#: What a site responds to each of them, beside ``to``, the name of the question.
 ANSWERS: dict[str, dict[str, Check]] = {
-    "enrol": {
+    "enroll": {
         "state": hexadecimal(or_empty=True),
         "name": text(),
         "task": _task,
@@ -303,11 +303,11 @@ def check_facts(facts: Any, table: Mapping[str, Check], optional: Sequence[str] 
     if other := [shown(name) for name in facts if name not in table]:
         raise WrongMessage(f"it says what nobody asked for: {', '.join(sorted(other)[:3])}")
     for name, fact in facts.items():
-        if told := table[name](fact):
-            raise WrongMessage(f"{name} {told}")
+        if problem := table[name](fact):
+            raise WrongMessage(f"{name} {problem}")
 
 
-def shown(told: Any, longest: int = LONGEST_NAME) -> str:
+def shown(problem: Any, longest: int = LONGEST_NAME) -> str:
     """A text from elsewhere as it may be shown: on one line, of printable characters, cut off."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in str(told)[: longest + 1])
+    plain = "".join(letter if letter.isprintable() else "?" for letter in str(problem)[: longest + 1])
     return plain if len(plain) <= longest else f"{plain[:longest]}..."

@@ -15,7 +15,7 @@ from fl_lightning.round.payload import Payload, flatten, unflatten
 from fl_lightning.round.stage import Stage
 from fl_lightning.strategies.base import Strategy, SumWeighting
 
-#: With two clients each would know the other's answer.
+#: With two clients each would know the other's response.
 FEWEST_CLIENTS = 3
 #: Of the clients that begin a sum, the share more than which must come to its end.
 DEFAULT_SHARE = 2 / 3
@@ -29,7 +29,8 @@ MASKED = "masked"
 CANNOT_OPEN = "the shares of client {} cannot be opened"
 #: Said before a run begins.
 WARNING = (
-    "secure aggregation: the server learns the weighted sum of each round's answers. Two runs whose clients differ, or "
+    "secure aggregation: the server learns the weighted sum of each round's responses. Two runs whose "
+    "clients differ, or "
     "two rounds, still tell by the difference of their sums about the clients by which they differ: set a policy with "
     "GaussianNoise(distributed=true) at the sites where that matters"
 )
@@ -57,7 +58,7 @@ def weighting_of(strategy: Strategy) -> SumWeighting:
     """How a strategy that needs nothing but the weighted sum weights the clients.
 
     Raises:
-        ValueError: Its server needs each client's own answer.
+        ValueError: Its server needs each client's own response.
     """
     owner = next(cls for cls in type(strategy).__mro__ if "sum_weighting" in vars(cls))
     below = type(strategy).__mro__[: type(strategy).__mro__.index(owner)]
@@ -67,26 +68,31 @@ def weighting_of(strategy: Strategy) -> SumWeighting:
         settings = [] if uses_rows else strategy.settings_against_sums()
         if settings:
             raise ValueError(
-                "secure aggregation gives the server the weighted sum of all answers alone, but "
-                f"{', '.join(f'strategy.{name}' for name in settings)} of {type(strategy).__name__} needs the answer "
+                "secure aggregation gives the server the weighted sum of all responses alone, but "
+                f"{', '.join(f'strategy.{name}' for name in settings)} of {type(strategy).__name__} needs the response "
                 "of each client: leave it out, or run without secure aggregation"
             )
         raise ValueError(
-            f"secure aggregation gives the server the weighted sum of all answers alone, but {type(strategy).__name__} "
-            "needs the answer of each client: choose a strategy that averages (FedAvg, FedProx, FedPer, FedOpt, "
+            f"secure aggregation gives the server the weighted sum of all responses alone, but "
+            f"{type(strategy).__name__} "
+            "needs the response of each client: choose a strategy that averages (FedAvg, FedProx, FedPer, FedOpt, "
             "Ditto, ... without a robust aggregation), or run it without secure aggregation"
         )
     return weighting
 
 
 def check_stage(stage: Stage) -> None:
-    """Refuse a stage whose answers are more than parameters of one net.
+    """Refuse a stage whose responses are more than parameters of one net.
 
     Raises:
         ValueError: They are.
     """
-    if stage.signals or stage.flat:
-        what = f"the signals {', '.join(stage.signals)}" if stage.signals else "models of several architectures"
+    if stage.client_outputs or stage.flat:
+        what = (
+            f"the client outputs {', '.join(stage.client_outputs)}"
+            if stage.client_outputs
+            else "models of several architectures"
+        )
         raise ValueError(f"secure aggregation is for parameters alone, but stage {stage.name!r} asks for {what}")
 
 
@@ -103,11 +109,11 @@ def check_stages(strategy: Strategy) -> None:
         check_stage(stage)
 
 
-def summand(answer: Payload, weighting: SumWeighting) -> tuple[Tensor, float]:
+def summand(response: Payload, weighting: SumWeighting) -> tuple[Tensor, float]:
     """One client's numbers in a sum, float64 (D,), and its weight."""
-    assert answer.num_examples is not None
-    weight = float(answer.num_examples[0]) if weighting == "examples" else 1.0
-    rows = {name: tensor.double() for name, tensor in answer.parameters.items()}
+    assert response.num_examples is not None
+    weight = float(response.num_examples[0]) if weighting == "examples" else 1.0
+    rows = {name: tensor.double() for name, tensor in response.parameters.items()}
     return flatten(rows)[0] if rows else torch.zeros(0, dtype=torch.float64), weight  # a stage that sends nothing
 
 
@@ -119,7 +125,7 @@ def wrong_weight(total_D: Tensor, num_clients: int) -> str:
 
 
 def mean_of(total_D: Tensor, clients: tuple[int, ...], stage: Stage, like: Mapping[str, Tensor]) -> Payload:
-    """The weighted mean of all answers, as if each client had sent it, and as if all had one training example.
+    """The weighted mean of all responses, as if each client had sent it, and as if all had one training example.
 
     Args:
         total_D: The sum of all clients' numbers times their weights, and of the weights, float64.

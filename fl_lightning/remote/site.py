@@ -2,7 +2,7 @@
 
 | message | what the site does | what leaves it |
 |---|---|---|
-| ``enrol`` | | name, task, numbers of features and outputs, density, what edges carry, a digest of class names |
+| ``enroll`` | | name, task, numbers of features and outputs, density, what edges carry, a digest of class names |
 | ``start`` | builds net, strategy and executor from its own settings, and compares them with the server's | a digest |
 | ``run`` | a stage, from the named state | the stage's payload, after the site's filters; a digest |
 | ``evaluate`` | scores models that its strategy evaluates | of each metric and split what the policy tells |
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
-from fl_lightning.executors import Work
-from fl_lightning.federation import OwnNames
+from fl_lightning.executors import StageRequest
+from fl_lightning.federation import UserNames
 from fl_lightning.remote.accounting import PrivacyAccountant
 from fl_lightning.remote.digests import content_of, digest_of, digest_of_facts
 from fl_lightning.remote.evaluations import allowed_evaluation
@@ -58,7 +58,7 @@ class Site:
     """The client's side of a remote federation.
 
     Args:
-        holds: What the client holds.
+        client_data: What the client holds.
         model: The client module, with the settings of the run and the task of the site's data.
         strategy: The strategy, with the settings of the run.
         folder: Where the site keeps its states of the run; a site that is started again goes on from there.
@@ -74,26 +74,26 @@ class Site:
 
     def __init__(
         self,
-        holds: ClientData,
+        client_data: ClientData,
         model: ClientModule,
         strategy: Strategy,
         folder: Path,
         *,
         policy: SitePolicy | None = None,
         drawing: Drawing | None = None,
-        own: OwnNames | None = None,
+        names: UserNames | None = None,
         accelerator: str = "cpu",
         num_rounds: int | None = None,
         account: Path | None = None,
         identity: Identity | None = None,
     ) -> None:
-        self.holds = holds
+        self.client_data = client_data
         self.model = model
         self.strategy = strategy
         self.folder = folder
         self.policy = (policy or SitePolicy()).for_training(model.privacy)
         self.drawing = drawing or Drawing()
-        self.own = own or OwnNames(number_N=torch.arange(holds.size))
+        self.names = names or UserNames(number_N=torch.arange(client_data.size))
         self.accelerator = accelerator
         private_folder(folder)
         account = private_folder(account or folder)
@@ -108,7 +108,7 @@ class Site:
                     each.open(account)
         except ValueError as error:
             raise Refused(str(error)) from error
-        self.guard = Guard(self.policy, holds, self.ledger, num_rounds=num_rounds)
+        self.guard = Guard(self.policy, client_data, self.ledger, num_rounds=num_rounds)
         self.current = ""
         self.last: Message | None = None
         self.scored: Message | None = None
@@ -118,25 +118,25 @@ class Site:
     def _go_on(self) -> None:
         """Be the client that the folder tells of, if it tells of one."""
         self.is_started = False
-        if (kept := self._kept("start")) is not None:
+        if (start := self._kept("start")) is not None:
             try:
-                self._set_up(kept)
-                self.last, self.scored = self._kept("answer"), self._kept("scores")
+                self._set_up(start)
+                self.last, self.scored = self._kept("response"), self._kept("scores")
                 self.current = ""  # where the client was is in the server's next message
             except Refused as error:  # it was of a run with other settings
                 _log.info("the last federation is not gone on with: %s", error)
 
     # ---------------------------------------------------------------- messages
 
-    def answer(self, wire: bytes) -> bytes:
-        """The answer to a message, both as bytes; what goes wrong here is an answer too."""
+    def respond(self, wire: bytes) -> bytes:
+        """The response to a message, both as bytes; what goes wrong here is a response too."""
         try:
             self.guard.admit_message(wire)
             message = Message.read(wire)
         except ValueError as error:
             return Message(kind="failure", about={"to": "", "why": str(error)}).wire
         handlers = {
-            "enrol": self._enrol,
+            "enroll": self._enroll,
             "start": self._start,
             "sum_keys": self._sum_keys,
             "sum_shares": self._sum_step,
@@ -149,7 +149,7 @@ class Site:
             "forget": self._forget,
         }
         try:
-            if message.kind in handlers and message.kind not in ("enrol", "start") and not self.is_started:
+            if message.kind in handlers and message.kind not in ("enroll", "start") and not self.is_started:
                 raise Refused("this site was not told of a federation")
             check_question(message)
             if self.is_started and self.member.secure != self._is_of_sums(message) and message.kind in _SUMMED:
@@ -169,36 +169,38 @@ class Site:
         return Message(kind="failure", about={"to": message.name, "why": why, "state": self.current})
 
     def _said(self, message: Message, tensors: Mapping[str, Tensor] | None = None, **about: Any) -> Message:
-        return Message(kind="answer", about={"to": message.name, "state": self.current, **about}, tensors=tensors or {})
+        return Message(
+            kind="response", about={"to": message.name, "state": self.current, **about}, tensors=tensors or {}
+        )
 
-    def _enrol(self, message: Message) -> Message:
+    def _enroll(self, message: Message) -> Message:
         """Who the client is."""
         self.policy.check_strategy(message.about["strategy"])
-        holds = self.holds
-        x, named, task = holds.inputs, self.own.class_names, self.model.task
+        client_data = self.client_data
+        x, named, task = client_data.inputs, self.names.class_names, self.model.task
         return self._said(
             message,
-            name=holds.name,
+            name=client_data.name,
             task=task.plain,
-            num_features=holds.num_features,
-            num_outputs=task.target.num_outputs([holds.y_N], len(named or ())),
+            num_features=client_data.num_features,
+            num_outputs=task.target.num_outputs([client_data.y_N], len(named or ())),
             class_names="" if named is None else hashlib.sha256(json.dumps(named).encode()).hexdigest(),
-            has_validation=bool(holds.val_mask_N.any()),
-            edges=dict(holds.edge_facts),
+            has_validation=bool(client_data.val_mask_N.any()),
+            edges=dict(client_data.edge_facts),
             density=round(int(torch.count_nonzero(x)) / max(1, x.numel()), 3),  # more digits would tell how many rows
-            data=self.states.digest(content_of(holds)),
+            data=self.states.digest(content_of(client_data)),
         )
 
     def _start(self, message: Message) -> Message:
         """Become a client of a federation."""
-        check_start(message, self.holds, self.model.task)
+        check_start(message, self.client_data, self.model.task)
         try:
             self._set_up(message)
         except BaseException:
             self._go_on()  # nothing of it is kept
             raise
         self._keep("start", message)
-        for name in ("answer", "scores"):
+        for name in ("response", "scores"):
             self.files.drop(name)
         self.last = self.scored = None
         tells = self.policy.tells_metrics(summed=self.member.secure)
@@ -210,9 +212,15 @@ class Site:
         about = start.about
         self.policy.check_strategy(about["strategy"])
         if self.policy.secure_only and not about["secure"]:
-            raise Refused("this site answers under secure aggregation alone")
+            raise Refused("this site responds under secure aggregation alone")
         self.member = member = Membership(
-            start, self.holds, self.model, self.strategy, self.guard, drawing=self.drawing, accelerator=self.accelerator
+            start,
+            self.client_data,
+            self.model,
+            self.strategy,
+            self.guard,
+            drawing=self.drawing,
+            accelerator=self.accelerator,
         )
         if member.secure:
             self.sum.join(member.label, member.index, about["names"], float(about["secure_share"]))
@@ -233,7 +241,7 @@ class Site:
         if (
             about["purpose"] == "run"
             and last is not None
-            and last.kind == "answer"
+            and last.kind == "response"
             and last.about["from"] == state
             and self.states.get(last.about["state"]) is not None
             and list(about["place"]) != last.about["place"]
@@ -243,14 +251,14 @@ class Site:
         return self._said(message, **self.sum.open(message.name, about["purpose"], about["place"], self._entry(state)))
 
     def _sum_step(self, message: Message) -> Message:
-        """Another step of the sum. Its answer is the same after a restart: it tells of no state."""
-        return Message(kind="answer", about={"to": message.name, **self.sum.step(message.kind, message.about)})
+        """Another step of the sum. Its response is the same after a restart: it tells of no state."""
+        return Message(kind="response", about={"to": message.name, **self.sum.step(message.kind, message.about)})
 
-    def _enter(self, message: Message, place: Sequence[Any], work: str | None) -> int:
+    def _enter(self, message: Message, address: Sequence[Any], work: str | None) -> int:
         """Take part in the sum with what a message asks for; how many clients are summed at the least."""
-        if self._entry(message.about["state"]) != self.sum.kept.get("state"):
+        if self._entry(message.about["state"]) != self.sum.state.get("state"):
             raise Refused("no sum was begun from this state")
-        return self.sum.enter(place, {int(c): text for c, text in message.about["shares"].items()}, work)
+        return self.sum.enter(address, {int(c): text for c, text in message.about["shares"].items()}, work)
 
     def _entry(self, digest: str) -> str:
         """A state's name in the site's book, which is the same in all runs."""
@@ -262,14 +270,14 @@ class Site:
     # ---------------------------------------------------------------- work
 
     def _run(self, message: Message) -> Message:
-        """A stage; a message that is repeated is answered again, and nothing is trained twice."""
+        """A stage; a message that is repeated gets the same response again, and nothing is trained twice."""
         member = self.member
         if self.last is not None and self.last.about["to"] == message.name:
             self._become(self.last.about["state"])
             return self.last
         about = message.about
-        if self.holds.num_examples < self.policy.min_examples:
-            raise Refused("this site has too few training examples to answer")
+        if self.client_data.num_examples < self.policy.min_examples:
+            raise Refused("this site has too few training examples to respond")
         member.check_tensors(message)
         address = StageAddress(**about["address"])
         stage = self.strategy.stage(address)
@@ -278,41 +286,44 @@ class Site:
             stage,
             list(member.known),
             address.round_idx,
-            about["effort"],
+            about["work_fraction"],
             member.steps_per_epoch,
-            asked=digest_of_facts(about["address"], about["effort"], about["state"], *message.tensors.items()),
+            asked=digest_of_facts(about["address"], about["work_fraction"], about["state"], *message.tensors.items()),
         )
         payload = message.payload((member.index,))
-        place = [address.phase, address.round_idx, address.name]
+        stage_address = [address.phase, address.round_idx, address.name]
         summed_with, work_name = 1, ""
         if member.secure:
             check_stage(stage)
-            work_name = digest_of_facts(place, about["effort"], *packed(payload, member.index).items())
-            summed_with = self._enter(message, place, work_name)
-        pay_for(stage, about["effort"], member, self.model.privacy, self.accountant, self.policy)
+            work_name = digest_of_facts(stage_address, about["work_fraction"], *packed(payload, member.index).items())
+            summed_with = self._enter(message, stage_address, work_name)
+        pay_for(stage, about["work_fraction"], member, self.model.privacy, self.accountant, self.policy)
         lost = self.last is not None and self.last.about["from"] == about["state"] != self.last.about["state"]
         if self.last is not None and lost and not member.secure:  # a sum may have it; see _sum_keys
             self.states.drop(self.last.about["state"])  # the server never got to know it
             self.current = self.current if self.current == about["state"] else ""
         self._become(about["state"])
-        work = Work(stage=stage, address=address, effort={member.index: about["effort"]}, payload=payload)
-        outcome = member.executor.run(work)
+        request = StageRequest(
+            stage=stage, address=address, work_fraction={member.index: about["work_fraction"]}, payload=payload
+        )
+        result = member.executor.run(request)
         member.work = work_name
         self.current = self.states.put(member.state())
-        if member.index in outcome.failures:
-            _log.warning("stage %s failed: %s", stage.name, outcome.failures[member.index])
-            answer = self._failure(message, outcome.failures[member.index].partition(":")[0])
+        if member.index in result.failures:
+            _log.warning("stage %s failed: %s", stage.name, result.failures[member.index])
+            response = self._failure(message, result.failures[member.index].partition(":")[0])
         else:
             try:
-                upload = self.guard.leaving(outcome.upload, stage)
+                upload = self.guard.leaving(result.upload, stage)
                 leaving = answer_told(upload, stage, payload, member, self.policy, self.sum, summed_with)
-                answer = self._said(message, packed(leaving, member.index))
+                response = self._said(message, packed(leaving, member.index))
             except Refused as error:
-                answer = self._failure(message, str(error))
+                response = self._failure(message, str(error))
         self.last = dataclasses.replace(
-            answer, about={**answer.about, "from": about["state"], **({"place": place} if member.secure else {})}
+            response,
+            about={**response.about, "from": about["state"], **({"place": stage_address} if member.secure else {})},
         )
-        self._keep("answer", self.last)
+        self._keep("response", self.last)
         return self.last
 
     def _evaluate(self, message: Message) -> Message:
@@ -325,8 +336,8 @@ class Site:
         if len({kind for kind, _ in about["evaluations"]}) < len(about["evaluations"]):
             raise Refused("an evaluation is asked for twice")
         allowed = []
-        for place, (kind, what) in enumerate(about["evaluations"]):
-            models = message.payload((member.index,), f"{place}/")
+        for index, (kind, what) in enumerate(about["evaluations"]):
+            models = message.payload((member.index,), f"{index}/")
             allowed.append((kind, allowed_evaluation(self.strategy, member.index, kind, what, models)))
         self.guard.admit_evaluations(
             [evaluation for _, evaluation in allowed],
@@ -338,8 +349,8 @@ class Site:
             self._enter(message, ["evaluate", round_idx], None)
         self._become(about["state"])
         self._forget(message)
-        found, failures = member.scores(allowed, round_idx, self.policy.min_examples)
-        tensors = scores_told(found, len(allowed), member, self.policy, self.sum)
+        result, failures = member.scores(allowed, round_idx, self.policy.min_examples)
+        tensors = scores_told(result, len(allowed), member, self.policy, self.sum)
         self.scored = self._said(message, tensors, failures=failures)
         self._keep("scores", self.scored)
         return self.scored
@@ -354,7 +365,7 @@ class Site:
         round_idx = message.about["round_idx"]
         self.guard.admit_tuning(evaluation, round_idx, member.steps_per_epoch)
         output_NK = member.executor.predict(evaluation, [member.index], round_idx)[member.index]
-        predicted = Predicted(task=self.model.task, holds=self.holds, own=self.own, output_NK=output_NK)
+        predicted = Predicted(task=self.model.task, client_data=self.client_data, names=self.names, output_NK=output_NK)
         write_predictions(self.folder / "predictions.csv", [predicted], secret=True)
         return self._said(message)
 

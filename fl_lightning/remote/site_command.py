@@ -43,7 +43,7 @@ def _explain(options: argparse.Namespace, rest: list[str]) -> int:
     if file.suffix == ".json":
         job = Job.read(file.read_bytes())
     else:
-        sites = [f"site-{place}" for place in range(options.num_sites)]
+        sites = [f"site-{index}" for index in range(options.num_sites)]
         job, _ = job_of(settings_in(str(file)), name="explained", sites=sites)
     leaving, refused = explain(job, site_file)
     for line in leaving:

@@ -33,7 +33,7 @@ def _sites(options: argparse.Namespace, rest: list[str]) -> int:
         fail(f"--num_sites must be at least 1, got {options.num_sites}")
     with Trial(Path(options.folder), options.num_sites) as trial:
         submission, destination = submission_of(options, rest, trial.sites)
-        trial.give(parse_yaml(submission.config)["data"], submission.own)
+        trial.give(parse_yaml(submission.config)["data"], submission.classes)
         trial.start()
         with session_of(trial.admin_kit) as session:
             trial.wait(session)

@@ -23,7 +23,7 @@ from fl_lightning.yaml_input import parse_yaml
 
 #: How often a site asks for the next message (FLARE's own: 2), and how often the job's state is looked at.
 FETCH_SECONDS, FOLLOW_SECONDS = 0.1, 0.5
-#: How long a server may be out of reach while a run is followed, and how long it may take to answer who submits.
+#: How long a server may be out of reach while a run is followed, and how long it may take to respond who submits.
 PATIENCE_SECONDS, ANSWER_SECONDS = 120, 30.0
 
 
@@ -40,7 +40,7 @@ class Submission:
 
     job: Job
     config: str
-    own: Sequence[str] = ()
+    classes: Sequence[str] = ()
 
     @classmethod
     def of_config(cls, config: str, **facts: Any) -> "Submission":
@@ -53,9 +53,9 @@ class Submission:
         Raises:
             ValueError: It cannot be a job.
         """
-        job, own = job_of(parse_yaml(config), **facts)
-        job.check(Registry(own))
-        return cls(job=job, config=config, own=tuple(dict.fromkeys(own)))
+        job, classes = job_of(parse_yaml(config), **facts)
+        job.check(Registry(classes))
+        return cls(job=job, config=config, classes=tuple(dict.fromkeys(classes)))
 
     def write_job(self, folder: Path) -> Path:
         """The job that FLARE is given."""
@@ -118,7 +118,7 @@ def session_of(kit: Path, *, seconds: float = 30.0) -> Iterator[Any]:
     """An admin session, which is always closed: an open one keeps the interpreter from ending.
 
     Raises:
-        ValueError: The kit is none of who submits, or the server refuses it or does not answer.
+        ValueError: The kit is none of who submits, or the server refuses it or does not respond.
     """
     file = kit / "startup" / "fed_admin.json"
     if not file.is_file():
@@ -202,20 +202,24 @@ def follow(
 
 
 def _outcome(result: Path, status: str, submission: Submission, destination: Path, submitted: float) -> Outcome:
-    found = next(result.rglob(OUTCOME_FILE), None)
-    if found is None:
+    output = next(result.rglob(OUTCOME_FILE), None)
+    if output is None:
         return Outcome(status="failed", message=f"the job ended as {status}, before its result was written")
-    told = json.loads(found.read_text())
+    content = json.loads(output.read_text())
     folder = None
-    if made := told.get("folder"):
+    if made := content.get("folder"):
         check_run_name(made)
         folder = destination / submission.job.name / made
-        copy_files(found.parent / "run" / made, folder, within=result)
+        copy_files(output.parent / "run" / made, folder, within=result)
         (folder / "config.yaml").write_text(submission.config)  # the server has the job alone
-    facts = {"bytes": told["bytes"], "seconds": told["seconds"], "seconds_to_start": told["started"] - submitted}
+    facts = {
+        "bytes": content["bytes"],
+        "seconds": content["seconds"],
+        "seconds_to_start": content["started"] - submitted,
+    }
     return Outcome(
-        status=told["status"],
-        message=told["message"],
+        status=content["status"],
+        message=content["message"],
         folder=folder,
-        facts={**facts, "result": told.get("result", {})},
+        facts={**facts, "result": content.get("result", {})},
     )

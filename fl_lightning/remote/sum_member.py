@@ -52,7 +52,7 @@ class SumMember:
         self.ledger = ledger
         self.identity = identity
         self.fewest = max(fewest, FEWEST_CLIENTS)
-        self.kept: dict[str, Any] = json.loads(files.read(_FILE) or b"{}")  # where it is damaged a new sum can begin
+        self.state: dict[str, Any] = json.loads(files.read(_FILE) or b"{}")  # where it is damaged a new sum can begin
 
     def join(self, run: str, client: int, names: Sequence[str], share: float) -> None:
         """Told of the run.
@@ -67,22 +67,22 @@ class SumMember:
 
     # ---------------------------------------------------------------- the steps
 
-    def open(self, question: str, purpose: str, place: Sequence[Any], state: str) -> dict[str, Any]:
+    def open(self, question: str, purpose: str, address: Sequence[Any], state: str) -> dict[str, Any]:
         """Begin a sum, which ends the one before.
 
         Args:
             question: Name of the message, which may come twice.
             purpose: ``run`` or ``evaluate``.
-            place: Of the sum in the run.
+            address: Of the sum in the run.
             state: The client's state, by its name in the ledger.
         """
-        if self.kept.get("question") != question:
+        if self.state.get("question") != question:
             pairs = {name: X25519PrivateKey.generate() for name in ("sealing", "masking")}
             public = {name: masking.public_of(private) for name, private in pairs.items()}
-            self.kept = {
+            self.state = {
                 "question": question,
                 "purpose": purpose,
-                "place": list(place),
+                "place": list(address),
                 "state": state,
                 **{name: private.private_bytes_raw().hex() for name, private in pairs.items()},
             }
@@ -90,15 +90,15 @@ class SumMember:
             if self.identity is not None:
                 public["certificate"] = self.identity.pem
                 public["signature"] = self.identity.sign(self._key_facts(self.client, public))
-            self.kept |= {"public": public, "bound": self.ledger.bound(purpose, state)}
+            self.state |= {"public": public, "bound": self.ledger.bound(purpose, state)}
             self._keep()
         name = self.names[self.client] if self.identity is None else self.identity.name
-        return {**self.kept["public"], "bound": self.kept["bound"], "name": name}
+        return {**self.state["public"], "bound": self.state["bound"], "name": name}
 
     def step(self, kind: str, about: Mapping[str, Any]) -> dict[str, Any]:
-        """What a message of the sum that asks for no work is answered."""
+        """What a message of the sum that asks for no work is responded."""
         if kind == "sum_shares":
-            return self.share_secrets({int(client): own for client, own in about["keys"].items()})
+            return self.share_secrets({int(client): keys_of_client for client, keys_of_client in about["keys"].items()})
         if kind == "sum_confirm":
             return self.confirm(about["survivors"])
         return self.reveal(about["survivors"], {int(client): text for client, text in about["confirmed"].items()})
@@ -112,27 +112,27 @@ class SumMember:
         Raises:
             Refused: They are too few, not distinct, not this site's own, or not signed.
         """
-        plain = {str(client): dict(own) for client, own in sorted(keys.items())}
-        if "keys" in self.kept:
-            if self.kept["keys"] != plain:
+        plain = {str(client): dict(keys_of_client) for client, keys_of_client in sorted(keys.items())}
+        if "keys" in self.state:
+            if self.state["keys"] != plain:
                 raise Refused("this sum has members already, and these are others")
-            return {"shares": self.kept["sent"], "seed_digest": self._seed_digest()}
-        if not self.kept:
+            return {"shares": self.state["sent"], "seed_digest": self._seed_digest()}
+        if not self.state:
             raise Refused("no sum was begun here")
-        count, own = len(keys), keys.get(self.client, {})
+        count, keys_of_client = len(keys), keys.get(self.client, {})
         if count < self.fewest:
             raise Refused(f"this site is summed with {self.fewest} clients at the least, this sum has {count}")
-        if dict(own) != self.kept["public"]:
+        if dict(keys_of_client) != self.state["public"]:
             raise Refused("the server has other public keys of this site than its own")
         if len({key[name] for key in keys.values() for name in ("sealing", "masking")}) < 2 * count:
             raise Refused("a public key is there twice: the members of a sum must be distinct")
         names = self._names(keys)
         threshold = threshold_of(count, self.share)
-        label = hashlib.sha256(json.dumps([self.run, self.kept["place"], plain, names]).encode()).hexdigest()
+        label = hashlib.sha256(json.dumps([self.run, self.state["place"], plain, names]).encode()).hexdigest()
         seed = os.urandom(masking.SEED_BYTES)
         shares = zip(
             masking.split_secret(seed, threshold, count),
-            masking.split_secret(bytes.fromhex(self.kept["masking"]), threshold, count),
+            masking.split_secret(bytes.fromhex(self.state["masking"]), threshold, count),
             strict=True,
         )
         mine = {
@@ -145,7 +145,7 @@ class SumMember:
             for client, share in mine.items()
             if client != self.client
         }
-        self.kept |= {
+        self.state |= {
             "keys": plain,
             "names": {str(client): name for client, name in names.items()},
             "label": label,
@@ -156,11 +156,11 @@ class SumMember:
         self._keep()
         return {"shares": sent, "seed_digest": self._seed_digest()}
 
-    def enter(self, place: Sequence[Any], sealed: Mapping[int, str], work: str | None) -> int:
+    def enter(self, address: Sequence[Any], sealed: Mapping[int, str], work: str | None) -> int:
         """Check who is summed, and write it down; before the work.
 
         Args:
-            place: Of the sum in the run.
+            address: Of the sum in the run.
             sealed: What the other members have sealed for this site, by client: these and itself are summed.
             work: A digest of what is asked; None where several may be asked of one state.
 
@@ -170,20 +170,20 @@ class SumMember:
         Raises:
             Refused: They are too few, a share does not open, or the state was summed with others or for other work.
         """
-        if "label" not in self.kept or self.kept["place"] != list(place):
+        if "label" not in self.state or self.state["place"] != list(address):
             raise Refused("no sum was begun for this")
-        keys = self.kept["keys"]
+        keys = self.state["keys"]
         members = sorted({*sealed, self.client})
         if self.client in sealed or any(str(client) not in keys for client in members):
             raise Refused("this sum has other members than were told before")
-        if "members" in self.kept and self.kept["members"] != members:
+        if "members" in self.state and self.state["members"] != members:
             raise Refused(f"this sum was entered with other clients: {_DIFFERENCE}")
         least = max(threshold_of(len(keys), self.share), self.fewest)
         if len(members) < least:
             raise Refused(f"a sum over {len(members)} clients is asked for, at least {least} are needed")
         opened = {}
         for client, text in sealed.items():
-            about = [self.kept["label"], client, self.client]
+            about = [self.state["label"], client, self.client]
             try:
                 share = masking.unseal(
                     self._private("sealing"), keys[str(client)]["sealing"], about, bytes.fromhex(text)
@@ -192,13 +192,13 @@ class SumMember:
                 raise Refused(CANNOT_OPEN.format(client)) from error
             opened[str(client)] = share.hex()
         names = [self._name(client) for client in members]
-        entered = self.ledger.enter(self.kept["purpose"], self.kept["state"], names, run=self.run, work=work)
+        entered = self.ledger.enter(self.state["purpose"], self.state["state"], names, run=self.run, work=work)
         if entered == "refused":
             raise Refused(
                 "a sum was made from this state already, with other clients or for another place or model: "
                 f"{_DIFFERENCE}; go on from a later state, or begin with another seed"
             )
-        self.kept |= {"members": members, "opened": opened, "all": self.kept.get("all") or entered == "again"}
+        self.state |= {"members": members, "opened": opened, "all": self.state.get("all") or entered == "again"}
         self._keep()
         return len(members)
 
@@ -208,15 +208,15 @@ class SumMember:
         Raises:
             Refused: A number is too large.
         """
-        members, label = self.kept["members"], self.kept["label"]
+        members, label = self.state["members"], self.state["label"]
         try:
             total_D = masking.to_whole(numbers_D, weight, len(members))
         except ValueError as error:
             raise Refused(str(error)) from error
-        total_D = total_D + masking.mask(bytes.fromhex(self.kept["seed"]), label, len(total_D))
+        total_D = total_D + masking.mask(bytes.fromhex(self.state["seed"]), label, len(total_D))
         for peer in members:
             if peer != self.client:
-                public = self.kept["keys"][str(peer)]["masking"]
+                public = self.state["keys"][str(peer)]["masking"]
                 adds = self.client < peer
                 total_D = total_D + masking.pairwise_mask(
                     self._private("masking"), public, label, len(total_D), adds=adds
@@ -232,10 +232,10 @@ class SumMember:
         self._survive(survivors)
         if self.identity is None:
             return {"signature": ""}
-        if "confirmed" not in self.kept:
-            self.kept["confirmed"] = self.identity.sign(self._survivor_facts())
+        if "confirmed" not in self.state:
+            self.state["confirmed"] = self.identity.sign(self._survivor_facts())
             self._keep()
-        return {"signature": self.kept["confirmed"]}
+        return {"signature": self.state["confirmed"]}
 
     def reveal(self, survivors: Sequence[int], confirmed: Mapping[int, str]) -> dict[str, Any]:
         """Shares by which the sum over the survivors can be read.
@@ -249,10 +249,10 @@ class SumMember:
         """
         self._survive(survivors)
         if self.identity is not None:
-            needed = threshold_of(len(self.kept["keys"]), self.share)
+            needed = threshold_of(len(self.state["keys"]), self.share)
             signers = {client for client in confirmed if client in survivors}
             for client in signers:
-                pem = self.kept["keys"][str(client)]["certificate"]
+                pem = self.state["keys"][str(client)]["certificate"]
                 try:
                     self.identity.verify(self._survivor_facts(), confirmed[client], pem)
                 except Unproven as error:
@@ -260,31 +260,31 @@ class SumMember:
             if len(signers) < needed:
                 raise Refused(f"{len(signers)} survivors have signed, {needed} are needed")
         size = 2 * masking.SEED_BYTES  # in hexadecimal digits
-        shares = {**self.kept["opened"], str(self.client): self.kept["own_share"]}
-        dropped = [client for client in self.kept["members"] if client not in survivors]
+        shares = {**self.state["opened"], str(self.client): self.state["own_share"]}
+        dropped = [client for client in self.state["members"] if client not in survivors]
         return {
             "seeds": {str(client): shares[str(client)][:size] for client in survivors},
             "keys": {str(client): shares[str(client)][size:] for client in dropped},
-            "label": self.kept["label"],
+            "label": self.state["label"],
         }
 
     # ---------------------------------------------------------------- checks
 
     def _survive(self, survivors: Sequence[int]) -> None:
         """Write down who survived; once."""
-        told = sorted(set(survivors))
-        if "members" not in self.kept or list(survivors) != told or not {*told} <= {*self.kept["members"]}:
+        members = sorted(set(survivors))
+        if "members" not in self.state or list(survivors) != members or not {*members} <= {*self.state["members"]}:
             raise Refused("these survivors are none of a sum of this site's")
-        if self.client not in told:
+        if self.client not in members:
             raise Refused("this site's numbers are not in the sum")
-        least = max(threshold_of(len(self.kept["keys"]), self.share), self.fewest)
-        if len(told) < least:
-            raise Refused(f"a sum over {len(told)} clients is asked for, at least {least} are needed")
-        if self.kept.setdefault("survivors", told) != told:
+        least = max(threshold_of(len(self.state["keys"]), self.share), self.fewest)
+        if len(members) < least:
+            raise Refused(f"a sum over {len(members)} clients is asked for, at least {least} are needed")
+        if self.state.setdefault("survivors", members) != members:
             raise Refused(f"this sum is read over other clients: {_DIFFERENCE}")
-        names = [self._name(client) for client in told]
-        is_other = self.kept["all"] and told != self.kept["members"]
-        if is_other or not self.ledger.close(self.kept["purpose"], self.kept["state"], names):
+        names = [self._name(client) for client in members]
+        is_other = self.state["all"] and members != self.state["members"]
+        if is_other or not self.ledger.close(self.state["purpose"], self.state["state"], names):
             raise Refused(f"a sum was made from this state already, over other clients: {_DIFFERENCE}")
         self._keep()
 
@@ -298,10 +298,12 @@ class SumMember:
             names = {client: self.names[client] for client in keys}
         else:
             names = {}
-            for client, own in keys.items():
+            for client, keys_of_client in keys.items():
                 try:
                     names[client] = self.identity.verify(
-                        self._key_facts(client, own), own.get("signature", ""), own.get("certificate", "")
+                        self._key_facts(client, keys_of_client),
+                        keys_of_client.get("signature", ""),
+                        keys_of_client.get("certificate", ""),
                     )
                 except Unproven as error:
                     raise Refused(f"the keys of {self.names[client]}: {error}") from error
@@ -309,20 +311,20 @@ class SumMember:
             raise Refused("one site is there twice: the members of a sum must be distinct")
         return dict(sorted(names.items()))
 
-    def _key_facts(self, client: int, own: Mapping[str, str]) -> list[Any]:
-        return ["keys", self.run, self.kept["place"], client, own["sealing"], own["masking"]]
+    def _key_facts(self, client: int, keys_of_client: Mapping[str, str]) -> list[Any]:
+        return ["keys", self.run, self.state["place"], client, keys_of_client["sealing"], keys_of_client["masking"]]
 
     def _survivor_facts(self) -> list[Any]:
-        return ["survivors", self.kept["label"], self.kept["survivors"]]
+        return ["survivors", self.state["label"], self.state["survivors"]]
 
     def _private(self, name: str) -> X25519PrivateKey:
-        return X25519PrivateKey.from_private_bytes(bytes.fromhex(self.kept[name]))
+        return X25519PrivateKey.from_private_bytes(bytes.fromhex(self.state[name]))
 
     def _seed_digest(self) -> str:
-        return hashlib.sha256(bytes.fromhex(self.kept["seed"])).hexdigest()
+        return hashlib.sha256(bytes.fromhex(self.state["seed"])).hexdigest()
 
     def _name(self, client: int) -> str:
-        return str(self.kept["names"][str(client)])
+        return str(self.state["names"][str(client)])
 
     def _keep(self) -> None:
-        self.files.write(_FILE, json.dumps(self.kept).encode())
+        self.files.write(_FILE, json.dumps(self.state).encode())

@@ -1,11 +1,11 @@
 """The server's part in a secure sum: it hands on what sites have sealed for each other, and opens the sum alone.
 
 A client that is missing at a step is out of the sum. As long as more than ``share`` of those that began come to its
-end, the sum is that over the clients whose numbers came; else it is void. What a site sends that does not fit is that
+end, the sum is that over the clients whose numbers came; else it fails. What a site sends that does not fit is that
 site's failure. A site whose secret cannot be put together though enough others have told their shares, or whose shares
 two others cannot open, is in no later sum. Shares of others that are wrong do no harm where more come than are needed.
 A site that sends wrong numbers within bounds is not noticed; one that sends random ones
-makes a sum that cannot be, which is void.
+makes a sum that cannot be, which fails.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_lightning.remote import masking
-from fl_lightning.remote.answers import Answers
 from fl_lightning.remote.message import Message
+from fl_lightning.remote.responses import Responses
 from fl_lightning.remote.secure import CANNOT_OPEN, FEWEST_CLIENTS, MASKED, threshold_of
 
 Value = TypeVar("Value")
@@ -43,7 +43,7 @@ class Ask(Protocol):
     def __call__(
         self, messages: Mapping[int, Message], read: Callable[[int, Message], None] = ..., /
     ) -> tuple[dict[int, Message], dict[int, str]]:
-        """Who answered what, and why the others did not; ``read`` may refuse an answer."""
+        """Who responded what, and why the others did not; ``read`` may refuse a response."""
         ...
 
 
@@ -52,15 +52,15 @@ class Sum:
     """What came of it.
 
     Attributes:
-        total_D: The sum over the survivors in float64, its last number that of their weights; None where it is void.
+        total_D: The sum over the survivors in float64, its last number that of their weights; None where it failed.
         survivors: Whose numbers are in it.
-        answers: What they answered with their numbers.
+        responses: What they responded with their numbers.
         failures: Why others are not in it.
     """
 
     total_D: Tensor | None
     survivors: tuple[int, ...] = ()
-    answers: Mapping[int, Message] = field(default_factory=dict)
+    responses: Mapping[int, Message] = field(default_factory=dict)
     failures: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -93,7 +93,7 @@ class SumServer:
     def run(
         self,
         purpose: str,
-        place: Sequence[Any],
+        address: Sequence[Any],
         states: Callable[[int], str],
         clients: Sequence[int],
         work: WorkMessage,
@@ -104,7 +104,7 @@ class SumServer:
 
         Args:
             purpose: ``run`` or ``evaluate``.
-            place: Of the sum in the run.
+            address: Of the sum in the run.
             states: The state that a client is asked to work from.
             clients: Who is asked.
             work: The message that has a client do the work.
@@ -114,7 +114,7 @@ class SumServer:
         """
         failures: dict[int, str] = {}
         try:
-            keys, failures = self._keys(purpose, place, states, [c for c in clients if c not in self.barred])
+            keys, failures = self._keys(purpose, address, states, [c for c in clients if c not in self.barred])
             failures |= {client: self.barred[client] for client in clients if client in self.barred}
             return self._sum(keys, failures, work, length, inspect)
         except Void as error:
@@ -144,23 +144,25 @@ class SumServer:
         sent = {client: sent[client] for client in sealed if client in digests}
         self._enough(sent, threshold, "shared their secrets", failures)
         works = {c: work(c, {p: sealed[p][c] for p in sent if p != c}) for c in sent}
-        answers, lost = self.ask(works, lambda _, answer: Answers.masked(answer, length))
+        responses, lost = self.ask(works, lambda _, response: Responses.masked(response, length))
         failures |= lost
-        told = Counter(client for client in sent for why in lost.values() if why == CANNOT_OPEN.format(client))
-        if told and max(told.values()) > 1:  # one alone may lie
-            cheat = max(told, key=lambda client: told[client])
-            raise Void(f"the sum is void: {told[cheat]} sites cannot open the shares of {self.names[cheat]}", cheat)
-        answers = dict(sorted(answers.items()))
-        self._enough(answers, threshold, "sent their numbers", failures)
-        survivors = tuple(answers)
+        reports = Counter(client for client in sent for why in lost.values() if why == CANNOT_OPEN.format(client))
+        if reports and max(reports.values()) > 1:  # one alone may lie
+            cheat = max(reports, key=lambda client: reports[client])
+            raise Void(
+                f"the secure sum failed: {reports[cheat]} sites cannot open the shares of {self.names[cheat]}", cheat
+            )
+        responses = dict(sorted(responses.items()))
+        self._enough(responses, threshold, "sent their numbers", failures)
+        survivors = tuple(responses)
         confirmed: dict[str, str] = {}
         if keys[survivors[0]]["certificate"]:
             message = Message(kind="sum_confirm", about={"survivors": list(survivors)})
             signed, lost = self.ask(dict.fromkeys(survivors, message))
-            found = _read(signed, lost, lambda _, about: str(about["signature"]))
-            self._enough(found, threshold, "confirmed who is in it", lost)
-            confirmed = {str(client): signature for client, signature in found.items()}
-            asked: Sequence[int] = tuple(found)
+            result = _read(signed, lost, lambda _, about: str(about["signature"]))
+            self._enough(result, threshold, "confirmed who is in it", lost)
+            confirmed = {str(client): signature for client, signature in result.items()}
+            asked: Sequence[int] = tuple(result)
         else:
             asked = survivors
         message = Message(kind="sum_reveal", about={"survivors": list(survivors), "confirmed": confirmed})
@@ -168,38 +170,40 @@ class SumServer:
         dropped = set(sent) - set(survivors)
         opened = _read(revealed, lost, lambda _, about: _shares_of(about, survivors, dropped))
         self._enough(opened, threshold, "gave the shares that open it", lost)
-        places = {client: place for place, client in enumerate(sorted(keys))}
-        shares = {places[client]: given for client, (given, _) in opened.items()}
+        indices = {client: address for address, client in enumerate(sorted(keys))}
+        shares = {indices[client]: given for client, (given, _) in opened.items()}
         labels = [label for _, label in opened.values()]
         label = max(set(labels), key=labels.count)
         total_D = np.zeros(length, dtype=np.int64)
         for client in survivors:
-            total_D += answers[client].tensors[f"s/{MASKED}"][0].numpy()
+            total_D += responses[client].tensors[f"s/{MASKED}"][0].numpy()
             total_D -= masking.mask(self._seed(client, shares, digests[client], threshold), label, length)
         for client in dropped:
             total_D += self._left_over(client, survivors, keys, shares, threshold, label, length)
         found_D = masking.from_whole(total_D)
         if why := inspect(found_D, len(survivors)):
-            raise Void(f"the sum is void: {why}, so a site sent numbers that are not its own; which one cannot be told")
-        return Sum(total_D=found_D, survivors=survivors, answers=answers, failures=dict(failures))
+            raise Void(
+                f"the secure sum failed: {why}, so a site sent numbers that are not its own; which one cannot be told"
+            )
+        return Sum(total_D=found_D, survivors=survivors, responses=responses, failures=dict(failures))
 
     # ---------------------------------------------------------------- the steps
 
     def _keys(
-        self, purpose: str, place: Sequence[Any], states: Callable[[int], str], clients: Sequence[int]
+        self, purpose: str, address: Sequence[Any], states: Callable[[int], str], clients: Sequence[int]
     ) -> tuple[dict[int, dict[str, str]], dict[int, str]]:
         """The members' public keys. Who has been summed before from its state is summed with the same again."""
         nonce = os.urandom(16).hex()  # the same place may be asked for again after a restart of the server
-        answers, failures = self.ask(
+        responses, failures = self.ask(
             {
                 client: Message(
                     kind="sum_keys",
-                    about={"purpose": purpose, "place": list(place), "state": states(client), "nonce": nonce},
+                    about={"purpose": purpose, "place": list(address), "state": states(client), "nonce": nonce},
                 )
                 for client in clients
             }
         )
-        public = _read(answers, failures, _public_of)
+        public = _read(responses, failures, _public_of)
         who = {client: name for client, (_, name, _) in public.items()}
         bounds = {client: bound for client, (_, _, bound) in public.items() if bound is not None}
         fitting = [
@@ -226,7 +230,8 @@ class SumServer:
         if len(those) < needed:
             missing = "; ".join(f"{self.names[client]}: {why}" for client, why in sorted(failures.items()))
             raise Void(
-                f"the sum is void: {len(those)} clients {what}, {needed} are needed" + (f" ({missing})" * bool(missing))
+                f"the secure sum failed: {len(those)} clients {what}, {needed} are needed"
+                + (f" ({missing})" * bool(missing))
             )
 
     def _seed(
@@ -244,7 +249,7 @@ class SumServer:
         fits: Callable[[bytes], bool],
     ) -> bytes:
         """A secret of a client, from what the others gave of it, one or two of whom may have lied."""
-        given = {place: each[kind][str(client)] for place, each in shares.items()}
+        given = {address: each[kind][str(client)] for address, each in shares.items()}
         spare = min(_MOST_LIARS, len(given) - threshold)
         chosen = (left_out for count in range(spare + 1) for left_out in combinations(given, count))
         for left_out in islice(chosen, _MOST_TRIES):
@@ -252,7 +257,7 @@ class SumServer:
             if fits(secret):
                 return secret
         blamed = client if len(given) > threshold else None
-        raise Void(f"the sum is void: the shares of {self.names[client]} do not fit together", blamed)
+        raise Void(f"the secure sum failed: the shares of {self.names[client]} do not fit together", blamed)
 
     def _left_over(
         self,
@@ -277,16 +282,16 @@ class SumServer:
 
 
 def _read(
-    answers: Mapping[int, Message], failures: dict[int, str], reader: Callable[[int, Mapping[str, Any]], Value]
+    responses: Mapping[int, Message], failures: dict[int, str], reader: Callable[[int, Mapping[str, Any]], Value]
 ) -> dict[int, Value]:
-    """What sites say, read; a site whose answer is of another form has failed."""
-    found = {}
-    for client, answer in answers.items():
+    """What sites say, read; a site whose response is of another form has failed."""
+    result = {}
+    for client, response in responses.items():
         try:
-            found[client] = reader(client, answer.about)
+            result[client] = reader(client, response.about)
         except (LookupError, TypeError, ValueError, AttributeError):
-            failures[client] = "its answer does not fit (secure aggregation)"
-    return found
+            failures[client] = "its response does not fit (secure aggregation)"
+    return result
 
 
 def _public_of(client: int, about: Mapping[str, Any]) -> tuple[dict[str, str], str, frozenset[str] | None]:

@@ -30,7 +30,7 @@ def check_hidden(stage: Stage, drawing: Drawing, policy: SitePolicy) -> None:
 
 def pay_for(
     stage: Stage,
-    effort: float,
+    work_fraction: float,
     member: Membership,
     privacy: RecordPrivacy | None,
     accountant: PrivacyAccountant,
@@ -41,7 +41,7 @@ def pay_for(
     Raises:
         Refused: The policy allows no more.
     """
-    if privacy is None or not (steps := member.executor.private_steps(stage, member.index, effort)):
+    if privacy is None or not (steps := member.executor.private_steps(stage, member.index, work_fraction)):
         return
     rate = rate_of(member.collator, member.index)
     try:
@@ -86,11 +86,11 @@ def answer_told(
     if not member.weighting:
         return upload
     hidden = sums.hide(*summand(upload, member.weighting))
-    return Payload(clients=upload.clients, signals={MASKED: hidden[None]})
+    return Payload(clients=upload.clients, extras={MASKED: hidden[None]})
 
 
 def scores_told(
-    found: dict[str, Tensor], num_models: int, member: Membership, policy: SitePolicy, sums: SumMember
+    result: dict[str, Tensor], num_models: int, member: Membership, policy: SitePolicy, sums: SumMember
 ) -> dict[str, Tensor]:
     """What the policy tells of metrics, (1, 2) by the place of their model and their name; or all, hidden in a sum.
 
@@ -98,11 +98,11 @@ def scores_told(
         Refused: The policy's noise cannot be added to them.
     """
     try:
-        found = policy.tell(found, summed=member.secure)
+        result = policy.tell(result, summed=member.secure)
     except CannotFilter as error:
         raise Refused(str(error)) from error
     if not member.secure:
-        return found
-    keys = [f"{place}/{name}" for place in range(num_models) for name in member.metric_names]
-    hidden = sums.hide(summands({key: torch.zeros(1, 2) for key in keys} | found), 1.0)
+        return result
+    keys = [f"{index}/{name}" for index in range(num_models) for name in member.metric_names]
+    hidden = sums.hide(summands({key: torch.zeros(1, 2) for key in keys} | result), 1.0)
     return {f"s/{MASKED}": hidden[None]}

@@ -30,7 +30,7 @@ class Trial:
     def __init__(self, folder: Path, num_sites: int, *, seconds: float = 120.0) -> None:
         check_folder_for_processes(folder, "--folder")
         self.folder = folder
-        self.sites = [f"site-{place + 1:0{len(str(num_sites))}d}" for place in range(num_sites)]
+        self.sites = [f"site-{index + 1:0{len(str(num_sites))}d}" for index in range(num_sites)]
         self.seconds = seconds
         self.kits = self._provision()
         self.processes = Processes(self.kits, SERVER)
@@ -56,15 +56,15 @@ class Trial:
         note.write_text(json.dumps({"sites": self.sites, "kits": str(kits)}))
         return kits
 
-    def give(self, data: Mapping[str, Any], own: Sequence[str] = (), **policy: Any) -> None:
+    def give(self, data: Mapping[str, Any], custom_classes: Sequence[str] = (), **policy: Any) -> None:
         """Write the sites' and the server's own files, whose owner is who tries out.
 
         Args:
             data: Settings of the data, of which site k holds client k.
-            own: Classes beside the package's, which are found as they are in this process.
+            custom_classes: Classes beside the package's, which are found as they are in this process.
             policy: Of the sites, beside the least: one example is enough.
         """
-        classes = {"classes": list(own)} if own else {}
+        classes = {"classes": list(custom_classes)} if custom_classes else {}
         (self.kits / SERVER / "local" / SERVER_FILE).write_text(dump_yaml({"policy": classes}))
         for client, site in enumerate(self.sites):
             settings = {
@@ -74,7 +74,7 @@ class Trial:
                 "policy": {"min_examples": 1, **classes, **policy},
             }
             (self.kits / site / "local" / SITE_FILE).write_text(dump_yaml(settings))
-        if own:
+        if custom_classes:
             self.processes.search = [os.getcwd()]
 
     def __enter__(self) -> "Trial":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # importing NVFlare takes seconds, --help should not
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one line.
+    """Reports a mistake with one line.
 
     Args:
         verb: Of ``fl-train``.
@@ -40,7 +40,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="of the run; for --ckpt_path last that of the run to go on with")
     parser.add_argument("--ckpt_path", choices=["last"], help="go on where the run of this name stopped")
     parser.add_argument("--attempts", type=int, default=3, help="jobs to submit before giving up (3)")
-    parser.add_argument("--timeout_seconds", type=int, default=600, help="in which a site must answer (600)")
+    parser.add_argument("--timeout_seconds", type=int, default=600, help="in which a site must respond (600)")
     parser.add_argument("--num_outputs", type=int, help="classes of the federation; as many as the sites have seen")
     parser.add_argument("--secure", action="store_true", help="secure aggregation: the server learns sums alone")
     parser.add_argument("--secure_share", type=float, help="more than this share must end a secure sum (0.667)")
@@ -110,6 +110,6 @@ def follow_to_the_end(
     if outcome.status != "finished":
         fail(f"{submission.job.name}: {outcome.message}{last_words()}", code=2 if outcome.status == "refused" else 1)
     chosen = {n: v for n, v in outcome.facts["result"].items() if n.startswith(("val/", "test/")) and "_" not in n}
-    figures = "  ".join(f"{name} {value:.4f}" for name, value in chosen.items())
-    sys.stdout.write(f"{submission.job.name}: {figures}\n{outcome.folder}\n")
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in chosen.items())
+    sys.stdout.write(f"{submission.job.name}: {metrics}\n{outcome.folder}\n")
     return 0

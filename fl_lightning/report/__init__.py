@@ -57,9 +57,9 @@ def compare(runs: Sequence[str | Path] | str | Path, *, reference: str | None = 
     from fl_lightning.report.folder import telling
     from fl_lightning.report.sources import find
 
-    found = find([runs] if isinstance(runs, str | Path) else runs)
-    with telling(Path(*(run.name for run in found[:1]))):
-        return Comparison(found, reference=reference)
+    result = find([runs] if isinstance(runs, str | Path) else runs)
+    with telling(Path(*(run.name for run in result[:1]))):
+        return Comparison(result, reference=reference)
 
 
 def folders(runs: Sequence[str | Path]) -> list[Path]:

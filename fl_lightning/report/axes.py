@@ -1,4 +1,4 @@
-"""Axes, ticks, marks and colours of the pictures, by hand: Matplotlib's own ticks take half of a picture's time."""
+"""Axes, ticks, marks and colors of the pictures, by hand: Matplotlib's own ticks take half of a picture's time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _WIDTH = 4.5  # inches of 72 units
 def new_axes(
     height: float, *, left: float = 0.125, right: float = 0.985, bottom: float | None = None
 ) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; margins are shares of the width, and half an inch below."""
+    """A metric with one pair of axes; margins are shares of the width, and half an inch below."""
     figure = Figure(figsize=(_WIDTH, height))
     below = 0.5 / height if bottom is None else bottom
     left = min(left, 0.4)
@@ -36,9 +36,9 @@ def draw_scales(axes: Axes, x_label: str, *, y_label: str = "", grid: str = "y",
     axes.set(xlim=(left, right), ylim=(bottom, top))
     levels = _ticks(bottom, top, whole=False) if grid == "y" else []
     if levels:  # their numbers need room
-        place = axes.get_position()
+        index = axes.get_position()
         margin = 0.035 + 0.0195 * max(len(_tick(tick)) for tick in levels) + (0.04 if y_label else 0)
-        axes.set_position((margin, place.y0, place.x1 - margin, place.height))
+        axes.set_position((margin, index.y0, index.x1 - margin, index.height))
     axes.set_axis_off()
     below, beside = axes.get_xaxis_transform(), axes.get_yaxis_transform()
     faint: dict[str, Any] = {"color": stand_in("faint")}
@@ -57,9 +57,9 @@ def draw_scales(axes: Axes, x_label: str, *, y_label: str = "", grid: str = "y",
 
 
 def _ticks(low: float, high: float, *, whole: bool) -> list[float]:
-    found = MaxNLocator(5, integer=whole).tick_values(min(low, high), max(low, high))
+    result = MaxNLocator(5, integer=whole).tick_values(min(low, high), max(low, high))
     slack = 1e-9 * abs(high - low)
-    return [float(tick) for tick in found if min(low, high) - slack <= tick <= max(low, high) + slack]
+    return [float(tick) for tick in result if min(low, high) - slack <= tick <= max(low, high) + slack]
 
 
 def _lines(ends: Sequence[Any], transform: Any) -> LineCollection:
@@ -71,21 +71,21 @@ def _tick(value: float) -> str:
     return f"{rounded:,.6g}".replace("-", "−")
 
 
-def draw_dots(axes: Axes, x: Values, y: Values, colour: str, width: float) -> None:
+def draw_dots(axes: Axes, x: Values, y: Values, color: str, width: float) -> None:
     """Points as one path of lines without length, whose round ends are what is seen: a tenth of the bytes."""
     ends = np.repeat(np.stack([x, y], axis=1), 2, axis=0)
     codes = np.tile([Outline.MOVETO, Outline.LINETO], len(x))
-    dots = PathPatch(Outline(ends, codes), edgecolor=colour, facecolor="none", lw=width, capstyle="round", zorder=2)
+    dots = PathPatch(Outline(ends, codes), edgecolor=color, facecolor="none", lw=width, capstyle="round", zorder=2)
     add_patch(axes, dots)
 
 
-def draw_boxes(axes: Axes, left: Values, right: Values, place: Values, height: float, colour: str) -> None:
+def draw_boxes(axes: Axes, left: Values, right: Values, index: Values, height: float, color: str) -> None:
     """Upright bars laid down, as one path."""
-    low, high = place - height / 2, place + height / 2
+    low, high = index - height / 2, index + height / 2
     corners = np.stack([left, low, right, low, right, high, left, high, left, low], axis=1).reshape(-1, 2)
-    codes = np.tile([Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY], len(place))
+    codes = np.tile([Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY], len(index))
     axes.update_datalim(corners)
-    add_patch(axes, PathPatch(Outline(corners, codes), facecolor=colour, lw=0, zorder=2))
+    add_patch(axes, PathPatch(Outline(corners, codes), facecolor=color, lw=0, zorder=2))
 
 
 def add_patch(axes: Axes, patch: PathPatch) -> None:
@@ -105,21 +105,21 @@ def draw_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
             axes.text(-0.012, row, name, ha="right", va="center", transform=beside, color=stand_in("faint"), fontsize=9)
 
 
-def class_colours(number_of: int) -> list[str]:
-    """A colour for each class: the page's own while they last, then those of Matplotlib's maps."""
+def class_colors(number_of: int) -> list[str]:
+    """A color for each class: the page's own while they last, then those of Matplotlib's maps."""
     if number_of <= NUM_SERIES:
-        return [series(place) for place in range(number_of)]
+        return [series(index) for index in range(number_of)]
     if number_of <= 20:  # the darker ones of its pairs first
         pairs = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
-        return [matplotlib.colors.to_hex(colour) for colour in (*pairs[::2], *pairs[1::2])[:number_of]]
+        return [matplotlib.colors.to_hex(color) for color in (*pairs[::2], *pairs[1::2])[:number_of]]
     steps = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, number_of))
-    return [matplotlib.colors.to_hex(colour) for colour in steps]
+    return [matplotlib.colors.to_hex(color) for color in steps]
 
 
 def node_places(graph: nx.Graph) -> Values:
     """Places in [-1, 1]², (C, 2)."""
     if len(graph) > 40 or graph.number_of_edges() == 0 or not nx.is_connected(graph):
-        place = nx.circular_layout(graph)
+        index = nx.circular_layout(graph)
     else:
-        place = nx.kamada_kawai_layout(graph)
-    return np.array([place[client] for client in graph], dtype=np.float64)
+        index = nx.kamada_kawai_layout(graph)
+    return np.array([index[client] for client in graph], dtype=np.float64)

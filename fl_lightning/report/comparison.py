@@ -63,16 +63,16 @@ class Comparison:
 
     def members(self, label: str) -> list[Recorded]:
         """The runs of a configuration."""
-        return [run for run, own in zip(self.recorded, self._group_of, strict=True) if own == label]
+        return [run for run, local in zip(self.recorded, self._group_of, strict=True) if local == label]
 
     # ------------------------------------------------------------------ tables
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """A row for each run: its figures at the chosen round, bytes and seconds of all rounds."""
+        """A row for each run: its metrics at the best round, bytes and seconds of all rounds."""
         rows = []
         for run, label in zip(self.recorded, self._group_of, strict=True):
-            figures = run.figures
+            metrics = run.figures
             rows.append(
                 {
                     "run": run.name,
@@ -80,11 +80,11 @@ class Comparison:
                     "seed": seed_of(run),
                     "status": run.status,
                     "rounds": len(run.rounds),
-                    "chosen_round": run.chosen_round,
-                    run.monitor: figures.get(run.monitor, math.nan),
-                    self.metric: figures.get(self.metric, math.nan),
-                    f"{self.metric}_std": figures.get(f"{self.metric}_std", math.nan),
-                    f"{self.metric}_worst": figures.get(f"{self.metric}_worst", math.nan),
+                    "best_round": run.best_round,
+                    run.monitor: metrics.get(run.monitor, math.nan),
+                    self.metric: metrics.get(self.metric, math.nan),
+                    f"{self.metric}_std": metrics.get(f"{self.metric}_std", math.nan),
+                    f"{self.metric}_worst": metrics.get(f"{self.metric}_worst", math.nan),
                     "bytes": total_of(run, "comm/bytes_total", last=True),
                     "seconds": total_of(run, "seconds", last=False),
                     "folder": str(run.path),
@@ -148,7 +148,7 @@ class Comparison:
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """A row for each client of each run: its value of the metric at the chosen round."""
+        """A row for each client of each run: its value of the metric at the best round."""
         rows = [
             {"run": run.name, "configuration": label, "seed": seed_of(run), "client": client, self.metric: value}
             for run, label in zip(self.recorded, self._group_of, strict=True)
@@ -165,7 +165,7 @@ class Comparison:
             gaps = np.array(
                 [a.figures.get(self.metric, math.nan) - b.figures.get(self.metric, math.nan) for a, b in pairs]
             )
-            rows.append({"configuration": label, **self._told(gaps, "seeds")})
+            rows.append({"configuration": label, **self._summary(gaps, "seeds")})
         return pd.DataFrame(rows, columns=["configuration", *_columns("seeds")])
 
     @cached_property
@@ -178,10 +178,10 @@ class Comparison:
         rows = []
         for label in self._others:
             gaps = np.array([gap for a, b in self._pairs(label) for gap in _client_gaps(a, b)])
-            told = self._told(gaps, "clients")
+            summary = self._summary(gaps, "clients")
             differing = gaps[np.abs(gaps) > _TIE]
             p_value = float(stats.wilcoxon(differing).pvalue) if len(differing) >= _FEWEST_FOR_RANKS else math.nan
-            rows.append({"configuration": label, **told, "p_value": p_value})
+            rows.append({"configuration": label, **summary, "p_value": p_value})
         return pd.DataFrame(rows, columns=["configuration", *_columns("clients"), "p_value"])
 
     @property
@@ -205,18 +205,18 @@ class Comparison:
         return pairs
 
     def _by_seed(self, label: str) -> dict[Any, Recorded]:
-        found: dict[Any, Recorded] = {}
+        result: dict[Any, Recorded] = {}
         for run in self.members(label):
-            if seed_of(run) in found:
+            if seed_of(run) in result:
                 self._note(f"{label} has several runs of seed {seed_of(run)}: the last one is paired.")
-            found[seed_of(run)] = run
-        return found
+            result[seed_of(run)] = run
+        return result
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _told(self, gaps: np.ndarray[Any, Any], what: str) -> dict[str, float]:
+    def _summary(self, gaps: np.ndarray[Any, Any], what: str) -> dict[str, float]:
         gaps = gaps[np.isfinite(gaps)]
         total = len(gaps)
         mean = float(gaps.mean()) if total else math.nan
@@ -232,7 +232,7 @@ class Comparison:
         """Tables for a terminal."""
         tables: list[RichTable | str] = [
             rich_table(
-                f"{count(len(self.recorded), 'run')}, {self.metric} at the chosen round",
+                f"{count(len(self.recorded), 'run')}, {self.metric} at the best round",
                 summary_table(self.configurations, self.metric),
             ),
             *(
@@ -310,7 +310,7 @@ class Comparison:
 
     def _over(self, album: Album, metric: str, what: str, label: str, factor: float) -> Picture | None:
         curves = []
-        for place, name in enumerate(self.labels):
+        for index, name in enumerate(self.labels):
             mine = self.rounds[self.rounds["configuration"] == name]
             if metric not in mine or mine[metric].isna().all() or mine[what].isna().all():
                 continue
@@ -324,7 +324,7 @@ class Comparison:
                     y=y.mean().to_numpy(dtype=float),
                     low=None if alone else y.min().to_numpy(dtype=float),
                     high=None if alone else y.max().to_numpy(dtype=float),
-                    place=place,
+                    order=index,
                 )
             )
         title = {"round": "Over rounds", "bytes": "Over bytes", "seconds": "Over seconds"}[what]
@@ -363,13 +363,13 @@ class Comparison:
             pairs = self._pairs(label)
             if not pairs:
                 continue
-            own, theirs = (each.client_values(each.client_metric) for each in pairs[0])
-            names = sorted(set(own) & set(theirs), key=lambda name: own[name] - theirs[name])
+            local, theirs = (each.client_values(each.client_metric) for each in pairs[0])
+            names = sorted(set(local) & set(theirs), key=lambda name: local[name] - theirs[name])
             if names:
                 pictures.append(
                     album.bars(
                         names,
-                        np.array([own[name] for name in names]),
+                        np.array([local[name] for name in names]),
                         title=f"{label} and {self.reference}, seed {seed_of(pairs[0][0])}",
                         x_label=self.metric,
                         other=np.array([theirs[name] for name in names]),
@@ -387,8 +387,8 @@ class Comparison:
 
 
 def _client_gaps(first: Recorded, second: Recorded) -> list[float]:
-    own, other = first.client_values(first.client_metric), second.client_values(second.client_metric)
-    return [own[name] - other[name] for name in own if name in other]
+    local, other = first.client_values(first.client_metric), second.client_values(second.client_metric)
+    return [local[name] - other[name] for name in local if name in other]
 
 
 def _columns(what: str) -> list[str]:

@@ -33,8 +33,8 @@ def summary_table(configurations: pd.DataFrame, metric: str) -> Table:
 
 def settings_table(settings: pd.DataFrame, labels: Sequence[str], *, shared: bool = False) -> Table:
     """The settings that differ: all of them, or those that every configuration has."""
-    found = [(str(name), *map(setting, values)) for name, *values in settings.itertuples()]
-    rows = [row for row in found if not (shared and UNSET in row)]
+    result = [(str(name), *map(setting, values)) for name, *values in settings.itertuples()]
+    rows = [row for row in result if not (shared and UNSET in row)]
     return Table(title="Settings that differ", columns=["setting", *labels], rows=rows)
 
 
@@ -56,12 +56,12 @@ def rich_table(title: str, table: Table) -> RichTable:
     """A table for a terminal."""
     style = {"title_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
     drawn = RichTable(title=title, box=box.SIMPLE_HEAD, **style)  # type: ignore[arg-type]
-    for place, column in enumerate(table.columns):
-        longest = max((len(row[place]) for row in table.rows), default=0)
-        is_short = place > 0 and longest <= _SHORT
-        room = max([longest, *map(len, column.split())])
-        head = "\n".join(textwrap.wrap(column, room)) if is_short else column
-        drawn.add_column(head, justify="right" if place else "left", overflow="fold", no_wrap=is_short)
+    for index, column in enumerate(table.columns):
+        longest = max((len(row[index]) for row in table.rows), default=0)
+        is_short = index > 0 and longest <= _SHORT
+        width = max([longest, *map(len, column.split())])
+        head = "\n".join(textwrap.wrap(column, width)) if is_short else column
+        drawn.add_column(head, justify="right" if index else "left", overflow="fold", no_wrap=is_short)
     for row in table.rows:
         drawn.add_row(*row)
     return drawn

@@ -42,21 +42,21 @@ def grouped(runs: Sequence[Recorded]) -> tuple[list[str], list[str]]:
         repr(sorted((name, str(value)) for name, value in each.items())) + run.strategy
         for each, run in zip(settings, runs, strict=True)
     ]
-    firsts = {key: place for place, key in reversed(list(enumerate(keys)))}
+    firsts = {key: index for index, key in reversed(list(enumerate(keys)))}
     order = sorted(firsts.values())
     differing = [
         name
-        for name in dict.fromkeys(name for place in order for name in settings[place])
-        if name != "strategy" and len({str(settings[place].get(name, UNSET)) for place in order}) > 1
+        for name in dict.fromkeys(name for index in order for name in settings[index])
+        if name != "strategy" and len({str(settings[index].get(name, UNSET)) for index in order}) > 1
     ]
     labels: dict[str, str] = {}
-    for place in order:
-        alike = [other for other in order if runs[other].strategy == runs[place].strategy]
+    for index in order:
+        alike = [other for other in order if runs[other].strategy == runs[index].strategy]
         telling = [n for n in differing if len({str(settings[other].get(n, UNSET)) for other in alike}) > 1]
-        parts = [f"{n.rpartition('.')[2]} {setting(settings[place].get(n, UNSET))}" for n in telling[:3]]
-        label = ", ".join([runs[place].strategy or "run", *parts])
-        labels[keys[place]] = label if label not in labels.values() else f"{label} ({runs[place].name})"
-    return [labels[key] for key in keys], [labels[keys[place]] for place in order]
+        parts = [f"{n.rpartition('.')[2]} {setting(settings[index].get(n, UNSET))}" for n in telling[:3]]
+        label = ", ".join([runs[index].strategy or "run", *parts])
+        labels[keys[index]] = label if label not in labels.values() else f"{label} ({runs[index].name})"
+    return [labels[key] for key in keys], [labels[keys[index]] for index in order]
 
 
 def configuration_of(run: Recorded) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def configuration_of(run: Recorded) -> dict[str, Any]:
     return {
         name: value
         for name, value in run.flat_settings.items()
-        if not any(name == own or name.startswith(f"{own}.") for own in _OF_A_RUN)
+        if not any(name == local or name.startswith(f"{local}.") for local in _OF_A_RUN)
     }
 
 

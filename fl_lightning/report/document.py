@@ -15,7 +15,7 @@ from fl_lightning.run.folder import whole_file
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A figure with its name, and a line that says more."""
+    """A metric with its name, and a line that says more."""
 
     name: str
     value: str
@@ -34,7 +34,7 @@ class Section:
         small: Whether they are small, so that more of them stand side by side.
         tables: Open ones.
         folded: Tables that are opened by a click.
-        facts: Figures by themselves.
+        facts: Metrics by themselves.
         notes: Lines at its end.
         empty: What is said where there is nothing to show.
     """
@@ -60,7 +60,7 @@ class Document:
         subtitle: A line beneath it.
         status: A word about how it ended, and whether that is ``good``, ``warn`` or ``bad``.
         alerts: What has to be read before anything else.
-        facts: The figures at its head.
+        facts: The metrics at its head.
         sections: The cards.
         footer: Lines at its end.
     """

@@ -15,12 +15,12 @@ class Key:
 
     Attributes:
         label: What it stands for.
-        colour: CSS colour.
+        color: CSS color.
         dash: Matplotlib's line style; empty for a dot.
     """
 
     label: str
-    colour: str
+    color: str
     dash: str = ""
 
 
@@ -64,7 +64,7 @@ class Curve:
         y: Values; what is nan is passed over.
         low: Lower edge of a band around it.
         high: Upper edge.
-        place: Of its colour; None for the order in which the curves come.
+        place: Of its color; None for the order in which the curves come.
     """
 
     label: str
@@ -72,4 +72,4 @@ class Curve:
     y: Values
     low: Values | None = None
     high: Values | None = None
-    place: int | None = None
+    order: int | None = None

@@ -26,7 +26,7 @@ class Recorded:
     Attributes:
         path: The folder, or another place that the run is known by.
         rounds: Numbers of the rounds that are over, (R,).
-        history: Figures of the rounds by name, (R,) each, nan where there is none.
+        history: Metrics of the rounds by name, (R,) each, nan where there is none.
         result: The content of ``result.json``; empty for a run that was killed or goes on.
         settings: Of the configuration, nested.
         record: The content of ``report.json``; None where there is none.
@@ -54,8 +54,8 @@ class Recorded:
     @property
     def strategy(self) -> str:
         """The strategy's name; empty where no file tells it."""
-        told = self.result.get("strategy") or (self.record.strategy if self.record else "")
-        return str(told or _class_name(self.settings.get("strategy")))
+        name = self.result.get("strategy") or (self.record.strategy if self.record else "")
+        return str(name or _class_name(self.settings.get("strategy")))
 
     @property
     def status(self) -> str:
@@ -75,15 +75,15 @@ class Recorded:
     @property
     def less_is_better(self) -> bool:
         """Whether a smaller value of the monitored metric is better."""
-        told = self.result.get("mode") or (self.record.mode if self.record else direction_of(self.monitor))
-        return told == "min"
+        name = self.result.get("mode") or (self.record.mode if self.record else direction_of(self.monitor))
+        return name == "min"
 
     @property
     def figures(self) -> dict[str, float]:
-        """Figures of the chosen round; from the rounds themselves where the run left no result."""
-        told = self.result.get("result") or {}
-        if told:
-            return {name: math.nan if value is None else float(value) for name, value in told.items()}
+        """Metrics of the best round; from the rounds themselves where the run left no result."""
+        known = self.result.get("result") or {}
+        if known:
+            return {name: math.nan if value is None else float(value) for name, value in known.items()}
         column = self.history.get(self.monitor)
         if column is None or not np.isfinite(column).any():
             return {}
@@ -92,19 +92,19 @@ class Recorded:
         return {**figures, "best_round": float(self.rounds[best])}
 
     @property
-    def chosen_round(self) -> int | None:
+    def best_round(self) -> int | None:
         """The round that validation chose."""
-        found = self.figures.get("best_round")
-        return None if found is None else int(found)
+        result = self.figures.get("best_round")
+        return None if result is None else int(result)
 
     def column(self, name: str) -> Column | None:
-        """The figures of a metric; None where no round has one."""
-        found = self.history.get(name)
-        return found if found is not None and np.isfinite(found).any() else None
+        """The metrics of a metric; None where no round has one."""
+        result = self.history.get(name)
+        return result if result is not None and np.isfinite(result).any() else None
 
     def client_values(self, metric: str, kind: str = "") -> dict[str, float]:
-        """Each client's value at the chosen round, by name; those without examples are left out."""
-        chosen = None if self.record is None else self.record.chosen
+        """Each client's value at the best round, by name; those without examples are left out."""
+        chosen = None if self.record is None else self.record.best
         if self.record is None or chosen is None:
             return {}
         values = chosen.scores.get(kind, {}).get(metric, [])
@@ -114,7 +114,7 @@ class Recorded:
     @property
     def client_metric(self) -> str:
         """The clients' own name of the reported metric: ``test/acc`` where ``benign/val/acc`` is monitored."""
-        chosen = None if self.record is None else self.record.chosen
+        chosen = None if self.record is None else self.record.best
         known = list(chosen.scores.get("", {})) if chosen else []
         return next((name for name in known if self.test_metric.endswith(name)), self.test_metric)
 
@@ -190,11 +190,11 @@ def is_run(folder: Path) -> bool:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[NDArray[np.int64], dict[str, Column]]:
-    """Figures by name; rows of the same round are one, and later ones win."""
+    """Metrics by name; rows of the same round are one, and later ones win."""
     merged: dict[int, dict[str, float]] = {}
     for row in rows:
-        found = {name: _number(value) for name, value in row.items() if name != "round" and name is not None}
-        known = {name: value for name, value in found.items() if not math.isnan(value)}
+        result = {name: _number(value) for name, value in row.items() if name != "round" and name is not None}
+        known = {name: value for name, value in result.items() if not math.isnan(value)}
         merged.setdefault(int(row["round"]), {}).update(known)
     names = dict.fromkeys(name for row in merged.values() for name in row)
     rounds = sorted(merged)
@@ -217,7 +217,7 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
         return {name: leaf for key, item in value.items() for name, leaf in flatten(item, f"{dot}{key}").items()}
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         return {
-            name: leaf for place, item in enumerate(value) for name, leaf in flatten(item, f"{path}.{place}").items()
+            name: leaf for index, item in enumerate(value) for name, leaf in flatten(item, f"{path}.{index}").items()
         }
     return {path: value}
 

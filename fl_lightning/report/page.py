@@ -94,57 +94,57 @@ def _subtitle(run: Recorded) -> str:
 
 
 def _alerts(run: Recorded) -> list[str]:
-    found = []
+    result = []
     if run.status == "failed":
-        found.append(f"The run failed: {run.result.get('error', '')}")
+        result.append(f"The run failed: {run.result.get('error', '')}")
     if run.status == "interrupted":
-        found.append("A signal ended the run before its last round; it can be continued with --ckpt_path last.")
+        result.append("A signal ended the run before its last round; it can be continued with --ckpt_path last.")
     if run.status == "unknown":
-        found.append("There is no result.json: the run was killed or is still going on. The figures are those so far.")
+        result.append("There is no result.json: the run was killed or is still going on. The metrics are those so far.")
     if run.record is None:
-        found.append("There is no report.json (callback RunReport), so clients, matrices and embeddings are missing.")
+        result.append("There is no report.json (callback RunReport), so clients, matrices and embeddings are missing.")
     if not len(run.rounds):
-        found.append(
+        result.append(
             "There is no metrics.csv (or no round in it), so there are no curves: log with trainer.logger true."
         )
-    return found + [f"Settings changed by a resume: {change}" for change in run.result.get("changes", [])]
+    return result + [f"Settings changed by a resume: {change}" for change in run.result.get("changes", [])]
 
 
 def _facts(run: Recorded) -> list[Fact]:
-    figures, test = run.figures, run.test_metric
-    found = []
-    if test in figures:
-        found.append(
-            Fact(name=f"{test}, mean over clients", value=number(figures[test]), more=_plus_minus(figures, test))
+    metrics, test = run.figures, run.test_metric
+    result = []
+    if test in metrics:
+        result.append(
+            Fact(name=f"{test}, mean over clients", value=number(metrics[test]), more=_plus_minus(metrics, test))
         )
-    if f"{test}_worst" in figures:
+    if f"{test}_worst" in metrics:
         values = run.client_values(run.client_metric)
         worst = (max if run.less_is_better else min)(values, key=lambda name: values[name]) if values else ""
-        found.append(Fact(name="worst client", value=number(figures[f"{test}_worst"]), more=worst))
+        result.append(Fact(name="worst client", value=number(metrics[f"{test}_worst"]), more=worst))
     bare = f"test/{test.rpartition('/')[2]}"
     if run.record and bare in run.record.reference:
-        told = "the same for all examples of a client"
-        found.append(Fact(name=f"{bare} without a model", value=number(run.record.reference[bare]), more=told))
-    if run.chosen_round is not None:
-        rounds = f"of {len(run.rounds)}, by {run.monitor} {number(figures.get(run.monitor))}"
-        found.append(Fact(name="chosen round (from 0)", value=str(run.chosen_round), more=rounds))
+        summary = "the same for all examples of a client"
+        result.append(Fact(name=f"{bare} without a model", value=number(run.record.reference[bare]), more=summary))
+    if run.best_round is not None:
+        rounds = f"of {len(run.rounds)}, by {run.monitor} {number(metrics.get(run.monitor))}"
+        result.append(Fact(name="best round (from 0)", value=str(run.best_round), more=rounds))
     elif len(run.rounds):
-        found.append(Fact(name="rounds", value=str(len(run.rounds)), more="none was evaluated"))
+        result.append(Fact(name="rounds", value=str(len(run.rounds)), more="none was evaluated"))
     total = run.column("comm/bytes_total")
     if total is not None:
-        found.append(Fact(name="communication", value=size(float(np.nanmax(total))), more="in all rounds"))
+        result.append(Fact(name="communication", value=size(float(np.nanmax(total))), more="in all rounds"))
     seconds = run.column("seconds")
     if seconds is not None:
         each = duration(float(np.nanmedian(seconds)))
-        found.append(Fact(name="time", value=duration(float(np.nansum(seconds))), more=f"{each} a round (median)"))
+        result.append(Fact(name="time", value=duration(float(np.nansum(seconds))), more=f"{each} a round (median)"))
     failed = sum(run.result.get("failures", {}).values())
     if failed:
-        found.append(Fact(name="failures", value=str(failed), more=count(len(run.result["failures"]), "client")))
-    return found
+        result.append(Fact(name="failures", value=str(failed), more=count(len(run.result["failures"]), "client")))
+    return result
 
 
-def _plus_minus(figures: dict[str, float], name: str) -> str:
-    std = figures.get(f"{name}_std")
+def _plus_minus(metrics: dict[str, float], name: str) -> str:
+    std = metrics.get(f"{name}_std")
     return "" if std is None else f"± {number(std)} (standard deviation)"
 
 
@@ -152,4 +152,4 @@ def _footer(run: Recorded) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in run.result.get("versions", {}).items())
     partition = run.result.get("partition_hash") or (run.record.partition_hash if run.record else "")
     lines = [f"Versions: {versions}." if versions else "", f"Partition {partition[:12]}." if partition else ""]
-    return [*(line for line in lines if line), f"Written anew by: fl-train report {run.path}"]
+    return [*(line for line in lines if line), f"Regenerate with: fl-train report {run.path}"]

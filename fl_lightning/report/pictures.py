@@ -1,4 +1,4 @@
-"""Pictures of the pages: Matplotlib draws them, as SVG with text as text, in the page's colours.
+"""Pictures of the pages: Matplotlib draws them, as SVG with text as text, in the page's colors.
 
 Every picture is made for a column of some 300 to 480 pixels, so that it can be read on a phone, and comes with words
 for those who do not see it. Shape legend: C clients, K classes, P points.
@@ -19,7 +19,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from fl_lightning.report.axes import (
-    class_colours,
+    class_colors,
     draw_boxes,
     draw_dots,
     draw_rows,
@@ -32,7 +32,7 @@ from fl_lightning.report.theme import as_css, dash, inline, series, stand_in
 from fl_lightning.report.wording import number, short_names
 
 #: A matrix of more rows is shown without its numbers.
-MOST_CELLS = 20
+MOST_RUNS = 20
 
 _MOST_BARS = 60
 _FILL = (47 / 255, 131 / 255, 197 / 255)  # between the schemes: its opacity is what a heat map shows
@@ -96,30 +96,30 @@ class Album:
             table: Its numbers.
             from_zero: Whether the upright axis begins at zero.
         """
-        keys, told = [], []
+        keys, summary = [], []
         with self._drawing():
             figure, axes = new_axes(2.75)
             for order, curve in enumerate(curves):
-                place = order if curve.place is None else curve.place
+                position = order if curve.order is None else curve.order
                 known = np.isfinite(curve.y)
                 if curve.low is not None and curve.high is not None:
                     axes.fill_between(
-                        curve.x[known], curve.low[known], curve.high[known], color=series(place), alpha=0.15, lw=0
+                        curve.x[known], curve.low[known], curve.high[known], color=series(position), alpha=0.15, lw=0
                     )
                 lone = "o" if known.sum() == 1 else ""
-                axes.plot(curve.x[known], curve.y[known], color=series(place), ls=dash(place), marker=lone, ms=4)
-                keys.append(Key(label=curve.label, colour=as_css(series(place)), dash=dash(place)))
+                axes.plot(curve.x[known], curve.y[known], color=series(position), ls=dash(position), marker=lone, ms=4)
+                keys.append(Key(label=curve.label, color=as_css(series(position)), dash=dash(position)))
                 if known.any():
-                    told.append(f"{curve.label} from {number(curve.y[known][0])} to {number(curve.y[known][-1])}")
+                    summary.append(f"{curve.label} from {number(curve.y[known][0])} to {number(curve.y[known][-1])}")
             if mark is not None:
                 axes.axvline(mark[0], color=stand_in("faint"), lw=1, ls=(0, (3, 2)))
-                keys.append(Key(label=mark[1], colour=as_css(stand_in("faint")), dash="--"))
+                keys.append(Key(label=mark[1], color=as_css(stand_in("faint")), dash="--"))
             axes.margins(x=0.02)
             if from_zero:
                 axes.set_ylim(bottom=0)
             whole = all(np.array_equal(curve.x, np.round(curve.x)) for curve in curves)
             draw_scales(axes, x_label, whole_x=whole)
-            alt = f"{title}: {y_label} over {x_label}; {'; '.join(told) or 'nothing is known'}."
+            alt = f"{title}: {y_label} over {x_label}; {'; '.join(summary) or 'nothing is known'}."
             svg = self._finish(figure, alt)
         full_title = f"{title}" if y_label in title else f"{title}: {y_label}"
         return Picture(title=full_title, svg=svg, note=note, keys=keys, table=table)
@@ -148,26 +148,26 @@ class Album:
             note: A line beneath.
             other: Values of another run, (C,).
             labels: What ``values`` and ``other`` are.
-            marked: Names whose bars have another colour.
+            marked: Names whose bars have another color.
             mark: What those are.
             table: Its numbers.
         """
-        keys = [Key(label=mark, colour=as_css(series(1)))] if marked else []
+        keys = [Key(label=mark, color=as_css(series(1)))] if marked else []
         with self._drawing():
             few = len(names) <= _MOST_BARS
             figure, axes = new_axes(0.75 + (0.165 * len(names) if few else 2.2), left=0.05 + 0.02 * _longest(names))
-            place = np.arange(len(names), dtype=np.float64)
-            colours = [series(1) if name in marked else series(0) for name in names]
+            position = np.arange(len(names), dtype=np.float64)
+            colors = [series(1) if name in marked else series(0) for name in names]
             if other is None:
-                for colour in dict.fromkeys(colours):
-                    mine = np.array([each == colour for each in colours])
+                for color in dict.fromkeys(colors):
+                    mine = np.array([each == color for each in colors])
                     length = np.nan_to_num(values[mine])
-                    draw_boxes(axes, np.zeros(len(length)), length, place[mine], 0.62 if few else 1.0, colour)
+                    draw_boxes(axes, np.zeros(len(length)), length, position[mine], 0.62 if few else 1.0, color)
             else:
-                axes.hlines(place, np.fmin(values, other), np.fmax(values, other), color=stand_in("line"), lw=2)
-                axes.plot(other, place, "o", ms=5, mfc="none", mec=series(1), mew=1.4)
-                axes.plot(values, place, "o", ms=5, color=series(0))
-                keys = [Key(label=label, colour=as_css(series(order))) for order, label in enumerate(labels)]
+                axes.hlines(position, np.fmin(values, other), np.fmax(values, other), color=stand_in("line"), lw=2)
+                axes.plot(other, position, "o", ms=5, mfc="none", mec=series(1), mew=1.4)
+                axes.plot(values, position, "o", ms=5, color=series(0))
+                keys = [Key(label=label, color=as_css(series(order))) for order, label in enumerate(labels)]
             draw_rows(axes, short_names(names) if few else [""] * len(names), x_label)
             known = np.isfinite(values)
             alt = f"{title}: {x_label} of {len(names)} clients"
@@ -190,17 +190,17 @@ class Album:
         """A dot and an interval for each row, beside zero; an interval that is unknown is left out."""
         with self._drawing():
             figure, axes = new_axes(0.8 + 0.3 * len(names), left=0.05 + 0.017 * max(map(len, names)))
-            place = np.arange(len(names), dtype=np.float64)
+            position = np.arange(len(names), dtype=np.float64)
             axes.axvline(0, color=stand_in("faint"), lw=1)
-            axes.hlines(place, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle))
+            axes.hlines(position, np.where(np.isfinite(low), low, middle), np.where(np.isfinite(high), high, middle))
             axes.collections[0].set(color=series(0), lw=2.4)
-            axes.plot(middle, place, "o", ms=6, color=series(0))
+            axes.plot(middle, position, "o", ms=6, color=series(0))
             draw_rows(axes, names, x_label)
-            told = "; ".join(
+            summary = "; ".join(
                 f"{name} {number(m)}, {number(lo)} to {number(hi)}"
                 for name, m, lo, hi in zip(names, middle, low, high, strict=True)
             )
-            svg = self._finish(figure, f"{title}, {x_label}: {told}.")
+            svg = self._finish(figure, f"{title}, {x_label}: {summary}.")
         return Picture(title=title, svg=svg, note=note)
 
     def stacked(
@@ -218,17 +218,17 @@ class Album:
         with self._drawing():
             few = len(names) <= _MOST_BARS
             figure, axes = new_axes(0.75 + (0.165 * len(names) if few else 2.6), left=0.05 + 0.02 * _longest(names))
-            colours = class_colours(len(groups))
+            colors = class_colors(len(groups))
             left = np.cumsum(counts, axis=1) - counts
-            place = np.arange(len(names), dtype=np.float64)
-            for group, colour in enumerate(colours):
+            position = np.arange(len(names), dtype=np.float64)
+            for group, color in enumerate(colors):
                 ends = left[:, group] + counts[:, group]
-                draw_boxes(axes, left[:, group], ends, place, 0.78 if few else 1.0, colour)
+                draw_boxes(axes, left[:, group], ends, position, 0.78 if few else 1.0, color)
             draw_rows(axes, short_names(names) if few else [""] * len(names), x_label)
             largest = [groups[int(row.argmax())] for row in counts]
             alt = f"{title}: {x_label} of {len(names)} clients in {len(groups)} groups; the largest group of each is "
             svg = self._finish(figure, alt + ", ".join(largest[:12]) + (", ..." if len(largest) > 12 else "") + ".")
-        keys = [Key(label=group, colour=as_css(colour)) for group, colour in zip(groups, colours, strict=True)]
+        keys = [Key(label=group, color=as_css(color)) for group, color in zip(groups, colors, strict=True)]
         return Picture(title=title, svg=svg, note=note, keys=keys if len(keys) <= 20 else [], table=table)
 
     def heat(
@@ -252,7 +252,7 @@ class Album:
             title: Of the picture.
             x_label: What the columns are.
             y_label: What the rows are.
-            limits: Values of the emptiest and of the fullest colour.
+            limits: Values of the emptiest and of the fullest color.
             cells: Words for the cells.
             note: A line beneath.
             table: Its numbers.
@@ -298,7 +298,7 @@ class Album:
         title: str,
         x_label: str,
         y_label: str,
-        colours: Sequence[str] = (),
+        colors: Sequence[str] = (),
         names: Sequence[str] = (),
         diagonal: bool = False,
         note: str = "",
@@ -315,34 +315,34 @@ class Album:
             title: Of the picture.
             x_label: What the first coordinate is.
             y_label: What the second is.
-            colours: Of the groups; the page's own if there are none.
+            colors: Of the groups; the page's own if there are none.
             names: Words beside the points.
             diagonal: Whether to draw the line x = y.
             note: A line beneath.
             table: Its numbers.
             radius: Width of a point.
         """
-        colours = colours or class_colours(len(groups))
+        colors = colors or class_colors(len(groups))
         with self._drawing():
             figure, axes = new_axes(3.6, left=0.16)
             if diagonal:
                 ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
                 axes.plot(ends, ends, color=stand_in("faint"), lw=1, ls=(0, (3, 2)))
             member = np.array(group)
-            for place, colour in enumerate(colours):
-                chosen = np.flatnonzero(member == place)
+            for position, color in enumerate(colors):
+                chosen = np.flatnonzero(member == position)
                 if len(chosen):
-                    draw_dots(axes, x[chosen], y[chosen], colour, radius)
+                    draw_dots(axes, x[chosen], y[chosen], color, radius)
             if len(x):
                 axes.update_datalim(np.stack([x, y], axis=1))
             axes.margins(0.06)
             axes.autoscale_view()
-            for place, word in enumerate(names):
-                axes.annotate(word, (x[place], y[place]), (5, 2), textcoords="offset points", fontsize=8.5)
+            for position, word in enumerate(names):
+                axes.annotate(word, (x[position], y[position]), (5, 2), textcoords="offset points", fontsize=8.5)
             draw_scales(axes, x_label, y_label=y_label)
             alt = f"{title}: {len(x)} points in {len(groups)} groups, {y_label} over {x_label}."
             svg = self._finish(figure, alt)
-        keys = [Key(label=name, colour=as_css(colour)) for name, colour in zip(groups, colours, strict=True)]
+        keys = [Key(label=name, color=as_css(color)) for name, color in zip(groups, colors, strict=True)]
         return Picture(title=title, svg=svg, note=note, keys=keys if 1 < len(keys) <= 20 else [], table=table)
 
     def network(
@@ -351,22 +351,22 @@ class Album:
         """The graph of the clients; where they are many they stand on a circle."""
         graph = nx.from_numpy_array(np.nan_to_num(adjacency) > 0)
         graph.remove_edges_from(list(nx.selfloop_edges(graph)))
-        place = node_places(graph)
+        position = node_places(graph)
         with self._drawing():
             figure, axes = new_axes(3.6, left=0.02, bottom=0.02, right=0.98)
-            ends = [(place[i], place[j]) for i, j in graph.edges]
+            ends = [(position[i], position[j]) for i, j in graph.edges]
             axes.add_collection(LineCollection(ends, colors=stand_in("line"), linewidths=1.1, zorder=1))
             few = len(names) <= 40
             width = 15.0 if few else 7.0
             for row, name in enumerate(names):
-                colour = series(1) if name in marked else series(0)
-                draw_dots(axes, place[row : row + 1, 0], place[row : row + 1, 1], colour, width)
+                color = series(1) if name in marked else series(0)
+                draw_dots(axes, position[row : row + 1, 0], position[row : row + 1, 1], color, width)
             for row, name in enumerate(short_names(names)) if few else ():
                 inside = _longest(names) <= 3
                 shift = (0, 0) if inside else (0, 9)
                 axes.annotate(
                     name,
-                    place[row],
+                    position[row],
                     shift,
                     textcoords="offset points",
                     fontsize=7,
@@ -377,9 +377,11 @@ class Album:
             axes.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15))
             axes.set_axis_off()
             degrees = [degree for _, degree in graph.degree] or [0]
-            told = f"{len(names)} clients, {graph.number_of_edges()} edges, {min(degrees)} to {max(degrees)} neighbours"
-            svg = self._finish(figure, f"{title}: {told}.")
-        return Picture(title=title, svg=svg, note=note or told)
+            summary = (
+                f"{len(names)} clients, {graph.number_of_edges()} edges, {min(degrees)} to {max(degrees)} neighbors"
+            )
+            svg = self._finish(figure, f"{title}: {summary}.")
+        return Picture(title=title, svg=svg, note=note or summary)
 
     def shares(self, parts: Mapping[str, float], *, title: str, x_label: str, table: Table | None = None) -> Picture:
         """A bar for each part of a whole."""
@@ -388,8 +390,8 @@ class Album:
             figure, axes = new_axes(0.7 + 0.24 * len(names), left=0.05 + 0.021 * max(map(len, names), default=0))
             draw_boxes(axes, np.zeros(len(names)), values, np.arange(len(names), dtype=np.float64), 0.6, series(0))
             draw_rows(axes, names, x_label)
-            told = ", ".join(f"{name} {number(value)}" for name, value in parts.items())
-            svg = self._finish(figure, f"{title}, {x_label}: {told}.")
+            summary = ", ".join(f"{name} {number(value)}" for name, value in parts.items())
+            svg = self._finish(figure, f"{title}, {x_label}: {summary}.")
         return Picture(title=title, svg=svg, table=table)
 
 

@@ -1,7 +1,7 @@
 """What a report needs of a run beside its other files: ``report.json`` in the run's folder.
 
-Figures of the rounds are in ``metrics.csv``, what the run came to in ``result.json``, its settings in ``config.yaml``.
-This file has the rest: the clients, the chosen round's scores of each of them and its confusions, matrices over the
+Metrics of the rounds are in ``metrics.csv``, what the run came to in ``result.json``, its settings in ``config.yaml``.
+This file has the rest: the clients, the best round's scores of each of them and its confusions, matrices over the
 clients at a few rounds, embeddings, and where the time went. It is small: at most some hundred kilobytes, a megabyte at
 :data:`MOST_CLIENTS` clients. Numbers that are not finite are null.
 
@@ -37,7 +37,7 @@ class Partition:
     Attributes:
         columns: Names of the statistics; the first is the client.
         rows: A row for each client.
-        labels: For each client the labelled nodes or examples of every class, (C, K); empty in a regression.
+        labels: For each client the labeled nodes or examples of every class, (C, K); empty in a regression.
         heterogeneity: Median Jensen-Shannon distance of two clients' labels, in [0, 0.833].
     """
 
@@ -48,7 +48,7 @@ class Partition:
 
 
 @dataclass(kw_only=True)
-class Chosen:
+class BestRound:
     """The round that validation chose.
 
     Attributes:
@@ -158,8 +158,8 @@ class RunRecord:
         settings: What can be told of the settings of a run that has no configuration file.
         machine: Device, precision, processes and threads.
         partition: How the data are shared out; None where they lie elsewhere.
-        chosen: The chosen round; None before one was evaluated.
-        newcomers: Scores of the clients that joined at the end, by metric.
+        chosen: The best round; None before one was evaluated.
+        unseen clients: Scores of the clients that joined at the end, by metric.
         snapshots: Matrices over the training clients.
         unkept: Why there are no matrices, embeddings or predictions; empty where nothing is missing.
         points: Embeddings of nodes or examples.
@@ -183,8 +183,8 @@ class RunRecord:
     settings: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, str] = field(default_factory=dict)
     partition: Partition | None = None
-    chosen: Chosen | None = None
-    newcomers: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    best: BestRound | None = None
+    unseen_clients: dict[str, dict[str, float | None]] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     unkept: list[str] = field(default_factory=list)
     points: Points | None = None
@@ -215,10 +215,10 @@ class RunRecord:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}): train the run again for a full report") from error
-        found = content.pop("format_version", None) if isinstance(content, dict) else None
-        if found != FORMAT_VERSION:
+        result = content.pop("format_version", None) if isinstance(content, dict) else None
+        if result != FORMAT_VERSION:
             raise ValueError(
-                f"{path} has format version {found}, this version of fl_lightning reads {FORMAT_VERSION}: use the "
+                f"{path} has format version {result}, this version of fl_lightning reads {FORMAT_VERSION}: use the "
                 "version that wrote it"
             )
         if (former := content.pop("kind", None)) is not None:  # as it was before tasks
@@ -229,8 +229,8 @@ class RunRecord:
             record = TypeAdapter(cls).validate_python(content)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{path} is damaged ({place}: {first['msg']}): train the run again") from error
+            location = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{path} is damaged ({location}: {first['msg']}): train the run again") from error
         if not set(record.training) <= set(range(len(record.names))) or len(record.sizes) != len(record.names):
             raise ValueError(
                 f"{path} is damaged (training: there are {len(record.names)} clients): train the run again"

@@ -1,4 +1,4 @@
-"""Write the pages of runs anew, from their folders alone: ``fl-train report RUN...``."""
+"""Regenerate the pages of runs, from their folders alone: ``fl-train report RUN...``."""
 
 import argparse
 import sys

@@ -40,32 +40,32 @@ def find(runs: Sequence[str | Path], *, wandb_api: Callable[[], WandbApi] | None
     Raises:
         ValueError: One of them is no run.
     """
-    found: dict[str, Recorded] = {}
+    result: dict[str, Recorded] = {}
     for each in runs:
         if str(each).startswith(_WANDB):
-            found.setdefault(str(each), _from_wandb(str(each), wandb_api or _open_wandb))
+            result.setdefault(str(each), _from_wandb(str(each), wandb_api or _open_wandb))
         else:
             for folder in folders_of(str(each)):
-                found.setdefault(str(folder.absolute()), read(folder))
-    if not found:
+                result.setdefault(str(folder.absolute()), read(folder))
+    if not result:
         raise ValueError(
             "no runs were given: give their folders, such as runs/quickstart/version_0, or patterns of them"
         )
-    return list(found.values())
+    return list(result.values())
 
 
 def folders_of(pattern: str) -> list[Path]:
     """The folder itself, the runs below it, or what a pattern matches."""
     paths = [Path(pattern)] if Path(pattern).exists() else [Path(path) for path in glob.glob(pattern, recursive=True)]
-    found = []
+    result = []
     for path in sorted(paths, key=_in_order):
         if path.is_dir() and is_run(path):
-            found.append(path)
+            result.append(path)
         elif path.is_dir():
-            found += sorted((below for below in path.glob("**/version_*") if is_run(below)), key=_in_order)
-    if not found:
+            result += sorted((below for below in path.glob("**/version_*") if is_run(below)), key=_in_order)
+    if not result:
         raise ValueError(f"{pattern} is no run, and there is none below it: give the folder of a run, or a pattern")
-    return found
+    return result
 
 
 def _in_order(path: Path) -> tuple[str, int, str]:

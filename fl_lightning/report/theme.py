@@ -1,15 +1,15 @@
-"""Colours of the pages, light and dark, and how a Matplotlib figure takes them on.
+"""Colors of the pages, light and dark, and how a Matplotlib figure takes them on.
 
-A figure is drawn in stand-in colours, one for each name below; as it becomes a part of a page they turn into the
-page's CSS variables, so that the same picture serves both schemes. Series are told apart in the usual kinds of colour
+A figure is drawn in stand-in colors, one for each name below; as it becomes a part of a page they turn into the
+page's CSS variables, so that the same picture serves both schemes. Series are told apart in the usual kinds of color
 blindness (after Okabe and Ito, "Color Universal Design", 2008) and have a contrast of at least 3 to 1 with the page;
 text has 4.5.
 """
 
 import re
 
-#: CSS variable, colour in the light scheme, colour in the dark one.
-COLOURS: dict[str, tuple[str, str]] = {
+#: CSS variable, color in the light scheme, color in the dark one.
+COLORS: dict[str, tuple[str, str]] = {
     "page": ("#f6f7f9", "#14171c"),
     "card": ("#ffffff", "#1d2127"),
     "ink": ("#1c2128", "#e8eaed"),
@@ -27,39 +27,39 @@ COLOURS: dict[str, tuple[str, str]] = {
     "warn": ("#8a5a00", "#e9b949"),
     "bad": ("#b3261e", "#ff8a80"),
 }
-NUM_SERIES = sum(name.startswith("series-") for name in COLOURS)
+NUM_SERIES = sum(name.startswith("series-") for name in COLORS)
 
-_STAND_INS = {name: f"#0001{place:02x}" for place, name in enumerate(COLOURS)}
-_NAMES = {colour: name for name, colour in _STAND_INS.items()}
+_STAND_INS = {name: f"#0001{index:02x}" for index, name in enumerate(COLORS)}
+_NAMES = {color: name for name, color in _STAND_INS.items()}
 
 
 def stand_in(name: str) -> str:
-    """The colour to draw in, for a colour of the page."""
+    """The color to draw in, for a color of the page."""
     return _STAND_INS[name]
 
 
-def series(place: int) -> str:
-    """The colour to draw a series in; they repeat after :data:`NUM_SERIES`, with another dash."""
-    return _STAND_INS[f"series-{place % NUM_SERIES}"]
+def series(index: int) -> str:
+    """The color to draw a series in; they repeat after :data:`NUM_SERIES`, with another dash."""
+    return _STAND_INS[f"series-{index % NUM_SERIES}"]
 
 
-def dash(place: int) -> str:
+def dash(index: int) -> str:
     """The line style of a series."""
-    return ("-", "--", ":", "-.")[place // NUM_SERIES % 4]
+    return ("-", "--", ":", "-.")[index // NUM_SERIES % 4]
 
 
 def variables(scheme: int) -> str:
     """The CSS declarations of the light (0) or the dark (1) scheme."""
-    return " ".join(f"--{name}: {colours[scheme]};" for name, colours in COLOURS.items())
+    return " ".join(f"--{name}: {colors[scheme]};" for name, colors in COLORS.items())
 
 
-def as_css(colour: str) -> str:
-    """A colour as CSS: the page's variable for a stand-in, others as they are."""
-    return f"var(--{_NAMES[colour]})" if colour in _NAMES else colour
+def as_css(color: str) -> str:
+    """A color as CSS: the page's variable for a stand-in, others as they are."""
+    return f"var(--{_NAMES[color]})" if color in _NAMES else color
 
 
 def contrast(first: str, second: str) -> float:
-    """Contrast ratio of two colours ``#rrggbb``, 1 to 21 (WCAG 2.2).
+    """Contrast ratio of two colors ``#rrggbb``, 1 to 21 (WCAG 2.2).
 
     Example:
         >>> contrast("#ffffff", "#000000")
@@ -69,8 +69,8 @@ def contrast(first: str, second: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def _luminance(colour: str) -> float:
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+def _luminance(color: str) -> float:
+    parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     red, green, blue = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -93,7 +93,7 @@ _CLEANING = tuple(
 
 
 def inline(svg: str, prefix: str, alt: str) -> str:
-    """Matplotlib's SVG as a part of a page: the page's colours and font, no foreign names, ids of its own.
+    """Matplotlib's SVG as a part of a page: the page's colors and font, no foreign names, ids of its own.
 
     Args:
         svg: With text as text (``svg.fonttype: none``).
@@ -104,9 +104,9 @@ def inline(svg: str, prefix: str, alt: str) -> str:
         svg = find.sub(put, svg)
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)  # of coordinates, not of text
     referred = set(re.findall(r'(?:href="|url\()#([\w.-]+)', svg))
-    svg = re.sub(r' id="([\w.-]+)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in referred else "", svg)
+    svg = re.sub(r' id="([\w.-]+)"', lambda result: f' id="{prefix}-{result[1]}"' if result[1] in referred else "", svg)
     svg = re.sub(r'((?:href="|url\()#)(?=[\w.-])', rf"\1{prefix}-", svg)
-    svg = re.sub(r"#0001[0-9a-f]{2}", lambda found: as_css(found[0]), svg)
+    svg = re.sub(r"#0001[0-9a-f]{2}", lambda result: as_css(result[0]), svg)
     box = re.search(r'viewBox="([^"]*)"', svg)
     assert box is not None
     head = f'<svg viewBox="{box[1]}" role="img" aria-labelledby="{prefix}-alt"><title id="{prefix}-alt">{alt}</title>'

@@ -53,7 +53,7 @@ def default_optimizer(parameters: Iterable[Any]) -> Optimizer:
 
 
 class ClientModule(LightningModule, Counted):
-    """A client's model, objective, evaluation and optimiser, whatever its task.
+    """A client's model, objective, evaluation and optimizer, whatever its task.
 
     Loss, metrics and predictions are the task's (:mod:`fl_lightning.tasks`), which follows from the data. Subclass it
     and override :meth:`loss`, :meth:`scores`, ``monitor`` or :meth:`predictions` for others of your own. Overriding
@@ -67,8 +67,8 @@ class ClientModule(LightningModule, Counted):
             data (:meth:`~fl_lightning.strategies.Strategy.net_for`).
         optimizer: Builds the client's optimizer from its parameters; None for the strategy's ``default_optimizer``.
         gradient_clip_val: Largest Euclidean norm of a client's gradient, which is scaled down to it; None for no bound.
-        running_statistics: Whether those of normalisation layers (BatchNorm) are ``personal``, and never leave their
-            client, or ``shared``, and travel with the parameters.
+        running_statistics: Whether those of normalization layers (BatchNorm) are ``personal``, and never leave their
+            client, or ``shared``, and are communicated with the parameters.
         metrics: What else to measure of classes beside accuracy and loss, each client's own over the classes: ``f1``,
             ``auroc`` (one class against the rest), ``balanced_accuracy``; None for nothing.
         privacy: Differential privacy of each training example (DP-SGD), for clients that hold examples; None for none.
@@ -154,13 +154,13 @@ class ClientModule(LightningModule, Counted):
         Raises:
             ValueError: One of them is neither ``max`` nor ``min``.
         """
-        found: dict[str, Direction] = {}
+        result: dict[str, Direction] = {}
         for kind in reversed(cls.__mro__):
-            found |= vars(kind).get("metric_directions", {})
-        for name, direction in found.items():
+            result |= vars(kind).get("metric_directions", {})
+        for name, direction in result.items():
             if direction not in ("max", "min"):
                 raise ValueError(f"{cls.__name__}.metric_directions has {direction!r} for {name!r}: give max or min")
-        return found
+        return result
 
     def take_defaults(self, *, net: NetFactory, optimizer: OptimizerFactory) -> None:
         """Take over a run's net and optimizer, each only where the client was given none of its own."""
@@ -210,15 +210,15 @@ class ClientModule(LightningModule, Counted):
         """Numbers in the parameters of the (first) net."""
         return sum(parameter.numel() for parameter in self.net.parameters())
 
-    def travelling(self, net: nn.Module) -> dict[str, nn.Parameter]:
+    def communicated(self, net: nn.Module) -> dict[str, nn.Parameter]:
         """The parameters of a net that a server may know: all but running statistics that are personal."""
         stay = statistics_of(net) if self.running_statistics == "personal" else frozenset()
         return {name: parameter for name, parameter in net.named_parameters() if name not in stay}
 
     @property
-    def num_travelling(self) -> int:
+    def num_communicated(self) -> int:
         """How many of the parameters' numbers a server may know."""
-        return sum(parameter.numel() for parameter in self.travelling(self.net).values())
+        return sum(parameter.numel() for parameter in self.communicated(self.net).values())
 
     def parameter_dict(self) -> dict[str, Tensor]:
         """The net's parameters by name."""
@@ -251,8 +251,8 @@ class ClientModule(LightningModule, Counted):
 
     def call_part(self, part: str, parameters: Parameters, *inputs: Any, **settings: Any) -> Any:
         """What a sub-net makes of any inputs and settings of its ``forward``; otherwise as :meth:`part_output`."""
-        net, own = self.net.get_submodule(part), parameters_of(part, parameters)
-        return functional_call(net, own, inputs, settings, tie_weights=False)
+        net, part_parameters = self.net.get_submodule(part), parameters_of(part, parameters)
+        return functional_call(net, part_parameters, inputs, settings, tie_weights=False)
 
     def frozen_output(self, parameters: Parameters, batch: Batch) -> NetOutput:
         """Run the net as a teacher: without dropout and without gradient, whatever the mode of the module."""
@@ -308,19 +308,19 @@ class ClientModule(LightningModule, Counted):
             parts: The batch's parts, of one client or of a stack.
             tables: What :meth:`score_table` found of each.
         """
-        found = {
+        result = {
             name: torch.stack([table[name] for table in tables]).sum(dim=0) for name in tables[0] if name != LOGITS
         }
         if not self.whole_metrics:
-            return found
+            return result
         dim = parts[0].key.dim()  # of the examples
         masks = [torch.stack([part.train_mask, part.val_mask, part.test_mask]) for part in parts]
         logits, y = (torch.cat(each, dim=dim) for each in ([t[LOGITS] for t in tables], [p.y for p in parts]))
         more = self.task.target.whole_scores(self.whole_metrics, logits, y, torch.cat(masks, dim=dim + 1))
         for name, (total, count) in more.items():
             pairs = zip(SPLITS, total, count, strict=True)
-            found |= _as_table({f"{split}/{name}": (t, n) for split, t, n in pairs})
-        return found
+            result |= _as_table({f"{split}/{name}": (t, n) for split, t, n in pairs})
+        return result
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The stage's objective and its penalty on this client's own parameters."""
@@ -340,10 +340,10 @@ class ClientModule(LightningModule, Counted):
         return self.predictions(self.ruled_output(self.output_rule, self.parameter_dict(), batch, self.context))
 
     def configure_optimizers(self) -> Optimizer:
-        """The client's optimiser over its own parameters.
+        """The client's optimizer over its own parameters.
 
         Raises:
-            ValueError: The optimiser refuses its settings.
+            ValueError: The optimizer refuses its settings.
         """
         try:
             return self.build_optimizer(self.net.named_parameters())
@@ -351,7 +351,7 @@ class ClientModule(LightningModule, Counted):
             raise ValueError(f"model.optimizer: {error}") from error
 
     def build_optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> Optimizer:
-        """Build the optimiser over named parameters, of one client or of a whole stack.
+        """Build the optimizer over named parameters, of one client or of a whole stack.
 
         Override it for settings that differ by parameter name; each tensor must be treated on its own.
         """
@@ -361,7 +361,7 @@ class ClientModule(LightningModule, Counted):
         """Scale each client's gradient down to ``gradient_clip_val``, (C, *shape) by name; None stays None.
 
         Each of several models of a client has a norm of its own. Override it for another rule; both executors call it
-        before every step of the optimiser.
+        before every step of the optimizer.
         """
         if self.gradient_clip_val is None:
             return gradients
@@ -369,14 +369,14 @@ class ClientModule(LightningModule, Counted):
         return clipped(gradients, self.gradient_clip_val, models)
 
     def constrain(self, parameters: Parameters, context: Context) -> Parameters:
-        """Values that replace parameters after every optimiser step, by name: a projection onto what is allowed.
+        """Values that replace parameters after every optimizer step, by name: a projection onto what is allowed.
 
         A pure function of all parameters of one client; none is constrained here. It must leave alone what is allowed.
         """
         return {}
 
     def example_count(self, batch: Batch) -> Tensor:
-        """Number of labelled training examples."""
+        """Number of labeled training examples."""
         return batch.train_mask.sum(dim=-1)
 
 

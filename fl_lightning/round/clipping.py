@@ -22,9 +22,9 @@ def clipped(
         part = name.partition(".")[0]
         if gradient is not None:
             groups.setdefault(part if part in models else "", {})[name] = gradient
-    found: dict[str, Tensor | None] = dict(gradients)
+    result: dict[str, Tensor | None] = dict(gradients)
     for group in groups.values():
         norm_C = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in group.values()]).norm(dim=0)
         factor_C = (most / (norm_C + 1e-6)).clamp(max=1.0)
-        found |= {name: g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in group.items()}
-    return found
+        result |= {name: g * factor_C.view(-1, *[1] * (g.dim() - 1)) for name, g in group.items()}
+    return result

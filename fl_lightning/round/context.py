@@ -19,13 +19,13 @@ class Context:
     Attributes:
         anchor: All of the client's parameters as the stage found them, what the server sent included; a stage may move
             it (``Stage.program``).
-        inbox: The signals that the server sent beside parameters, by name.
-        memory: The client's own tensors that live on between stages, by name (``Strategy.memory``).
+        received: The tensors that the server sent beside parameters, by name.
+        client_state: The client's own tensors that live on between stages, by name (``Strategy.client_state``).
         step: Local steps taken in this stage so far, the same number for all clients that are stepped together; 0 for
-            what is computed after them (signals, memory) and in evaluations.
+            what is computed after them (client outputs, client state) and in evaluations.
     """
 
     anchor: Parameters = field(default_factory=dict)
-    inbox: Mapping[str, Tensor] = field(default_factory=dict)
-    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    received: Mapping[str, Tensor] = field(default_factory=dict)
+    client_state: Mapping[str, Tensor] = field(default_factory=dict)
     step: int = 0

@@ -1,12 +1,12 @@
 """What leaves a client, in words, from the stages themselves: a strategy need not say it a second time.
 
-A signal is described by the first line of the documentation of the function that computes it.
+A client output is described by the first line of the documentation of the function that computes it.
 """
 
 import inspect
 from collections.abc import Sequence
 
-from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Stage
 
 #: What leaves beside, in every stage and at every evaluation.
 COUNTS = "numbers of training examples and of local steps"
@@ -25,24 +25,24 @@ def what_leaves(stage: Stage, names: Sequence[str]) -> list[str]:
     if stage.upload:
         what = "its anchor, a copy of" if stage.program.send_anchor else "the change of" if stage.as_update else ""
         leaving.append(f"{what} {'all parameters' if stage.flat else _named(stage.upload, names)}".strip())
-    for name, signal in stage.signals.items():
+    for name, output in stage.client_outputs.items():
         rows = ", for each of its examples" if name in stage.per_example else ""
-        leaving.append(f"{name}{describes(signal)}{rows}")
+        leaving.append(f"{name}{describes(output)}{rows}")
     return leaving
 
 
 def _named(chosen: Sequence[str], names: Sequence[str]) -> str:
     """Some of the parameters, by the modules or the last names that the others have to themselves."""
-    modules, leaves = ({_split(name)[place] for name in chosen} for place in (0, 1))
-    kept: dict[str, None] = {}
+    modules, leaves = ({_split(name)[location] for name in chosen} for location in (0, 1))
+    local: dict[str, None] = {}
     for name in names:
         module, leaf = _split(name)
         if name in set(chosen):
             continue
         if module in modules and leaf in leaves:
             return f"{len(chosen)} of {len(names)} parameters"
-        kept[f"*.{leaf}" if module in modules else name if name == module else f"{module}.*"] = None
-    return f"all parameters but {' and '.join(kept)}" if kept else "all parameters"
+        local[f"*.{leaf}" if module in modules else name if name == module else f"{module}.*"] = None
+    return f"all parameters but {' and '.join(local)}" if local else "all parameters"
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -50,9 +50,9 @@ def _split(name: str) -> tuple[str, str]:
     return name.partition(".")[0], name.rpartition(".")[2]
 
 
-def describes(signal: Signal) -> str:
-    """The first line of a signal's documentation behind a colon; empty where it has none."""
-    text = inspect.getdoc(signal if inspect.isroutine(signal) else type(signal))
+def describes(output: ClientOutput) -> str:
+    """The first line of a client output's documentation behind a colon; empty where it has none."""
+    text = inspect.getdoc(output if inspect.isroutine(output) else type(output))
     if not text:
         return ""
     line = text.splitlines()[0].rstrip(".")

@@ -16,7 +16,7 @@ from fl_lightning.round.stage import Stage
 LARGEST_NORM = 1e16
 #: Updates more than so many times as long as the median are reported.
 UNUSUAL = 1e3
-#: Only where an answer is more than so many times as long as the median one are updates computed, for that takes time.
+#: Only where an update is more than so many times as long as the median one are updates computed, for that takes time.
 FAR = 10.0
 
 
@@ -78,11 +78,11 @@ def _check_form(upload: Payload, stage: Stage, architectures: Sequence[Mapping[s
         expected = {FLAT: torch.Size([longest])}
     else:
         expected = {name: architectures[0][name].shape for name in stage.upload}
-    found = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
-    whole = {name: name.rpartition("/")[0] for name in upload.signals}  # of a signal of several tensors
-    signals = {whole[name] if whole[name] in stage.signals else name for name in upload.signals}
-    wrong = {name for name in expected | found if expected.get(name) != found.get(name)}
-    wrong |= signals ^ set(stage.signals)
+    result = {name: tensor.shape[1:] for name, tensor in upload.parameters.items()}
+    whole = {name: name.rpartition("/")[0] for name in upload.extras}  # of a client output of several tensors
+    client_outputs = {whole[name] if whole[name] in stage.client_outputs else name for name in upload.extras}
+    wrong = {name for name in expected | result if expected.get(name) != result.get(name)}
+    wrong |= client_outputs ^ set(stage.client_outputs)
     if wrong:
         raise ValueError(
             f"stage {stage.name!r}: the upload's {sorted(wrong)} are missing, unexpected or of a wrong shape"
@@ -99,10 +99,10 @@ def _norms(upload: Payload, tensors: Mapping[str, Tensor]) -> dict[int, float]:
 
 
 def _unusual(upload: Payload, stage: Stage, sent: Payload | None, lengths: Sequence[float]) -> dict[int, str]:
-    """Which updates (signals, where no parameters travel) are far longer than the median."""
+    """Which updates (client outputs, where no parameters are communicated) are far longer than the median."""
     if not lengths or max(lengths) <= FAR * statistics.median(lengths):
         return {}
-    norms = _norms(upload, updates(upload, stage, sent) if upload.parameters else upload.signals)
+    norms = _norms(upload, updates(upload, stage, sent) if upload.parameters else upload.extras)
     median = statistics.median(norms.values())
     return {
         client: f"its update is {norm:.3g} long, the median of this exchange is {median:.3g}"
@@ -131,8 +131,8 @@ def check_models(models: Payload | None, names: Sequence[str]) -> None:
     """
     if models is None or not models.parameters or not models.clients:
         return
-    held = [tensor[:1] if tensor.stride(0) == 0 else tensor for tensor in models.parameters.values()]
-    if torch.stack([tensor.sum() for tensor in held]).isfinite().all():
+    distinct = [tensor[:1] if tensor.stride(0) == 0 else tensor for tensor in models.parameters.values()]
+    if torch.stack([tensor.sum() for tensor in distinct]).isfinite().all():
         return
     finite = finite_rows(models.parameters.values()).tolist()
     if all(finite):  # only their sum is not

@@ -1,4 +1,4 @@
-"""From each client's scores to the figures of a federation."""
+"""From each client's scores to the metrics of a federation."""
 
 from collections.abc import Mapping, Sequence
 
@@ -66,8 +66,8 @@ def over_clients(totals_C2: Tensor, *, higher_is_better: bool | Tensor = True) -
     }
 
 
-def summarise(scores: Payload, prefix: str = "", directions: Mapping[str, Direction] = KNOWN) -> dict[str, float]:
-    """Figures over the clients of a score payload.
+def summarize(scores: Payload, prefix: str = "", directions: Mapping[str, Direction] = KNOWN) -> dict[str, float]:
+    """Metrics over the clients of a score payload.
 
     Args:
         scores: Numerator and number of examples of each metric and client, (C, 2).
@@ -79,23 +79,23 @@ def summarise(scores: Payload, prefix: str = "", directions: Mapping[str, Direct
         ``val/acc_weighted``; each name behind ``prefix``. Which client is the worst cannot be told of a metric of
         unknown direction, so that has no ``_worst``.
     """
-    if not scores.signals:
+    if not scores.extras:
         return {}
-    names = [f"{prefix}{name}" for name in scores.signals]
-    known = [direction_of(name, directions) for name in scores.signals]
+    names = [f"{prefix}{name}" for name in scores.extras]
+    known = [direction_of(name, directions) for name in scores.extras]
     larger_wins = torch.tensor([direction != "min" for direction in known])
-    found = over_clients(torch.stack(list(scores.signals.values())).cpu(), higher_is_better=larger_wins)
-    figures = {"" if kind == "mean" else f"_{kind}": values.tolist() for kind, values in found.items()}
+    result = over_clients(torch.stack(list(scores.extras.values())).cpu(), higher_is_better=larger_wins)
+    metrics = {"" if kind == "mean" else f"_{kind}": values.tolist() for kind, values in result.items()}
     return {
-        f"{name}{kind}": values[place]
-        for place, name in enumerate(names)
-        for kind, values in figures.items()
-        if kind != "_worst" or known[place]
+        f"{name}{kind}": values[location]
+        for location, name in enumerate(names)
+        for kind, values in metrics.items()
+        if kind != "_worst" or known[location]
     }
 
 
-def summarise_sums(sums: Mapping[str, Tensor], prefix: str = "") -> dict[str, float]:
-    """Figures of a federation whose clients tell no more than sums: there is no worst client, and no deviation.
+def summarize_sums(sums: Mapping[str, Tensor], prefix: str = "") -> dict[str, float]:
+    """Metrics of a federation whose clients tell no more than sums: there is no worst client, and no deviation.
 
     Args:
         sums: Of each metric, (4,): of the clients' values, how many clients have one, of numerators, of denominators.
@@ -104,14 +104,14 @@ def summarise_sums(sums: Mapping[str, Tensor], prefix: str = "") -> dict[str, fl
     Returns:
         For a metric ``val/acc``: its mean over clients under ``val/acc``, and ``val/acc_weighted``; nan of nobody.
     """
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, (value, count, total, weight) in sums.items():
-        figures[f"{prefix}{name}"] = float(value / count)
-        figures[f"{prefix}{name}_weighted"] = float(total / weight)
-    return figures
+        metrics[f"{prefix}{name}"] = float(value / count)
+        metrics[f"{prefix}{name}_weighted"] = float(total / weight)
+    return metrics
 
 
 def client_values(scores: Payload, name: str, clients: Sequence[int] | None = None) -> Tensor:
     """Each client's value of a metric (C,), nan without examples."""
-    totals = scores.rows(clients).signals[name] if clients is not None else scores.signals[name]
+    totals = scores.rows(clients).extras[name] if clients is not None else scores.extras[name]
     return (totals[:, 0] / totals[:, 1]).cpu()

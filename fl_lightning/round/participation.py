@@ -8,29 +8,31 @@ import torch
 
 from fl_lightning.counts import Counted
 from fl_lightning.kernels.randomness import generator
+from fl_lightning.renamed import refuse_former_names
 
 #: The longest time limit: a year; alarms that are much later cannot be set.
 LONGEST_SECONDS = 365 * 24 * 3600
 
 
+@refuse_former_names
 class Participation(Counted):
     """Chooses the clients of each round, from the seed and the round alone.
 
     Args:
         fraction: Share of the training clients chosen for a round, in (0, 1]; at least one client.
         num_clients: Number of clients chosen for a round, instead of ``fraction``.
-        dropout_probability: Chance that a chosen client answers nothing this round.
+        dropout_probability: Chance that a chosen client does not respond this round.
         straggler_probability: Chance that a chosen client manages only some of its local epochs (uniform below the full
             number, as in FedProx).
-        held_out_fraction: Share of all clients kept out of training, to join the server of the chosen round at the end,
-            as new clients.
+        held_out_fraction: Share of all clients kept out of training, to join the server of the best round at the end,
+            as unseen clients.
         evaluation_clients: Number of training clients that are evaluated, drawn once for the whole run, so that rounds
             can be compared; None for all of them. Predictions are made for all.
         on_failure: ``skip`` leaves a failing client out of the round and goes on; ``stop`` ends the run.
-        min_clients: Answers that a round needs; robust aggregation may need more. One with fewer is void: the server
-            takes in nothing of the stage in which they are too few, nor of later ones.
-        max_void_rounds: Void rounds in a row after which the run ends with an error.
-        max_update_norm: Largest Euclidean norm of a client's update (of all parameters that it answers, less those it
+        min_clients: Updates that a round needs; robust aggregation may need more. One with fewer fails: the server
+            aggregates nothing of the stage in which they are too few, nor of later ones.
+        max_failed_rounds: Failed rounds in a row after which the run ends with an error.
+        max_update_norm: Largest Euclidean norm of a client's update (of all parameters that it responds, less those it
             was sent; where a stage sends none, of those themselves). A longer one is left out as a failure. None for no
             bound.
         time_limit_seconds: Time that a client may take for a stage, or for an evaluation. One that takes longer is left
@@ -56,7 +58,7 @@ class Participation(Counted):
         evaluation_clients: int | None = None,
         on_failure: Literal["skip", "stop"] = "skip",
         min_clients: int = 1,
-        max_void_rounds: int = 3,
+        max_failed_rounds: int = 3,
         max_update_norm: float | None = None,
         time_limit_seconds: float | None = None,
     ) -> None:
@@ -66,7 +68,7 @@ class Participation(Counted):
             "num_clients": num_clients,
             "evaluation_clients": evaluation_clients,
             "min_clients": min_clients,
-            "max_void_rounds": max_void_rounds,
+            "max_failed_rounds": max_failed_rounds,
         }.items():
             if count is not None and count < 1:
                 raise ValueError(f"participation.{name} must be at least 1, got {count}")
@@ -95,7 +97,7 @@ class Participation(Counted):
         self.evaluation_clients = evaluation_clients
         self.on_failure = on_failure
         self.min_clients = min_clients
-        self.max_void_rounds = max_void_rounds
+        self.max_failed_rounds = max_failed_rounds
         self.max_update_norm = max_update_norm
         self.time_limit_seconds = time_limit_seconds
 
@@ -124,7 +126,7 @@ class Participation(Counted):
         if self.min_clients > (asked := self.num_chosen(remaining)):
             raise ValueError(
                 f"participation.min_clients is {self.min_clients}, but a round has {asked} clients, so every "
-                "round would be void: lower it, or raise participation.fraction or num_clients"
+                "round would fail: lower it, or raise participation.fraction or num_clients"
             )
         order = torch.randperm(num_clients, generator=generator(seed, "held_out")).tolist()
         return tuple(sorted(order[num_new:]))
@@ -140,30 +142,30 @@ class Participation(Counted):
         wanted = self.num_chosen(len(clients))
         chosen = sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:wanted].tolist())
         drops, slow, share = torch.rand(3, len(chosen), generator=rng, dtype=torch.float64).tolist()
-        effort = {
+        work_fraction = {
             client: share[i] if slow[i] < self.straggler_probability else 1.0
             for i, client in enumerate(chosen)
             if drops[i] >= self.dropout_probability
         }
-        return effort, [client for client in chosen if client not in effort]
+        return work_fraction, [client for client in chosen if client not in work_fraction]
 
     def evaluated(self, clients: Sequence[int], seed: int) -> tuple[int, ...]:
         """The training clients that are evaluated, ascending."""
         if self.evaluation_clients is None:
             return tuple(clients)
         order = torch.randperm(len(clients), generator=generator(seed, "evaluation clients")).tolist()
-        return tuple(sorted(clients[place] for place in order[: self.evaluation_clients]))
+        return tuple(sorted(clients[location] for location in order[: self.evaluation_clients]))
 
     def num_chosen(self, num_clients: int) -> int:
         """How many of the training clients are chosen for a round."""
         return self.num_clients or max(1, math.floor(self.fraction * num_clients + 0.5))
 
 
-def epochs_of(effort: float, num_epochs: int) -> int:
-    """Local epochs of a client: all for effort 1, for a straggler at least one and fewer than all.
+def epochs_of(work_fraction: float, num_epochs: int) -> int:
+    """Local epochs of a client: all for a work fraction of 1, for a straggler at least one and fewer than all.
 
     Example:
-        >>> [epochs_of(effort, 5) for effort in (1.0, 0.99, 0.5, 0.0)]
+        >>> [epochs_of(work fraction, 5) for work fraction in (1.0, 0.99, 0.5, 0.0)]
         [5, 4, 3, 1]
     """
-    return num_epochs if effort == 1.0 or num_epochs < 2 else 1 + math.floor(effort * (num_epochs - 1))
+    return num_epochs if work_fraction == 1.0 or num_epochs < 2 else 1 + math.floor(work_fraction * (num_epochs - 1))

@@ -21,36 +21,43 @@ class Payload:
     Attributes:
         clients: Client indices, ascending; row c of every tensor belongs to ``clients[c]``.
         parameters: Model parameters by their name in the client's net, (C, *shape).
-        signals: Everything else that is exchanged (embeddings, prototypes, ...), by name, (C, ...).
-        num_examples: Labelled training examples of each client (C,), on uploads.
+        extras: Everything else that is exchanged (embeddings, prototypes, ...), by name, (C, ...).
+        num_examples: Labeled training examples of each client (C,), on uploads.
         num_steps: Local steps that each client took (C,), on uploads.
-        lengths: Of each signal with a row for every example of a client, how many rows are the client's (C,); the rest
-            is padding, zero.
+        lengths: Of each client output with a row for every example of a client, how many rows are the client's (C,);
+            the rest is padding, zero.
     """
 
     clients: tuple[int, ...]
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
-    signals: Mapping[str, Tensor] = field(default_factory=dict)
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
     num_examples: Tensor | None = None
     num_steps: Tensor | None = None
     lengths: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        both = sorted(self.parameters.keys() & self.signals.keys())  # the same tensor under one name travels once
-        if different := [name for name in both if not torch.equal(self.parameters[name], self.signals[name])]:
-            raise ValueError(f"payload: {different} are parameters and signals; a signal needs a name of its own")
+        both = sorted(
+            self.parameters.keys() & self.extras.keys()
+        )  # the same tensor under one name is communicated once
+        if different := [name for name in both if not torch.equal(self.parameters[name], self.extras[name])]:
+            raise ValueError(
+                f"payload: {different} are parameters and client outputs; a client output needs a name of its own"
+            )
         for name, tensor in self.tensors().items():
             if tensor.requires_grad:
                 raise ValueError(f"payload tensor {name!r} is attached to a graph; detach it before it is sent")
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that travels, by name."""
-        return {**self.parameters, **self.signals}
+        """Every tensor that is communicated, by name."""
+        return {**self.parameters, **self.extras}
 
     def named(self) -> dict[str, Tensor]:
-        """The same and what is counted: parameters behind ``p/``, signals behind ``s/``, lengths behind ``l/``."""
+        """The same and what is counted.
+
+        Parameters behind ``p/``, client outputs behind ``s/``, lengths behind ``l/``.
+        """
         named = {f"p/{name}": tensor for name, tensor in self.parameters.items()}
-        named |= {f"s/{name}": tensor for name, tensor in self.signals.items()}
+        named |= {f"s/{name}": tensor for name, tensor in self.extras.items()}
         named |= {f"l/{name}": tensor for name, tensor in self.lengths.items()}
         counts = {"num_examples": self.num_examples, "num_steps": self.num_steps}
         return named | {name: tensor for name, tensor in counts.items() if tensor is not None}
@@ -65,15 +72,15 @@ class Payload:
         return cls(
             clients=tuple(clients),
             parameters=behind("p/"),
-            signals=behind("s/"),
+            extras=behind("s/"),
             num_examples=named.get("num_examples"),
             num_steps=named.get("num_steps"),
             lengths=behind("l/"),
         )
 
     def mask(self, name: str) -> Tensor:
-        """Which rows of a signal that has one for every example are no padding, boolean (C, N)."""
-        places_N = torch.arange(self.signals[name].shape[1], device=self.lengths[name].device)
+        """Which rows of a client output that has one for every example are no padding, boolean (C, N)."""
+        places_N = torch.arange(self.extras[name].shape[1], device=self.lengths[name].device)
         return places_N < self.lengths[name][:, None]
 
     @property
@@ -81,7 +88,7 @@ class Payload:
         """Bytes on the wire, all clients together, without padding."""
         total = sum(tensor.nbytes for tensor in self.tensors().values())
         for name, length_C in self.lengths.items():
-            num_rows, num_bytes = self.signals[name].shape[:2].numel(), self.signals[name].nbytes
+            num_rows, num_bytes = self.extras[name].shape[:2].numel(), self.extras[name].nbytes
             total -= num_bytes * (num_rows - int(length_C.sum())) // max(num_rows, 1)
         return total
 
@@ -104,11 +111,11 @@ class Payload:
         return self._map(self.clients, torch.Tensor.clone)
 
     def padded(self, name: str, size: int) -> "Payload":
-        """The payload with a signal that holds a row for every example padded to so many rows."""
-        tensor = self.signals[name]
+        """The payload with a client output that holds a row for every example padded to so many rows."""
+        tensor = self.extras[name]
         if tensor.shape[1] == size:
             return self
-        return dataclasses.replace(self, signals={**self.signals, name: pad_examples(tensor, size)})
+        return dataclasses.replace(self, extras={**self.extras, name: pad_examples(tensor, size)})
 
     def _map(self, clients: Sequence[int], change: Callable[[Tensor], Tensor]) -> "Payload":
         """A payload of some clients, of changed tensors."""
@@ -140,7 +147,7 @@ class Payload:
                 whole = part._map(clients, lambda t: allocate((len(clients), *t.shape[1:]), t.dtype, t.device))
             rows = torch.tensor([row[client] for client in part.clients], dtype=torch.int64)
             for name in part.lengths:
-                size = max(part.signals[name].shape[1], whole.signals[name].shape[1])
+                size = max(part.extras[name].shape[1], whole.extras[name].shape[1])
                 part, whole = part.padded(name, size), whole.padded(name, size)
             new = part.named()
             for name, tensor in whole.named().items():
@@ -164,19 +171,19 @@ def concatenate(payloads: Iterable[Payload]) -> Payload:
             missing = sorted(name[2:] if name[1] == "/" else name for name in other)
             raise ValueError(f"payloads hold different tensors: {missing} are not in all")
     for name in parts[0].lengths:
-        size = max(part.signals[name].shape[1] for part in parts)
+        size = max(part.extras[name].shape[1] for part in parts)
         parts = [part.padded(name, size) for part in parts]
     clients = torch.tensor([client for part in parts for client in part.clients])
     ordered, order = clients.sort()
     is_ordered = torch.equal(clients, ordered)
-    places = () if is_ordered else torch.split(order.argsort(), [len(part.clients) for part in parts])
+    locations = () if is_ordered else torch.split(order.argsort(), [len(part.clients) for part in parts])
 
     def join(tensors: list[Tensor]) -> Tensor:
         if is_ordered:
             return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         joined = tensors[0].new_empty(len(clients), *tensors[0].shape[1:])
-        for place, tensor in zip(places, tensors, strict=True):
-            joined[place.to(joined.device)] = tensor
+        for location, tensor in zip(locations, tensors, strict=True):
+            joined[location.to(joined.device)] = tensor
         return joined
 
     named = [part.named() for part in parts]
@@ -204,7 +211,10 @@ def flatten(parameters: Mapping[str, Tensor]) -> Tensor:
 
 
 def from_wire(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Parameters by their own names, whether they travelled so or as the row ``flat``; ``shapes`` of one client."""
+    """Parameters by their own names, whether they were communicated so or as the row ``flat``.
+
+    ``shapes`` of one client.
+    """
     if FLAT not in tensors:
         return dict(tensors)
     return unflatten(tensors[FLAT][:, : sum(shape.numel() for shape in shapes.values())], shapes)

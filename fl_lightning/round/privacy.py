@@ -143,17 +143,19 @@ def private_gradient(
     yes, no = torch.ones_like(batch.train_mask[:1]), torch.zeros_like(batch.train_mask[:1])
     masks = {"example_mask": yes, "train_mask": yes, "val_mask": no, "test_mask": no}
 
-    def of_one(trained: Parameters, place: Tensor, own: dict[str, Tensor]) -> Tensor:
-        key = subkey(batch.key ^ place, "example")  # what is dropped is dropped of each example by itself
-        return loss(trained, batch.replace({name: tensor[None] for name, tensor in own.items()} | masks | {"key": key}))
+    def of_one(trained: Parameters, location: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+        key = subkey(batch.key ^ location, "example")  # what is dropped is dropped of each example by itself
+        return loss(
+            trained, batch.replace({name: tensor[None] for name, tensor in tensors.items()} | masks | {"key": key})
+        )
 
     place_B = torch.arange(batch.train_mask.shape[0], device=batch.key.device)
     gradients = torch.vmap(torch.func.grad(of_one), in_dims=(None, 0, 0))
     total: dict[str, Tensor] = {}
     for start in range(0, len(place_B), most_examples):
         some = slice(start, start + most_examples)
-        found = gradients(dict(trained), place_B[some], {name: tensor[some] for name, tensor in fields.items()})
-        clipped = clipped_sum(found, batch.train_mask[some], max_grad_norm)
+        result = gradients(dict(trained), place_B[some], {name: tensor[some] for name, tensor in fields.items()})
+        clipped = clipped_sum(result, batch.train_mask[some], max_grad_norm)
         total = {name: total[name] + part if total else part for name, part in clipped.items()}
     return {name: ((total[name] + max_grad_norm * noise[name]) / batch.expected).to(trained[name]) for name in total}
 
@@ -216,13 +218,13 @@ def _renyi(rate: float, multiplier: float) -> tuple[tuple[float, ...], tuple[flo
 
     gaussian = GaussianDpEvent(multiplier)
     accountant = RdpAccountant()
-    told = logging.getLogger("absl")
-    level = told.level
-    told.setLevel(logging.ERROR)  # it names each order that is left out of the bound
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it names each order that is left out of the bound
     try:
         accountant.compose(gaussian if rate >= 1 else PoissonSampledDpEvent(rate, gaussian))
     finally:
-        told.setLevel(level)
+        logger.setLevel(level)
     return tuple(map(float, accountant._orders)), tuple(map(float, accountant._rdp))
 
 
@@ -282,9 +284,9 @@ def check_stage(stage: Any, of: str) -> None:
     why = "takes several steps on one draw, where each step needs one of its own" if stage.program.repeat > 1 else ""
     if stage.program.rewrite is not None:
         why = "makes new data of the examples, without noise"
-    for name, what in {"memory": "remembers", "signals": "sends"}.items():
-        if kept := getattr(stage, name):
-            why = f"{what} {', '.join(sorted(kept))}, made of the examples without noise"
+    for name, what in {"client_state": "remembers", "client_outputs": "sends"}.items():
+        if selected := getattr(stage, name):
+            why = f"{what} {', '.join(sorted(selected))}, made of the examples without noise"
     if why:
         raise ValueError(
             f"model.privacy does not cover {of}, whose stage {stage.name!r} {why}: choose a strategy whose clients "

@@ -33,14 +33,14 @@ class Change:
     Attributes:
         parameters: Of the client; of ``step`` they are set after the optimizer's step.
         anchor: Of the context's anchor.
-        memory: Of the client's memory.
+        client_state: Of the client's state.
         gradients: What the optimizer is given in place of the gradients, of ``step`` alone; a parameter that is not
             named is then not stepped. None for the gradients themselves.
     """
 
     parameters: Parameters = field(default_factory=dict)
     anchor: Parameters = field(default_factory=dict)
-    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    client_state: Mapping[str, Tensor] = field(default_factory=dict)
     gradients: Parameters | None = None
 
 

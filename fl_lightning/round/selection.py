@@ -51,9 +51,9 @@ class Selection:
     @property
     def mode(self) -> Direction:
         """Whether ``max`` or ``min`` of the monitored metric is best."""
-        found = direction_of(self.monitor, self.directions)
-        assert found is not None  # as ``check`` has seen
-        return found
+        result = direction_of(self.monitor, self.directions)
+        assert result is not None  # as ``check`` has seen
+        return result
 
     @property
     def sign(self) -> int:
@@ -71,10 +71,10 @@ class Selection:
         self.best_of_others: dict[str, list[float]] = {}
 
     def update(self, round_idx: int, metrics: Mapping[str, float], scores: Payload) -> None:
-        """Take in the figures of a round and each client's scores.
+        """Record the metrics of a round and each client's scores.
 
         Raises:
-            ValueError: The monitored metric is not among the figures.
+            ValueError: The monitored metric is not among the metrics.
         """
         if self.monitor not in metrics:
             raise ValueError(f"trainer.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}")
@@ -92,8 +92,8 @@ class Selection:
         return best is None or math.isnan(best) or self.sign * (value - best) > SMALLEST_GAIN
 
     def _choose_per_client(self, scores: Payload) -> None:
-        """Let every client choose its own round on its own validation examples."""
-        if self.monitor not in scores.signals or self.test not in scores.signals:
+        """Select the best round of each client on its own validation examples."""
+        if self.monitor not in scores.extras or self.test not in scores.extras:
             return
         columns = (client_values(scores, name).tolist() for name in (self.monitor, self.test))
         for client, value, test in zip(scores.clients, *columns, strict=True):
@@ -101,7 +101,7 @@ class Selection:
             if math.isnan(best) or self.sign * (value - best) > 0:
                 self.best_of_clients[client] = [value, test]
         chosen = [test for _, (_, test) in sorted(self.best_of_clients.items())]
-        self.result[f"{self.test}_client_chosen"] = float(torch.tensor(chosen).nanmean())
+        self.result[f"{self.test}_per_client_selection"] = float(torch.tensor(chosen).nanmean())
 
     def _choose_for_other_models(self, metrics: Mapping[str, float]) -> None:
         """Choose a round for each other model that is evaluated (``gen/``, ``trained/``, ...) on its own validation."""
@@ -112,7 +112,7 @@ class Selection:
             if self._is_better(value, self.best_of_others.get(model, [None])[0]):
                 self.best_of_others[model] = [value, metrics[model + self.test]]
         for model, (_, test) in self.best_of_others.items():
-            self.result[f"{model}{self.test}_own_choice"] = test
+            self.result[f"{model}{self.test}_at_own_best_round"] = test
 
     def state_dict(self) -> dict[str, Any]:
         """Everything followed so far."""

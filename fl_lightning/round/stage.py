@@ -1,4 +1,4 @@
-"""One exchange of a round: the server sends, the clients work, the clients answer.
+"""One exchange of a round: the server sends, the clients work, the clients respond.
 
 What a client computes in it is said by pure functions of one client: its module, parameters, batch and
 :class:`Context`. Both executors call them, the stacked one for all clients at once under ``torch.vmap``.
@@ -20,15 +20,16 @@ from fl_lightning.round.payload import FLAT, Payload
 from fl_lightning.round.program import PLAIN, LocalProgram
 
 #: A pure function of (client, parameters, batch, context), evaluated after training in eval mode and without gradient.
-#: Several tensors that come of one computation are a mapping: signal ``name`` then travels as ``name/key``.
-Signal = Callable[[ClientModule, Parameters, Batch, Context], Tensor | Mapping[str, Tensor]]
+#: Several tensors that come of one computation are a mapping: client output ``name`` is then communicated as
+#: ``name/key``.
+ClientOutput = Callable[[ClientModule, Parameters, Batch, Context], Tensor | Mapping[str, Tensor]]
 
-Phase = Literal["initial", "round", "admission", "callback"]
+Phase = Literal["initial", "round", "onboarding", "callback"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slot:
-    """A tensor of a client's memory.
+class StateSpec:
+    """A tensor of a client's state.
 
     Attributes:
         initial: Its first value; of one example where it is ``per_example``.
@@ -42,10 +43,10 @@ class Slot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientState:
-    """What lives on of a client from one round to the next, beside its memory (``Strategy.memory``).
+class Persistence:
+    """What lives on of a client from one round to the next, beside its client state (``Strategy.client_state``).
 
-    Nothing else is in checkpoints or takes memory between rounds. Within a round, from stage to stage and to the
+    Nothing else is in checkpoints or takes client state between rounds. Within a round, from stage to stage and to the
     evaluation, everything lives on.
 
     Attributes:
@@ -68,7 +69,8 @@ class StageAddress:
     """Where a stage is found, so that whoever has the strategy can make it again: stages hold functions.
 
     Attributes:
-        phase: ``initial``, ``round``, ``admission`` (of newcomers), or ``callback`` (made by a callback, not found).
+        phase: ``initial``, ``round``, ``onboarding`` (of unseen clients), or ``callback`` (made by a callback, not
+            found).
         round_idx: The round, or the coming one.
         name: The stage's.
     """
@@ -80,14 +82,15 @@ class StageAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What the rows, or the numbers, of a signal tell of, where that is not the client as a whole.
+    """What the rows, or the numbers, of a client output tell of, where that is not the client as a whole.
 
     Attributes:
         of: ``example``: there is a row for each of the client's examples, (N, ...). ``single``: each row tells of one
             example, though not of every one. ``class``: there is a row for each class, (K, ...). ``score``: it scores
             a model, a sum over examples and their number, (2,), or the two as a mapping that has the number as
             ``count``.
-        counted_by: Of classes, the name of the signal that counts the examples of each class behind it, (K,); empty
+        counted_by: Of classes, the name of the client output that counts the examples of each class behind it, (K,);
+            empty
             where none does, and its training examples count.
     """
 
@@ -108,14 +111,15 @@ class Stage:
             computes on a stack of clients by itself if the net does, and returns a loss for each, (C,).
         penalty: Term added to the local loss.
         program: What a strategy alone needs around the steps: pure functions of one client.
-        optimizer: Builds an optimiser for this stage alone, whose state ends with it; None for the client's own.
-        reset_optimizer: Start the local optimiser anew instead of keeping its state over the rounds.
+        optimizer: Builds an optimizer for this stage alone, whose state ends with it; None for the client's own.
+        reset_optimizer: Start the local optimizer anew instead of keeping its state over the rounds.
         upload: Names of the parameters sent up; ``(FLAT,)`` for all of them as one row, padded with zeros to the
             longest client's, where clients have different architectures.
         as_update: Send the change since the start of the stage instead of the parameters.
-        signals: What goes up beside them, by name.
-        rows: Of the signals that do not tell of the client as a whole, what they tell of, by name.
-        memory: New values of the client's memory, by name, computed as signals are; kept only if the client succeeds.
+        client_outputs: What goes up beside them, by name.
+        rows: Of the client outputs that do not tell of the client as a whole, what they tell of, by name.
+        client_state: New values of the client's state, by name, computed as client outputs are; kept only if the client
+    succeeds.
     """
 
     name: str
@@ -129,9 +133,9 @@ class Stage:
     reset_optimizer: bool = False
     upload: tuple[str, ...] = ()
     as_update: bool = False
-    signals: Mapping[str, Signal] = field(default_factory=dict)
+    client_outputs: Mapping[str, ClientOutput] = field(default_factory=dict)
     rows: Mapping[str, Rows] = field(default_factory=dict)
-    memory: Mapping[str, Signal] = field(default_factory=dict)
+    client_state: Mapping[str, ClientOutput] = field(default_factory=dict)
 
     @property
     def flat(self) -> bool:
@@ -140,38 +144,38 @@ class Stage:
 
     @property
     def per_example(self) -> tuple[str, ...]:
-        """Names of the signals that hold a row for each of the client's examples."""
+        """Names of the client outputs that hold a row for each of the client's examples."""
         return tuple(name for name, rows in self.rows.items() if rows.of == "example")
 
     @property
     def per_class(self) -> dict[str, str]:
-        """Names of the signals that hold a row for each class, and what counts the examples behind them."""
+        """Names of the client outputs that hold a row for each class, and what counts the examples behind them."""
         return {name: rows.counted_by for name, rows in self.rows.items() if rows.of == "class"}
 
     @property
     def single(self) -> tuple[str, ...]:
-        """Names of the signals whose rows tell of one example each, though not of every one."""
+        """Names of the client outputs whose rows tell of one example each, though not of every one."""
         return tuple(name for name, rows in self.rows.items() if rows.of == "single")
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Names of the signals that score a model."""
+        """Names of the client outputs that score a model."""
         return tuple(name for name, rows in self.rows.items() if rows.of == "score")
 
     def trains(self, name: str) -> bool:
         """Whether a parameter is trained."""
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.trained)
 
-    def schedule(self, effort: float, steps_per_epoch: int) -> tuple[int, int]:
+    def schedule(self, work_fraction: float, steps_per_epoch: int) -> tuple[int, int]:
         """Local epochs of a client and the steps of each; steps that are set are one epoch.
 
         Args:
-            effort: Share of the work that the client manages, in [0, 1].
+            work_fraction: Fraction of the work that the client does, in [0, 1].
             steps_per_epoch: Batches of its data that make an epoch.
         """
         if self.num_steps is not None:
-            return 1, epochs_of(effort, self.num_steps) * self.program.repeat
-        return epochs_of(effort, self.num_epochs), steps_per_epoch * self.program.repeat
+            return 1, epochs_of(work_fraction, self.num_steps) * self.program.repeat
+        return epochs_of(work_fraction, self.num_epochs), steps_per_epoch * self.program.repeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +183,8 @@ class Evaluation:
     """Which model of each client is evaluated, and how.
 
     Attributes:
-        payload: Parameters that replace the client's own, which keeps what is not in it, and an inbox. None: its own.
+        payload: Parameters that replace the client's own, which keeps what is not in it, and tensors to be received.
+            None: its own.
         tuning: Training on a copy before the evaluation; the client's own state is untouched.
         output: The predictions that are scored instead of the net's own output.
         prefer_trained: Score clients that have taken part in the round by the parameters that they have made; the
@@ -213,10 +218,10 @@ class Evaluation:
         """The same of clients' own parameters."""
         payload = self.payload
         if payload is not None:
-            payload = dataclasses.replace(payload, parameters={}) if payload.signals else None
+            payload = dataclasses.replace(payload, parameters={}) if payload.extras else None
         return dataclasses.replace(self, payload=payload)
 
 
 def tune(num_epochs: int, *, trained: tuple[str, ...] = ("*",)) -> Stage:
-    """Fine-tuning with the client's own objective and a fresh optimiser of its own kind."""
+    """Fine-tuning with the client's own objective and a fresh optimizer of its own kind."""
     return Stage(name="finetune", num_epochs=num_epochs, trained=trained)

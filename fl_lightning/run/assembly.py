@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.executors import ByArchitecture, Executor
 from fl_lightning.executors.optimizer_state import check_optimizer
-from fl_lightning.federation import Federation, Roster, in_turn
+from fl_lightning.federation import ClientRegistry, Federation, in_turn
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.models.plain import name_of
 from fl_lightning.round.client import ClientModule
@@ -44,16 +44,16 @@ class Run:
     Attributes:
         fabric: Device, precision and processes.
         datamodule: The clients' data.
-        roster: Who the clients are.
+        registry: Who the clients are.
         training_clients: Indices of the clients that take part in the rounds, ascending.
         evaluated_clients: Those of them that are evaluated.
-        new_clients: Those that were held out, to join at the end.
+        unseen_clients: Those that were held out, to join at the end.
         model: The client module with the first architecture's net built.
         architectures: Initial parameters of a client of each architecture, by name, on the device.
         strategy: The algorithm.
         executor: Runs this process's clients.
         selection: Which round is reported.
-        chosen_server: The strategy's state after that round, for new clients to join; None where nobody is held out.
+        best_server: The strategy's state after that round, for unseen clients to join; None where nobody is held out.
         seed: Root of every random draw of the training.
         settings: What can be told of the settings that results depend on, for a resume to compare.
         folder: Where the run keeps its files; made when everything else is in order.
@@ -65,7 +65,7 @@ class Run:
         changes: Settings that were changed by a resume.
         round_idx: Rounds that are over, so the index of the present one.
         scored_round: The round whose draws the last evaluation took for what it trains (fine-tuning).
-        history: The figures of each round that is over, with its number under ``round``.
+        history: The metrics of each round that is over, with its number under ``round``.
         scores: Each client's scores, by the prefix of what was last evaluated.
         failures: Why clients failed in the present round, by name.
         dropouts: Names of the clients that were drawn for the present round and dropped out.
@@ -74,17 +74,17 @@ class Run:
         unusual: Clients that were named for an update far longer than the others'.
         should_stop: Whether the present round is the last.
         interruption: The signal that ends the run.
-        loggers: Where figures go.
+        loggers: Where metrics go.
         clock: Where the time of the rounds goes.
         trace: Recording of some rounds, if it was asked for.
     """
 
     fabric: Fabric
     datamodule: FederatedDataModule
-    roster: Roster
+    registry: ClientRegistry
     training_clients: tuple[int, ...]
     evaluated_clients: tuple[int, ...]
-    new_clients: tuple[int, ...]
+    unseen_clients: tuple[int, ...]
     model: ClientModule
     architectures: tuple[dict[str, Tensor], ...]
     strategy: Strategy
@@ -98,7 +98,7 @@ class Run:
     config_file: str = ""
     config_sources: tuple[str, ...] = ()
     written: dict[str, Any] = field(default_factory=dict)
-    chosen_server: dict[str, Any] | None = None
+    best_server: dict[str, Any] | None = None
     changes: list[str] = field(default_factory=list)
     round_idx: int = 0
     scored_round: int = 0
@@ -143,27 +143,27 @@ def assemble(
         ValueError: The settings do not fit the data or each other.
     """
     check_union(strategy, evaluate_union)
-    roster = prepare_data(fabric, datamodule)
-    strategy.check_task(roster.task)
-    check_directions(strategy, roster)
+    registry = prepare_data(fabric, datamodule)
+    strategy.check_task(registry.task)
+    check_directions(strategy, registry)
     strategy.check_client(model)
-    training_clients = participation.training_clients(len(roster), seed)
+    training_clients = participation.training_clients(len(registry), seed)
     strategy.check_round(participation.num_chosen(len(training_clients)))
-    architectures = build_nets(fabric, model, strategy, roster, seed)
+    architectures = build_nets(fabric, model, strategy, registry, seed)
     check_architectures(strategy, len(architectures))
     check_statistics(strategy, model)
     if fabric.is_global_zero:
-        say_unused_edge_data(strategy, model, roster)
-    strategy.setup(describe_federation(fabric, model, roster, training_clients, architectures, seed))
+        say_unused_edge_data(strategy, model, registry)
+    strategy.setup(describe_federation(fabric, model, registry, training_clients, architectures, seed))
     strategy.check_server_state()
-    check_privacy(strategy, model, roster, training_clients)
+    check_privacy(strategy, model, registry, training_clients)
     return Run(
         fabric=fabric,
         datamodule=datamodule,
-        roster=roster,
+        registry=registry,
         training_clients=training_clients,
         evaluated_clients=participation.evaluated(training_clients, seed),
-        new_clients=tuple(client for client in range(len(roster)) if client not in training_clients),
+        unseen_clients=tuple(client for client in range(len(registry)) if client not in training_clients),
         model=model,
         architectures=architectures,
         strategy=strategy,
@@ -192,7 +192,7 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, parti
     """
     time_limit = participation.time_limit_seconds
     num_asked = participation.num_chosen(len(run.training_clients))
-    shares = shard(run.roster.work, run.fabric.world_size)
+    shares = shard(run.registry.cost, run.fabric.world_size)
     collator = run.datamodule.collator(clients, device=run.fabric.device, dtype=dtype)
     mine, together = shares[run.fabric.global_rank], num_asked // run.fabric.world_size
     if mine:
@@ -204,8 +204,8 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, parti
         collator,
         mine,
         seed=run.seed,
-        memory=run.strategy.memory(),
         client_state=run.strategy.client_state(),
+        persistence=run.strategy.persistence(),
         num_together=len(mine) if num_asked == len(run.training_clients) else together,
         time_limit=time_limit,
     )
@@ -215,38 +215,39 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, parti
 # ---------------------------------------------------------------- the steps
 
 
-def prepare_data(fabric: Fabric, datamodule: FederatedDataModule) -> Roster:
+def prepare_data(fabric: Fabric, datamodule: FederatedDataModule) -> ClientRegistry:
     """Make or read the clients' data, the first process of a machine before the others."""
     with fabric.rank_zero_first():
         datamodule.prepare_data()
     datamodule.setup()
-    return datamodule.roster
+    return datamodule.registry
 
 
 def build_nets(
-    fabric: Fabric, model: ClientModule, strategy: Strategy, roster: Roster, seed: int
+    fabric: Fabric, model: ClientModule, strategy: Strategy, registry: ClientRegistry, seed: int
 ) -> tuple[dict[str, Tensor], ...]:
     """Build the net of every architecture as the strategy needs it, and copy its initial parameters."""
-    model.take_task(roster.task)
-    strategy.complete(model, roster)
+    model.take_task(registry.task)
+    strategy.complete(model, registry)
 
     def adapt(net: nn.Module) -> nn.Module:
-        roster.task.check_net(net)
+        registry.task.check_net(net)
         strategy.check_net(net)
         return strategy.build_net(net)
 
     with fabric.init_module(), torch.random.fork_rng([]):
         torch.manual_seed(derive_key(seed, "client", "initialisation"))
-        model.build(roster.num_features, roster.num_outputs, adapt)
+        model.build(registry.num_features, registry.num_outputs, adapt)
     return tuple(
-        {name: p.detach().clone().to(fabric.device) for name, p in model.travelling(net).items()} for net in model.nets
+        {name: p.detach().clone().to(fabric.device) for name, p in model.communicated(net).items()}
+        for net in model.nets
     )
 
 
 def describe_federation(
     fabric: Fabric,
     model: ClientModule,
-    roster: Roster,
+    registry: ClientRegistry,
     training_clients: tuple[int, ...],
     architectures: tuple[dict[str, Tensor], ...],
     seed: int,
@@ -254,26 +255,26 @@ def describe_federation(
     """What the server is told."""
     optimizer = check_optimizer(model.configure_optimizers())
     return Federation(
-        num_clients=len(roster),
+        num_clients=len(registry),
         training_clients=training_clients,
-        num_features=roster.num_features,
-        num_outputs=roster.num_outputs,
+        num_features=registry.num_features,
+        num_outputs=registry.num_outputs,
         parameters=architectures[0],
         architectures=architectures,
-        architecture_of=in_turn(len(roster), len(architectures)),
+        architecture_of=in_turn(len(registry), len(architectures)),
         learning_rate=float(optimizer.param_groups[0]["lr"]),
         plain_sgd=is_plain_sgd(model, optimizer),
         seed=seed,
         device=fabric.device,
-        client_names=roster.names,
-        groups=roster.groups,
+        client_names=registry.names,
+        groups=registry.groups,
         client=model,
-        relation_CC=None if roster.relation_CC is None else roster.relation_CC.to(fabric.device),
+        relation_CC=None if registry.relation_CC is None else registry.relation_CC.to(fabric.device),
     )
 
 
 def is_plain_sgd(model: ClientModule, optimizer: Optimizer) -> bool:
-    """Whether a client's step is its gradient (the optimiser's weight decay included) times one learning rate."""
+    """Whether a client's step is its gradient (the optimizer's weight decay included) times one learning rate."""
     changed = [getattr(type(model), name) is not getattr(ClientModule, name) for name in ("clip", "constrain")]
     clipped = model.gradient_clip_val is not None or any(changed)
     if type(optimizer) is not SGD or clipped or len({group["lr"] for group in optimizer.param_groups}) > 1:
@@ -291,16 +292,16 @@ def executor_for(model: ClientModule, executor: Executor) -> Executor:
 def check_monitor(run: Run) -> None:
     """Score one client before anything is trained: the monitored metric must be there, and be one of validation."""
     monitor = run.selection.monitor
-    outcome = run.executor.probe()
-    for client, why in outcome.failures.items():
+    result = run.executor.probe()
+    for client, why in result.failures.items():
         raise ValueError(
             f"{type(run.model).__name__} with {name_of(run.model.nets[0])} cannot compute on the data of "
-            f"{run.roster.names[client]} ({why}): give a model and a model.net that fit the data"
+            f"{run.registry.names[client]} ({why}): give a model and a model.net that fit the data"
         )
-    scores = outcome.upload
-    if not monitor.endswith(tuple(scores.signals)):
-        raise ValueError(f"trainer.monitor is {monitor!r}, but the model is scored by {_listed(scores.signals)}")
-    validation = [name for name in scores.signals if name.startswith("val/")]
+    scores = result.upload
+    if not monitor.endswith(tuple(scores.extras)):
+        raise ValueError(f"trainer.monitor is {monitor!r}, but the model is scored by {_listed(scores.extras)}")
+    validation = [name for name in scores.extras if name.startswith("val/")]
     if not monitor.endswith(tuple(validation)):
         raise ValueError(
             f"trainer.monitor is {monitor!r}, which is no validation metric: a round that training or test examples "

@@ -53,7 +53,7 @@ class Trainer(Protocol):
 
 
 class WrongSetting(ValueError):
-    """A setting that only the first figures of the training show to be wrong."""
+    """A setting that only the first metrics of the training show to be wrong."""
 
 
 class Callback(Counted):
@@ -90,22 +90,22 @@ class Callback(Counted):
         return payload
 
     def on_stage_end(self, trainer: Trainer, stage: Stage, payload: Payload) -> None:
-        """The server has taken in ``payload``, the answers that were in order."""
+        """The server has aggregated ``payload``, the updates that were in order."""
 
     def on_evaluate(self, trainer: Trainer, metrics: dict[str, float], prefix: str) -> None:
-        """Models were scored, before the round is chosen by the scores; figures may be added to ``metrics``.
+        """Models were scored, before the round is chosen by the scores; metrics may be added to ``metrics``.
 
         ``trainer.run.scores[prefix + kind]`` holds each client's scores, for every kind of model that was evaluated.
         """
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """After the evaluation; figures added to ``metrics`` are logged with the round's."""
+        """After the evaluation; metrics added to ``metrics`` are logged with the round's."""
 
     def on_checkpoint_point(self, trainer: Trainer) -> None:
         """The round is over and logged: the only place where a checkpoint may be written."""
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """After the last round (or the one that an interruption ended), and after new clients joined."""
+        """After the last round (or the one that an interruption ended), and after unseen clients joined."""
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         """``fit`` is about to end with ``error``; no process may wait for another one here."""
@@ -145,7 +145,7 @@ class Hooks:
 
 
 def check_hooks(callback: object) -> None:
-    """Refuse a callback that defines a hook which nothing calls (a misspelt one would be ignored in silence).
+    """Refuse a callback that defines a hook which nothing calls (a misspelled one would be ignored in silence).
 
     Raises:
         ValueError: It is no :class:`Callback`, or a public ``on_...`` method is no hook.

@@ -89,10 +89,10 @@ def _load(path: Path, *, mmap: bool = False) -> dict[str, Any]:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError, ... for damaged files
         raise _damaged(path, f"torch.load: {type(error).__name__}") from error  # its text is many lines long
-    found = content.get("format_version") if isinstance(content, dict) else None
-    if found != FORMAT_VERSION:
+    result = content.get("format_version") if isinstance(content, dict) else None
+    if result != FORMAT_VERSION:
         raise ValueError(
-            f"checkpoint {path} has format version {found}, this version of fl_lightning reads {FORMAT_VERSION}: "
+            f"checkpoint {path} has format version {result}, this version of fl_lightning reads {FORMAT_VERSION}: "
             "use the version that wrote it, or train anew, without --ckpt_path"
         )
     return content
@@ -114,9 +114,9 @@ def read_last(path: Path) -> tuple[Path, dict[str, Any]]:
                 sound.append((other, read(other)))
         if not sound:
             raise
-        found, content = max(sound, key=lambda item: item[1]["round"])
-        warnings.warn(f"{error}; going on from {found.name}, after {content['round']} rounds", stacklevel=2)
-        return found, content
+        result, content = max(sound, key=lambda item: item[1]["round"])
+        warnings.warn(f"{error}; going on from {result.name}, after {content['round']} rounds", stacklevel=2)
+        return result, content
 
 
 def _damaged(path: Path, why: str) -> DamagedCheckpoint:
@@ -164,29 +164,29 @@ def _is_sound(path: Path) -> bool | None:
     return end == _trailer(checksum) if end.startswith(_MARK) else None
 
 
-def differing(saved: Mapping[str, str], own: Mapping[str, str]) -> list[str]:
+def differing(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """What is not the same in two runs' identities, a line each."""
     return [
-        f"{name}: checkpoint {saved.get(name)!r}, this run {own[name]!r}"
-        for name in own
-        if saved.get(name) != own[name]
+        f"{name}: checkpoint {saved.get(name)!r}, this run {current[name]!r}"
+        for name in current
+        if saved.get(name) != current[name]
     ]
 
 
-def check_identity(path: Path, saved: Mapping[str, str], own: Mapping[str, str]) -> None:
+def check_identity(path: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
     """Refuse a checkpoint of another federation.
 
     Args:
         path: For the message.
         saved: What the checkpoint was made with, by setting.
-        own: What this run has.
+        current: What this run has.
 
     Raises:
         ValueError: Some entry differs; all that differ are named.
     """
-    if found := differing(saved, own):
+    if result := differing(saved, current):
         raise ValueError(
-            f"checkpoint {path} belongs to another run; {'; '.join(found)}. "
+            f"checkpoint {path} belongs to another run; {'; '.join(result)}. "
             "Use the configuration it was made with (config.yaml beside it), or start without --ckpt_path"
         )
 
@@ -213,13 +213,13 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
         torch.cuda.set_rng_state_all(state["cuda"])
-    own = state["numpy"]
+    current = state["numpy"]
     np.random.set_state(
         {
             "bit_generator": "MT19937",
-            "has_gauss": own["has_gauss"],
-            "gauss": own["gauss"],
-            "state": {"key": own["key"].numpy().astype(np.uint32), "pos": own["pos"]},
+            "has_gauss": current["has_gauss"],
+            "gauss": current["gauss"],
+            "state": {"key": current["key"].numpy().astype(np.uint32), "pos": current["pos"]},
         }
     )
     version, internal, gauss = state["python"]

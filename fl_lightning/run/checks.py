@@ -4,7 +4,7 @@ import warnings
 
 import torch
 
-from fl_lightning.federation import Roster
+from fl_lightning.federation import ClientRegistry
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.models.plain import name_of
 from fl_lightning.round.client import ClientModule
@@ -20,19 +20,19 @@ def check_union(strategy: Strategy, evaluate_union: bool) -> None:
         )
 
 
-def check_directions(strategy: Strategy, roster: Roster) -> None:
+def check_directions(strategy: Strategy, registry: ClientRegistry) -> None:
     """Refuse graphs whose edges a strategy would get wrong: directed ones, or those that carry what new ones lack.
 
     Raises:
         ValueError: It would.
     """
     name = type(strategy).__name__
-    if strategy.needs_undirected and roster.is_directed:
+    if strategy.needs_undirected and registry.is_directed:
         raise ValueError(
             f"{name} is for graphs whose edges go both ways, with like weights, but source.undirected is false and "
             "edges lack their reverse: set data.source.undirected to true, or choose another strategy"
         )
-    carried = ["edge_weight"] * roster.has_edge_weights + ["edge_attr"] * bool(roster.num_edge_attributes)
+    carried = ["edge_weight"] * registry.has_edge_weights + ["edge_attr"] * bool(registry.num_edge_attributes)
     if strategy.adds_edges and carried:
         raise ValueError(
             f"{name} adds edges to the clients' graphs, and nobody knows the {' and '.join(carried)} of these: take "
@@ -40,7 +40,7 @@ def check_directions(strategy: Strategy, roster: Roster) -> None:
         )
 
 
-def say_unused_edge_data(strategy: Strategy, model: ClientModule, roster: Roster) -> None:
+def say_unused_edge_data(strategy: Strategy, model: ClientModule, registry: ClientRegistry) -> None:
     """Warn where what edges carry is not used.
 
     A net uses weights or attributes if it, or a layer in it, says so by ``takes_edge_weight`` or ``takes_edge_attr``.
@@ -48,7 +48,7 @@ def say_unused_edge_data(strategy: Strategy, model: ClientModule, roster: Roster
     Warns:
         UserWarning: A net, or the strategy beside it, does not.
     """
-    there = {"edge_weight": roster.has_edge_weights, "edge_attr": bool(roster.num_edge_attributes)}
+    there = {"edge_weight": registry.has_edge_weights, "edge_attr": bool(registry.num_edge_attributes)}
     for what in (name for name, is_there in there.items() if is_there):
         deaf = [name_of(net) for net in model.nets if not takes(net, what)]
         if what == "edge_weight" and not strategy.takes_edge_weight:

@@ -55,7 +55,7 @@ def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
         content = _peek(path)
         if differing := checkpoint.differing(content["identity"], state.identity(run)):
             known = settings.config_differences(content["config"], run.config) or differing
-            others.append(f"{path.parent.parent.name} ({_told(known)})")
+            others.append(f"{path.parent.parent.name} ({_summary(known)})")
             continue
         alike.append((path, state.setting_differences(run, content)))
         if not alike[-1][1]:
@@ -66,8 +66,8 @@ def choose_checkpoint(run: Run, root: Path, name: str) -> Path:
             f"no {name}.ckpt in {root} is of a run of these settings: {'; '.join(others[:_MOST_RUNS])}{more}. Use the "
             "configuration that it was made with, give the path of a checkpoint, or leave out --ckpt_path to begin anew"
         )
-    path, differences = next((found for found in alike if not found[1]), alike[0])
-    other = f", which had other settings: {_told(differences)}" if differences else ""
+    path, differences = next((result for result in alike if not result[1]), alike[0])
+    other = f", which had other settings: {_summary(differences)}" if differences else ""
     rank_zero_info(f"--ckpt_path {name}: {path}{other}")
     return path
 
@@ -83,6 +83,6 @@ def _peek(path: Path) -> dict[str, Any]:
         raise
 
 
-def _told(differences: list[str]) -> str:
+def _summary(differences: list[str]) -> str:
     more = f", and {len(differences) - _MOST_DIFFERENCES} more" if len(differences) > _MOST_DIFFERENCES else ""
     return ", ".join(each if len(each) < 120 else f"{each[:117]}..." for each in differences[:_MOST_DIFFERENCES]) + more

@@ -38,7 +38,7 @@ class Description:
         if isinstance(value, Path):
             return str(value)
         if isinstance(value, list | tuple):
-            return [self.of(item, f"{name}.{place}") for place, item in enumerate(value)]
+            return [self.of(item, f"{name}.{location}") for location, item in enumerate(value)]
         if isinstance(value, Mapping):
             return {str(key): self.of(item, f"{name}.{key}") for key, item in value.items()}
         if isinstance(value, functools.partial):
@@ -63,17 +63,17 @@ class Description:
             self.unwritten.append(name)
             return {}
         given = value.given() if hasattr(value, "given") else {}
-        found = {}
+        result = {}
         for parameter in parameters:
             inner = f"{name}.{parameter.name}"
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 self.unwritten.append(inner)
                 continue
             try:
-                found[parameter.name] = self.of(_kept(value, given, parameter.name), inner)
+                result[parameter.name] = self.of(_kept(value, given, parameter.name), inner)
             except KeyError:
                 self.unwritten.append(inner)
-        return found
+        return result
 
     def _path(self, value: Any, name: str) -> str:
         path = f"{value.__module__}.{value.__qualname__}"
@@ -84,11 +84,11 @@ class Description:
 
 def _kept(value: Any, given: Mapping[str, Any], name: str) -> Any:
     """An argument, from the object's attributes or from the records that are among them."""
-    own = getattr(value, "__dict__", {})
-    for place in (given, own, *(part for part in own.values() if isinstance(part, dict))):
-        if name in place:
-            return place[name]
-    for part in own.values():
+    attributes = getattr(value, "__dict__", {})
+    for location in (given, attributes, *(part for part in attributes.values() if isinstance(part, dict))):
+        if name in location:
+            return location[name]
+    for part in attributes.values():
         if dataclasses.is_dataclass(part) and hasattr(part, name):
             return getattr(part, name)
     raise KeyError(name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fl_lightning.batches.union import UnionCollator
 from fl_lightning.round.inspection import check_models
-from fl_lightning.round.metrics import summarise, summarise_sums
+from fl_lightning.round.metrics import summarize, summarize_sums
 from fl_lightning.run.assembly import Run
 from fl_lightning.run.callback import Hooks, WrongSetting
 from fl_lightning.run.failures import Failures
@@ -31,7 +31,7 @@ class Evaluator:
     def __call__(
         self, clients: Sequence[int], prefix: str = "", round_idx: int | None = None, *, whole: bool = False
     ) -> dict[str, float]:
-        """Score the given clients' models, and return the figures over them.
+        """Score the given clients' models, and return the metrics over them.
 
         Args:
             clients: Whose models.
@@ -45,18 +45,18 @@ class Evaluator:
         if run.executor.round is None and not whole:  # of a checkpoint, which has no models that end with their round
             evaluations = {kind: each for kind, each in evaluations.items() if not each.prefer_trained}
         for payload in {id(each.payload): each.payload for each in evaluations.values()}.values():
-            check_models(payload, run.roster.names)
-        outcomes = dict(run.executor.evaluate(evaluations, clients, round_idx))
+            check_models(payload, run.registry.names)
+        results = dict(run.executor.evaluate(evaluations, clients, round_idx))
         if self.union:
             collator = UnionCollator(run.executor.collator, run.training_clients)
-            found = run.executor.evaluate(evaluations, clients, round_idx, collator=collator)
-            outcomes |= {f"union/{kind}": outcome for kind, outcome in found.items()}
+            output = run.executor.evaluate(evaluations, clients, round_idx, collator=collator)
+            results |= {f"union/{kind}": result for kind, result in output.items()}
         metrics: dict[str, float] = {}
-        for kind, outcome in outcomes.items():
-            scores = run.scores[prefix + kind] = gather(run.fabric, outcome.upload)
-            figures = summarise(scores, prefix + kind, run.selection.directions)
-            metrics |= figures | summarise_sums(outcome.sums, prefix + kind)
-            failures = gather_by_client(run.fabric, outcome.failures)
+        for kind, result in results.items():
+            scores = run.scores[prefix + kind] = gather(run.fabric, result.upload)
+            values = summarize(scores, prefix + kind, run.selection.directions)
+            metrics |= values | summarize_sums(result.sums, prefix + kind)
+            failures = gather_by_client(run.fabric, result.failures)
             self.failures.report(failures, f"in the evaluation {prefix + kind!r}", len(clients))
         self.hooks.call("on_evaluate", metrics, prefix)
         return metrics
@@ -82,6 +82,6 @@ def epsilons(run: Run) -> dict[str, float]:
     """What private training has told so far: ε of each client, and the largest; nothing without it."""
     if run.model.privacy is None:
         return {}
-    found = gather_by_client(run.fabric, run.executor.epsilons())
-    named = {f"epsilon/{run.roster.names[client]}": found[client] for client in sorted(found)}
-    return {"epsilon": max(found.values()), **named} if found else {}
+    result = gather_by_client(run.fabric, run.executor.epsilons())
+    named = {f"epsilon/{run.registry.names[client]}": result[client] for client in sorted(result)}
+    return {"epsilon": max(result.values()), **named} if result else {}

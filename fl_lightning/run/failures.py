@@ -12,8 +12,8 @@ class ClientFailure(RuntimeError):
     """A client failed and ``participation.on_failure`` is ``stop``."""
 
 
-class TooFewAnswers(RuntimeError):
-    """Round after round fewer clients answered than a round needs."""
+class TooFewUpdates(RuntimeError):
+    """Round after round fewer clients responded than a round needs."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Failures:
 
     @property
     def quorum(self) -> int:
-        """Answers without which a round is void."""
-        return max(self.participation.min_clients, self.run.strategy.fewest_answers)
+        """Updates without which a round fails."""
+        return max(self.participation.min_clients, self.run.strategy.min_updates)
 
     def report(self, failures: Mapping[int, str], where: str, num_clients: int) -> None:
         """Count failures and say why; of an error in a user's code once in a run, for all of its clients.
@@ -46,47 +46,47 @@ class Failures:
         """
         run, stops = self.run, self.participation.on_failure == "stop"
         for client, why in failures.items():
-            name = run.roster.names[client]
+            name = run.registry.names[client]
             run.failures[name] = str(why)
             run.num_failures[name] = run.num_failures.get(name, 0) + 1
         for clients in alike(failures, num_clients):
-            places = {place for client in clients if (place := place_of(failures[client]))}
-            if places and places <= run.reported:
+            locations = {location for client in clients if (location := place_of(failures[client]))}
+            if locations and locations <= run.reported:
                 continue
-            run.reported |= places
+            run.reported |= locations
             message = f"{self._named(clients, num_clients)} failed {where}: {failures[clients[0]]}"
             if stops:
                 raise ClientFailure(f"{message} (participation.on_failure is 'stop')")
             if run.fabric.is_global_zero:
                 left_out = f"; {'it is' if len(clients) == 1 else 'they are'} left out"
-                counted = ", and failures like it are only counted from now on" if places else ""
+                counted = ", and failures like it are only counted from now on" if locations else ""
                 warnings.warn(message + left_out + counted, stacklevel=2)
 
     def check_void_rounds(self) -> None:
-        """End a run in which nothing is learnt any more.
+        """End a run in which nothing is learned any more.
 
         Raises:
-            TooFewAnswers: The last ``participation.max_void_rounds`` rounds were void.
+            TooFewUpdates: The last ``participation.max_failed_rounds`` rounds failed.
         """
-        limit = self.participation.max_void_rounds
+        limit = self.participation.max_failed_rounds
         last = self.run.history[-limit:]
-        if len(last) == limit and all(row["void"] for row in last):
-            raise TooFewAnswers(f"the last {limit} rounds were void (participation.max_void_rounds): {self.shortage()}")
+        if len(last) == limit and all(row["failed_round"] for row in last):
+            raise TooFewUpdates(f"the last {limit} rounds failed (participation.max_failed_rounds): {self.shortage()}")
 
     def check_any_round(self) -> None:
         """Refuse a run's result where no round counted: its models are those that it began with.
 
         Raises:
-            TooFewAnswers: None did.
+            TooFewUpdates: None did.
         """
         run = self.run
-        if run.interruption.received is None and run.history and all(row["void"] for row in run.history):
+        if run.interruption.received is None and run.history and all(row["failed_round"] for row in run.history):
             run.selection.reset()
-            what = "the only round was void" if len(run.history) == 1 else f"all {len(run.history)} rounds were void"
-            raise TooFewAnswers(f"nothing was learned, {what}: {self.shortage()}")
+            what = "the only round failed" if len(run.history) == 1 else f"all {len(run.history)} rounds failed"
+            raise TooFewUpdates(f"nothing was learned, {what}: {self.shortage()}")
 
     def shortage(self) -> str:
-        """What went wrong in a void round; of many reasons the first three."""
+        """What went wrong in a failed round; of many reasons the first three."""
         missing = {**self.run.failures, **dict.fromkeys(self.run.dropouts, "dropped out")}
         of_kind: dict[str, list[str]] = {}
         for name, why in missing.items():
@@ -98,16 +98,16 @@ class Failures:
         setting = "participation.min_clients"
         if self.quorum > self.participation.min_clients:
             setting = "strategy.aggregation needs as many"
-        return f"fewer than {self.quorum} clients answered ({setting}); {failures}"
+        return f"fewer than {self.quorum} clients responded ({setting}); {failures}"
 
     def _named(self, clients: Sequence[int], num_clients: int) -> str:
         """Some clients in words."""
         if len(clients) == 1:
-            return self.run.roster.names[clients[0]]
+            return self.run.registry.names[clients[0]]
         if len(clients) == num_clients:
             return f"all {num_clients} clients"
         others = len(clients) - 1
-        return f"{self.run.roster.names[clients[0]]} and {others} other{'s' if others > 1 else ''}"
+        return f"{self.run.registry.names[clients[0]]} and {others} other{'s' if others > 1 else ''}"
 
 
 def alike(failures: Mapping[int, str], num_clients: int) -> list[list[int]]:
@@ -115,16 +115,20 @@ def alike(failures: Mapping[int, str], num_clients: int) -> list[list[int]]:
 
     Where all clients failed with one kind of error in the user's code, it is one whatever the line.
     """
-    places = {client: place_of(why) for client, why in failures.items()}
-    if len(failures) == num_clients and all(places.values()) and len({place[0] for place in places.values()}) == 1:
+    locations = {client: place_of(why) for client, why in failures.items()}
+    if (
+        len(failures) == num_clients
+        and all(locations.values())
+        and len({location[0] for location in locations.values()}) == 1
+    ):
         return [list(failures)]
-    found: dict[tuple[str, ...], list[int]] = {}
-    for client, place in places.items():
-        found.setdefault(place or (str(client),), []).append(client)
-    return list(found.values())
+    result: dict[tuple[str, ...], list[int]] = {}
+    for client, location in locations.items():
+        result.setdefault(location or (str(client),), []).append(client)
+    return list(result.values())
 
 
 def place_of(why: str) -> tuple[str, ...]:
     """The kind of error and the line of the user's code that raised it; empty where that raised none."""
-    place = getattr(why, "place", "")
-    return (why.partition(":")[0], place) if place else ()
+    location = getattr(why, "location", "")
+    return (why.partition(":")[0], location) if location else ()

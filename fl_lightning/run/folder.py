@@ -151,8 +151,8 @@ def private_folder(folder: Path) -> Path:
 
 def checkpoints_of(root: Path, name: str) -> list[Path]:
     """``<name>.ckpt`` of every version that has one, the newest version first."""
-    found = root.glob(f"version_*/checkpoints/{name}.ckpt")
-    return sorted(found, key=lambda path: _version(path.parent.parent), reverse=True)
+    result = root.glob(f"version_*/checkpoints/{name}.ckpt")
+    return sorted(result, key=lambda path: _version(path.parent.parent), reverse=True)
 
 
 def find_checkpoint(root: Path, ckpt_path: str | None, *, required: bool) -> Path | str | None:

@@ -1,4 +1,4 @@
-"""Where the figures of the rounds go: a CSV file that survives being killed, TensorBoard, and Weights & Biases.
+"""Where the metrics of the rounds go: a CSV file that survives being killed, TensorBoard, and Weights & Biases.
 
 Any logger of Lightning or Fabric works as well. Fabric's own ``CSVLogger`` writes only every 100 steps, so a killed run
 loses them, and starts its file anew (with a warning) when a run is resumed; its ``TensorBoardLogger`` writes each of
@@ -41,13 +41,13 @@ class RoundTable:
 
     def replace(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Make these the only rows; without any, there is no file."""
-        kept = list(rows)
-        self.columns = dict.fromkeys(name for row in kept for name in row)
-        if not kept:
+        written = list(rows)
+        self.columns = dict.fromkeys(name for row in written for name in row)
+        if not written:
             self.path.unlink(missing_ok=True)
             return
         with whole_file(self.path) as temporary:
-            temporary.write_text(self._format(kept, header=True))
+            temporary.write_text(self._format(written, header=True))
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows; a cell that a row lacks stays empty."""
@@ -109,7 +109,7 @@ class CSVLogger(RunLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append the figures of round ``step``."""
+        """Append the metrics of round ``step``."""
         self.table.append([{"round": step, **metrics}])
 
     @rank_zero_only
@@ -141,23 +141,23 @@ class TensorBoardLogger(RunLogger, tensorboard.TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Write the figures of round ``step``."""
+        """Write the metrics of round ``step``."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self.experiment._get_file_writer().add_summary(Summary(value=values), step)
 
     @rank_zero_only
     def log_result(self, result: Mapping[str, float], settings: Mapping[str, Any]) -> None:
-        """Write the chosen round's figures beside the settings, for the tab HPARAMS."""
-        figures = {f"chosen/{name}": value for name, value in result.items() if math.isfinite(value)}
-        if figures:
-            super().log_hyperparams(dict(settings), figures)
+        """Write the best round's metrics beside the settings, for the tab HPARAMS."""
+        metrics = {f"best/{name}": value for name, value in result.items() if math.isfinite(value)}
+        if metrics:
+            super().log_hyperparams(dict(settings), metrics)
 
 
 class WandbLogger(RunLogger, lightning_loggers.WandbLogger):
     """Weights & Biases, one W&B run for each run of the trainer, the same one after a resume.
 
     Rounds after the last checkpoint that an interrupted run had already sent are sent again by the resumed run; their
-    figures are equal, except for the seconds. Set ``WANDB_MODE=offline`` (or ``offline``) to write to disk only and
+    metrics are equal, except for the seconds. Set ``WANDB_MODE=offline`` (or ``offline``) to write to disk only and
     ``wandb sync`` the folders later.
 
     Args:
@@ -207,7 +207,7 @@ class WandbLogger(RunLogger, lightning_loggers.WandbLogger):
 
     @rank_zero_only
     def log_result(self, result: Mapping[str, float], settings: Mapping[str, Any]) -> None:
-        """Let the summary, which tables show and sweeps optimise, hold the chosen round's figures."""
+        """Let the summary, which tables show and sweeps optimize, hold the best round's metrics."""
         self.experiment.summary.update(dict(result))
 
     @rank_zero_only

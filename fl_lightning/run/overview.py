@@ -31,7 +31,7 @@ def table(trainer: Any, run: Run | None) -> Table:
 
 
 def history(run: Run) -> "DataFrame":
-    """The figures of each round that is over: a row a round, its number the index."""
+    """The metrics of each round that is over: a row a round, its number the index."""
     from pandas import DataFrame
 
     return DataFrame(run.history, columns=None if run.history else ["round"]).set_index("round")

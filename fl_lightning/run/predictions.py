@@ -20,7 +20,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fl_lightning.batches.client_data import ClientData
-from fl_lightning.federation import OwnNames
+from fl_lightning.federation import UserNames
 from fl_lightning.run.folder import whole_file
 from fl_lightning.tasks import Task
 
@@ -31,14 +31,14 @@ class Predicted:
 
     Attributes:
         task: What is learned.
-        holds: What the client holds.
+        client_data: What the client holds.
         own: What its user calls that.
         output_NK: What the task tells of each, (N, num_outputs).
     """
 
     task: Task
-    holds: ClientData
-    own: OwnNames
+    client_data: ClientData
+    names: UserNames
     output_NK: Tensor
 
 
@@ -51,11 +51,11 @@ def write_predictions(path: Path, clients: Iterable[Predicted], *, secret: bool 
         secret: Only the owner of the file may read it.
     """
     clients = list(clients)
-    has_names = any(each.own.names is not None for each in clients)
+    has_names = any(each.names.names is not None for each in clients)
     with whole_file(path, secret=secret) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        for place, each in enumerate(clients):
-            if place == 0:
+        for location, each in enumerate(clients):
+            if location == 0:
                 columns = each.task.target.columns(_names(each))
                 writer.writerow(["client", each.task.example, *(["name"] if has_names else []), "split", *columns])
             writer.writerows(_rows(each, has_names))
@@ -63,18 +63,18 @@ def write_predictions(path: Path, clients: Iterable[Predicted], *, secret: bool 
 
 def _rows(each: Predicted, has_names: bool) -> Iterator[list[object]]:
     """The rows of one client."""
-    holds, own, output_NK = each.holds, each.own, each.output_NK.cpu()
-    masks = {"train": holds.train_mask_N, "val": holds.val_mask_N, "test": holds.test_mask_N}
+    client_data, user_names, output_NK = each.client_data, each.names, each.output_NK.cpu()
+    masks = {"train": client_data.train_mask_N, "val": client_data.val_mask_N, "test": client_data.test_mask_N}
     names, target = _names(each), each.task.target
-    for row, (number, answer, outputs) in enumerate(
-        zip(own.number_N.tolist(), holds.y_N.tolist(), output_NK.tolist(), strict=True)
+    for row, (number, label, outputs) in enumerate(
+        zip(user_names.number_N.tolist(), client_data.y_N.tolist(), output_NK.tolist(), strict=True)
     ):
-        name = [own.names[row] if own.names is not None else ""] if has_names else []
+        name = [user_names.names[row] if user_names.names is not None else ""] if has_names else []
         split = next((split for split, mask_N in masks.items() if mask_N[row]), "none")
-        yield [holds.name, number, *name, split, *target.row(answer, outputs, names)]
+        yield [client_data.name, number, *name, split, *target.row(label, outputs, names)]
 
 
 def _names(each: Predicted) -> list[str]:
     """Each class or label by its name, or by its number where it has none."""
-    known = each.own.class_names or ()
+    known = each.names.class_names or ()
     return [known[k] if k < len(known) else str(k) for k in range(each.output_NK.shape[1])]

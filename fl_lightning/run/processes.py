@@ -18,11 +18,11 @@ from fl_lightning.round.payload import Payload, concatenate, unflatten
 T = TypeVar("T")
 
 
-def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
+def shard(costs: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
     """Give each process clients of about equal total work: largest first, each to the process with the least so far.
 
     Args:
-        work: Work of each client, for example its nodes plus edges.
+        costs: Work of each client, for example its nodes plus edges.
         num_processes: Number of processes, at most the number of clients.
 
     Returns:
@@ -35,15 +35,16 @@ def shard(work: Sequence[int], num_processes: int) -> list[tuple[int, ...]]:
         >>> shard([5, 1, 4, 2], 2)
         [(0, 1), (2, 3)]
     """
-    if num_processes > len(work):
+    if num_processes > len(costs):
         raise ValueError(
-            f"{num_processes} processes for {len(work)} clients: set trainer.devices x num_nodes to at most {len(work)}"
+            f"{num_processes} processes for {len(costs)} clients: set trainer.devices x num_nodes to at "
+            f"most {len(costs)}"
         )
     loads = [0] * num_processes
     shards: list[list[int]] = [[] for _ in range(num_processes)]
-    for client in sorted(range(len(work)), key=lambda client: (-work[client], client)):
+    for client in sorted(range(len(costs)), key=lambda client: (-costs[client], client)):
         process = min(range(num_processes), key=lambda process: (loads[process], len(shards[process])))
-        loads[process] += work[client]
+        loads[process] += costs[client]
         shards[process].append(client)
     return [tuple(sorted(clients)) for clients in shards]
 
@@ -130,7 +131,7 @@ def launch(fabric: Fabric) -> None:
 def gather(fabric: Fabric, payload: Payload) -> Payload:
     """Bring the payloads of all processes together on every process, clients ascending.
 
-    A tensor that only some processes have (optimiser state, where others' clients have not begun) is zero elsewhere.
+    A tensor that only some processes have (optimizer state, where others' clients have not begun) is zero elsewhere.
 
     Raises:
         ValueError: The clients of two processes sent a tensor in different shapes.
@@ -145,12 +146,12 @@ def gather(fabric: Fabric, payload: Payload) -> Payload:
         for name, kind in described.items():
             known = template.setdefault(name, kind)
             if f"l/{name[2:]}" in described and name.startswith("s/") and kind[0][1:] == known[0][1:]:
-                template[name] = max(known, kind, key=lambda found: found[0][0])  # a row for every example
+                template[name] = max(known, kind, key=lambda result: result[0][0])  # a row for every example
             elif known != kind:
                 raise ValueError(f"processes sent {name[2:]!r} in different forms: {template[name]} and {kind}")
     rows: list[dict[str, Tensor]] = [{} for _ in shapes]
     for dtype in sorted({dtype for _, dtype in template.values()}, key=str):
-        alike = {name: shape for name, (shape, own) in template.items() if own == dtype}
+        alike = {name: shape for name, (shape, local) in template.items() if local == dtype}
         for rank, tensors in enumerate(_all_gather(fabric, payload, alike, longest, dtype)):
             rows[rank] |= {name: tensor[: len(shapes[rank][0])] for name, tensor in tensors.items()}
     for rank, (clients, _) in enumerate(shapes):
@@ -158,9 +159,9 @@ def gather(fabric: Fabric, payload: Payload) -> Payload:
     return concatenate(parts)
 
 
-def gather_by_client(fabric: Fabric, own: Mapping[int, T]) -> dict[int, T]:
+def gather_by_client(fabric: Fabric, local: Mapping[int, T]) -> dict[int, T]:
     """Small objects of every process's clients, by client."""
-    return {client: item for part in gather_objects(fabric, dict(own)) for client, item in part.items()}
+    return {client: item for part in gather_objects(fabric, dict(local)) for client, item in part.items()}
 
 
 def gather_objects(fabric: Fabric, item: T) -> list[T]:
@@ -181,11 +182,11 @@ def _all_gather(
 ) -> list[dict[str, Tensor]]:
     """Tensors of one type from every process, by rank and name, in one message: messages cost more than their bytes."""
     packed = torch.zeros(num_rows, sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=fabric.device)
-    own, ragged = payload.named(), {f"s/{name}" for name in payload.lengths}
+    local, ragged = payload.named(), {f"s/{name}" for name in payload.lengths}
     for name, tensor in unflatten(packed, shapes).items():
-        if name in own:
+        if name in local:
             mine = tensor[: len(payload.clients)]
-            (mine if name not in ragged else mine[:, : own[name].shape[1]]).copy_(own[name])
+            (mine if name not in ragged else mine[:, : local[name].shape[1]]).copy_(local[name])
     everyone = [torch.empty_like(packed) for _ in range(fabric.world_size)]
     torch.distributed.all_gather(everyone, packed)
     return [unflatten(matrix, shapes) for matrix in everyone]

@@ -1,4 +1,4 @@
-"""What is recorded of a run while it is trained: its configuration, figures, profile and result."""
+"""What is recorded of a run while it is trained: its configuration, metrics, profile and result."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

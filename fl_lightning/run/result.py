@@ -19,9 +19,9 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
         error: What ended it, if it did not end by itself.
 
     Returns:
-        How it ended (``finished``, ``interrupted`` by a signal, ``failed``). Figures of the chosen round under
-        ``result`` (None for what is not finite); failures by client; seconds of all rounds and bytes that travelled in
-        them, where they were counted; what the run was made with.
+        How it ended (``finished``, ``interrupted`` by a signal, ``failed``). Metrics of the best round under
+        ``result`` (None for what is not finite); failures by client; seconds of all rounds and bytes that were
+        communicated in them, where they were counted; what the run was made with.
     """
     interrupted = run.interruption.received is not None or isinstance(error, KeyboardInterrupt)
     seconds = sum(row["seconds"] for row in run.history)
@@ -33,13 +33,13 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
         "monitor": run.selection.monitor,
         "mode": run.selection.mode,
         "num_rounds": run.round_idx,
-        "num_void_rounds": sum(row["void"] for row in run.history),
+        "num_failed_rounds": sum(row["failed_round"] for row in run.history),
         "failures": dict(sorted(run.num_failures.items())),
         "seconds": seconds,
         "bytes": {way: int(sum(row.get(f"comm/bytes_{way}", 0) for row in run.history)) for way in counted},
         "strategy": type(run.strategy).__name__,
         "seed": run.seed,
-        "partition_hash": run.roster.partition_hash,
+        "partition_hash": run.registry.partition_hash,
         "config": run.config_file,
         "config_sources": list(run.config_sources),
         "changes": run.changes,

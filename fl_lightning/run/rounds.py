@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 
-from fl_lightning.executors import Outcome, Work
+from fl_lightning.executors import StageRequest, StageResult
 from fl_lightning.round.inspection import check_models, inspect_upload
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.payload import Payload
@@ -18,7 +18,7 @@ from fl_lightning.run import unseen
 from fl_lightning.run.assembly import Run
 from fl_lightning.run.callback import Hooks
 from fl_lightning.run.evaluation import Evaluator, epsilons
-from fl_lightning.run.failures import Failures, TooFewAnswers
+from fl_lightning.run.failures import Failures, TooFewUpdates
 from fl_lightning.run.processes import gather, gather_by_client, gather_objects
 from fl_lightning.run.profiling import RoundClock
 
@@ -58,20 +58,20 @@ class Rounds:
 
         Raises:
             ClientFailure: A client failed and ``participation.on_failure`` is ``stop``.
-            TooFewAnswers: Too few clients answered, before the first round, in too many rounds or in all of them.
+            TooFewUpdates: Too few clients responded, before the first round, in too many rounds or in all of them.
         """
         run = self.run
         with run.interruption:
             first = () if resumed else run.strategy.initial_stages()
             if not self.exchange(first, run.training_clients, "initial"):
-                raise TooFewAnswers(f"no round can begin, {self.failures.shortage()}")
+                raise TooFewUpdates(f"no round can begin, {self.failures.shortage()}")
             self.evaluate.check_monitor()
             run.clock = RoundClock()  # of the rounds alone
             while run.round_idx < self.num_rounds and not run.should_stop:
                 self.run_round()
                 self.failures.check_void_rounds()
             self.failures.check_any_round()
-            if run.interruption.received is None and run.new_clients:
+            if run.interruption.received is None and run.unseen_clients:
                 run.selection.result.update(unseen.join_chosen_server(run, self.exchange, self.evaluate))
 
     def run_round(self) -> None:
@@ -80,9 +80,9 @@ class Rounds:
         if run.trace is not None:
             run.trace.start_round()
         self.hooks.call("on_round_start")
-        effort, dropped = self.participation.draw(run.training_clients, run.round_idx, run.seed)
-        run.failures, run.dropouts = {}, tuple(run.roster.names[client] for client in dropped)
-        is_void = not self.exchange(run.strategy.stages(run.round_idx), effort, "round")
+        work_fraction, dropped = self.participation.draw(run.training_clients, run.round_idx, run.seed)
+        run.failures, run.dropouts = {}, tuple(run.registry.names[client] for client in dropped)
+        is_failed = not self.exchange(run.strategy.stages(run.round_idx), work_fraction, "round")
         metrics: dict[str, float] = dict(run.strategy.metrics())
         if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
             with run.clock.part("evaluation"):
@@ -90,10 +90,10 @@ class Rounds:
             run.selection.update(run.round_idx, metrics, run.scores[""])
             unseen.keep_chosen_server(run)
         metrics |= epsilons(run)
-        metrics["num_participants"] = len(effort)
+        metrics["num_participants"] = len(work_fraction)
         metrics["num_failures"] = len(run.failures)
         metrics["num_dropouts"] = len(run.dropouts)
-        metrics["void"] = int(is_void)
+        metrics["failed_round"] = int(is_failed)
         with run.clock.part("logging"):
             self.hooks.call("on_round_end", metrics)
             metrics["seconds"] = time.perf_counter() - start
@@ -118,48 +118,52 @@ class Rounds:
             phase: What the stages are for.
 
         Returns:
-            False where too few clients are left; the server then takes nothing more in, and a round is void.
+            False where too few clients are left; the server then aggregates nothing more, and a round fails.
         """
-        effort = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
-        quorum = 1 if phase == "admission" else self.failures.quorum
+        work_fraction = clients if isinstance(clients, Mapping) else dict.fromkeys(clients, 1.0)
+        quorum = 1 if phase == "onboarding" else self.failures.quorum
         began: Payload | None = None  # the models that clients were sent last, maybe in an earlier stage
         for stage in stages:
-            if len(effort) < quorum:
+            if len(work_fraction) < quorum:
                 return False
-            payload = self._send(stage, effort)
+            payload = self._send(stage, work_fraction)
             began = payload if payload is not None and payload.parameters else began
-            upload, failures = self._receive(stage, self._work(stage, phase, effort, payload), began)
-            self.failures.report(failures, f"in stage {stage.name!r} {self._when(phase)}", len(effort))
-            effort = {client: share for client, share in effort.items() if client not in failures}
-            if phase != "admission" and len(effort) < quorum:
+            upload, failures = self._receive(stage, self._work(stage, phase, work_fraction, payload), began)
+            self.failures.report(failures, f"in stage {stage.name!r} {self._when(phase)}", len(work_fraction))
+            work_fraction = {client: share for client, share in work_fraction.items() if client not in failures}
+            if phase != "onboarding" and len(work_fraction) < quorum:
                 return False
             self._aggregate(stage, phase, upload)
         return True
 
-    def _send(self, stage: Stage, effort: Mapping[int, float]) -> Payload | None:
+    def _send(self, stage: Stage, work_fraction: Mapping[int, float]) -> Payload | None:
         with self.run.clock.part("server"):
-            payload = self.run.strategy.configure(stage, tuple(effort))
-            check_models(payload, self.run.roster.names)
+            payload = self.run.strategy.configure(stage, tuple(work_fraction))
+            check_models(payload, self.run.registry.names)
         self.hooks.call("on_send", stage, payload)
         return payload
 
-    def _work(self, stage: Stage, phase: Phase, effort: Mapping[int, float], payload: Payload | None) -> Outcome:
+    def _work(
+        self, stage: Stage, phase: Phase, work_fraction: Mapping[int, float], payload: Payload | None
+    ) -> StageResult:
         address = StageAddress(phase=phase, round_idx=self.run.round_idx, name=stage.name)
         stops = self.participation.on_failure == "stop"
-        work = Work(stage=stage, address=address, effort=effort, payload=payload, until_failure=stops)
+        request = StageRequest(
+            stage=stage, address=address, work_fraction=work_fraction, payload=payload, until_failure=stops
+        )
         done = functools.partial(self.hooks.call, "on_clients_done", stage)
         with self.run.clock.part("clients"):
-            return self.run.executor.run(work, done)
+            return self.run.executor.run(request, done)
 
-    def _receive(self, stage: Stage, outcome: Outcome, began: Payload | None) -> tuple[Payload, dict[int, str]]:
+    def _receive(self, stage: Stage, result: StageResult, began: Payload | None) -> tuple[Payload, dict[int, str]]:
         """What all processes' clients sent, as it arrives and as far as it is sound; why the others are missing."""
         run = self.run
         with run.clock.part("payloads"):
-            upload = gather(run.fabric, outcome.upload)
-            failures = gather_by_client(run.fabric, outcome.failures)
+            upload = gather(run.fabric, result.upload)
+            failures = gather_by_client(run.fabric, result.failures)
             sent = upload.clients
             upload = self.hooks.passed("on_upload", stage, upload)
-            failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its answer was lost")
+            failures |= dict.fromkeys(sorted(set(sent).difference(upload.clients)), "its update was lost")
             limit = self.participation.max_update_norm
             upload, rejected, unusual = inspect_upload(
                 upload, stage, run.architectures, sent=began, max_update_norm=limit
@@ -169,16 +173,17 @@ class Rounds:
 
     def _aggregate(self, stage: Stage, phase: Phase, upload: Payload) -> None:
         with self.run.clock.part("server"):
-            (self.run.strategy.admit if phase == "admission" else self.run.strategy.aggregate)(stage, upload)
+            (self.run.strategy.onboard if phase == "onboarding" else self.run.strategy.aggregate)(stage, upload)
         self.hooks.call("on_stage_end", stage, upload)
 
     def _warn_once(self, unusual: Mapping[int, str]) -> None:
-        """Name clients whose updates are taken in though they outweigh all others; each once in a run."""
+        """Name clients whose updates are aggregated though they outweigh all others; each once in a run."""
         for client in sorted(unusual.keys() - self.run.unusual):
             self.run.unusual.add(client)
             if self.run.fabric.is_global_zero:
                 warnings.warn(
-                    f"{self.run.roster.names[client]} in round {self.run.round_idx}: {unusual[client]}; it is taken in "
+                    f"{self.run.registry.names[client]} in round {self.run.round_idx}: {unusual[client]}; "
+                    f"it is aggregated "
                     "(participation.max_update_norm would leave it out, robust aggregation bounds what it does)",
                     stacklevel=2,
                 )
@@ -187,4 +192,4 @@ class Rounds:
         """A phase in words."""
         if phase == "round":
             return f"round {self.run.round_idx}"
-        return "before round 0" if phase == "initial" else "while new clients joined"
+        return "before round 0" if phase == "initial" else "while unseen clients joined"

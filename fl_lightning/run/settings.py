@@ -61,14 +61,14 @@ def listed(items: list[Any] | Any) -> list[Any]:
 
 def of_run(trainer: Any, client: ClientModule, strategy: Any) -> dict[str, Any]:
     """What can be told of the settings that the results of a trainer, a client and a strategy depend on."""
-    own = {
+    local = {
         "num_rounds": trainer.num_rounds,
         "evaluate_every": trainer.evaluate_every,
         "precision": trainer.precision,
         "monitor": {"name": trainer.monitor or client.monitor, "mode": trainer.monitor_mode},
     }
     private = {} if client.privacy is None else {"privacy": client.privacy}
-    return of_objects(strategy=strategy, participation=trainer.participation, trainer=own, **private)
+    return of_objects(strategy=strategy, participation=trainer.participation, trainer=local, **private)
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
@@ -96,15 +96,15 @@ _LENGTH = "longer"
 
 def _compare(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, str]:
     then, now = _flat(saved), _flat(present)
-    found = {}
+    result = {}
     for name in [*then, *(name for name in now if name not in then)]:
         old, new = then.get(name, "not set"), now.get(name, "not set")
         if old != new:
             is_length = name == "trainer.num_rounds"
             if is_length and "not set" in (old, new):  # of a run from Python that an older version wrote
                 continue
-            found[_LENGTH if is_length and new > old else name] = f"{name}: {old} then, {new} now"
-    return found
+            result[_LENGTH if is_length and new > old else name] = f"{name}: {old} then, {new} now"
+    return result
 
 
 def config_differences(saved: str, present: str) -> list[str]:
@@ -151,8 +151,8 @@ def _only_watches(callback: Any) -> bool:
     path = callback.get("class_path", "") if isinstance(callback, dict) else str(callback)
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _subclasses(Callback)}
     kinds |= {kind.__qualname__: kind for kind in kinds.values()}
-    found = kinds.get(path) or kinds.get(path.rpartition(".")[2])
-    return found is not None and not found.changes_training
+    result = kinds.get(path) or kinds.get(path.rpartition(".")[2])
+    return result is not None and not result.changes_training
 
 
 def _subclasses(base: type[Callback]) -> list[type[Callback]]:
@@ -186,5 +186,5 @@ def _describe(value: Any) -> Any:
         parameters = inspect.signature(type(value)).parameters
     except ValueError:  # of a class that is not written in Python
         return type(value).__qualname__
-    kept = {name: getattr(value, name) for name in parameters if name in getattr(value, "__dict__", {})}
-    return {"class": type(value).__qualname__, **{name: _describe(item) for name, item in kept.items()}}
+    selected = {name: getattr(value, name) for name in parameters if name in getattr(value, "__dict__", {})}
+    return {"class": type(value).__qualname__, **{name: _describe(item) for name, item in selected.items()}}

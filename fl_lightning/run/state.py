@@ -26,9 +26,9 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         "clients": {
             "clients": list(clients.clients),
             "parameters": dict(clients.parameters),
-            "signals": dict(clients.signals),
+            "signals": dict(clients.extras),
             "holdings": gather_by_client(
-                run.fabric, run.executor.holdings()
+                run.fabric, run.executor.rewritten_data()
             ),  # of clients whose graphs a stage has changed
         },
         "callbacks": {key: callback.state_dict() for key, callback in _keyed(callbacks).items()},
@@ -36,7 +36,7 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         "history": [dict(row) for row in run.history],
         "num_failures": dict(run.num_failures),
         "selection": run.selection.state_dict(),
-        "chosen_server": run.chosen_server,
+        "best_server": run.best_server,
         "wandb_id": next((str(id_) for logger in run.loggers if (id_ := _wandb_id(logger))), None),
         "config": run.config,
         "config_file": run.config_file,
@@ -82,9 +82,9 @@ def restore(
         _check_settings(run, path, state, take=changes == "take")
     clients = state["clients"]
     run.strategy.load_state_dict(state["strategy"])
-    run.executor.load_holdings(clients["holdings"])
+    run.executor.load_rewritten_data(clients["holdings"])
     run.executor.load_state(
-        Payload(clients=tuple(clients["clients"]), parameters=clients["parameters"], signals=clients["signals"])
+        Payload(clients=tuple(clients["clients"]), parameters=clients["parameters"], extras=clients["signals"])
     )
     for key, callback in _keyed(callbacks).items():
         if key in state["callbacks"]:
@@ -95,7 +95,7 @@ def restore(
     run.num_failures = dict(state["num_failures"])
     run.config_file = state["config_file"]
     run.selection.load_state_dict(state["selection"])
-    run.chosen_server = state["chosen_server"]
+    run.best_server = state["best_server"]
     for logger in run.loggers:
         if state["wandb_id"] and hasattr(logger, "continue_run"):
             logger.continue_run(state["wandb_id"])
@@ -104,17 +104,17 @@ def restore(
 def _check_settings(run: Run, path: Path, state: Mapping[str, Any], *, take: bool) -> None:
     """Refuse other settings than the checkpoint's, or note them in the run's changes; more rounds are noted alone."""
     run.changes += _noted(state, settings.extension(*_compared(run, state)))
-    found = setting_differences(run, state)
-    if not found:
+    result = setting_differences(run, state)
+    if not result:
         return
     if not take:
         raise ValueError(
-            f"checkpoint {path} was made with other settings; {'; '.join(found)}. Use the configuration it was made "
+            f"checkpoint {path} was made with other settings; {'; '.join(result)}. Use the configuration it was made "
             "with (config.yaml beside it), or take the changes with --resume_with_changes"
         )
-    run.changes += _noted(state, found)
+    run.changes += _noted(state, result)
     if run.fabric.is_global_zero:
-        warnings.warn(f"resumed with other settings; {'; '.join(found)}", stacklevel=4)
+        warnings.warn(f"resumed with other settings; {'; '.join(result)}", stacklevel=4)
 
 
 def _noted(state: Mapping[str, Any], changes: Sequence[str]) -> list[str]:
@@ -137,7 +137,7 @@ def identity(run: Run) -> dict[str, str]:
     """What a checkpoint must share with the run that loads it."""
     shapes = "; ".join(", ".join(f"{name} {tuple(p.shape)}" for name, p in net.items()) for net in run.architectures)
     return {
-        "data (partition hash)": run.roster.partition_hash,
+        "data (partition hash)": run.registry.partition_hash,
         "strategy": type(run.strategy).__name__,
         "model": shapes,
         "training clients": str(run.training_clients),

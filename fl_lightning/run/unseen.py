@@ -14,21 +14,21 @@ Evaluate = Callable[[Sequence[int], str], dict[str, float]]
 
 def keep_chosen_server(run: Run) -> None:
     """Keep the server of the present round, if that is the one to be reported so far and somebody is to join it."""
-    if run.new_clients and run.selection.best_round == run.round_idx:
-        run.chosen_server = copy.deepcopy(run.strategy.state_dict())
+    if run.unseen_clients and run.selection.best_round == run.round_idx:
+        run.best_server = copy.deepcopy(run.strategy.state_dict())
 
 
 def join(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
     """Let the held-out clients join the server as it is, and score them."""
-    exchange(run.strategy.admission_stages(), run.new_clients, "admission")
-    return evaluate(run.new_clients, "new/")
+    exchange(run.strategy.onboarding_stages(), run.unseen_clients, "onboarding")
+    return evaluate(run.unseen_clients, "unseen/")
 
 
 def join_chosen_server(run: Run, exchange: Exchange, evaluate: Evaluate) -> dict[str, float]:
     """Let the held-out clients join the server as it was after the round that is reported; it stays so."""
     num_rounds = run.round_idx
-    assert run.chosen_server is not None, "some round is the best"
-    run.strategy.load_state_dict(copy.deepcopy(run.chosen_server))
+    assert run.best_server is not None, "some round is the best"
+    run.strategy.load_state_dict(copy.deepcopy(run.best_server))
     run.round_idx = run.selection.best_round + 1
     metrics = join(run, exchange, evaluate)
     run.round_idx = num_rounds

@@ -1,12 +1,10 @@
 # Written by docs/exports.py.
 from fl_lightning.federation import Federation as Federation
-from fl_lightning.strategies.base import NotesFigures as NotesFigures
 from fl_lightning.strategies.base import Strategy as Strategy
-from fl_lightning.strategies.decentralised.base import Decentralised as Decentralised
-from fl_lightning.strategies.decentralised.dfedavgm import DFedAvgM as DFedAvgM
-from fl_lightning.strategies.decentralised.dfedu import DFedU as DFedU
-from fl_lightning.strategies.decentralised.dpsgd import DPSGD as DPSGD
-from fl_lightning.strategies.decentralised.sheaf_fmtl import SheafFMTL as SheafFMTL
+from fl_lightning.strategies.decentralized.dfedavgm import DFedAvgM as DFedAvgM
+from fl_lightning.strategies.decentralized.dfedu import DFedU as DFedU
+from fl_lightning.strategies.decentralized.dpsgd import DPSGD as DPSGD
+from fl_lightning.strategies.decentralized.sheaf_fmtl import SheafFMTL as SheafFMTL
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork as Hypernetwork
 from fl_lightning.strategies.hypernetwork.fedsheafhn import FedSheafHN as FedSheafHN
 from fl_lightning.strategies.hypernetwork.panacea import Panacea as Panacea

@@ -1,7 +1,7 @@
-"""The server half of a strategy: what is sent, what is asked for, what is made of the answers.
+"""The server half of a strategy: what is sent, what is asked for, what is made of the updates.
 
 Three families have a base of their own: ``mixing`` (parameters are averaged), ``hypernetwork`` (parameters are
-generated) and ``decentralised`` (there is no server).
+generated) and ``decentralized`` (there is no server).
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.counts import check_counts
-from fl_lightning.federation import Federation, Roster
+from fl_lightning.federation import ClientRegistry, Federation
 from fl_lightning.models.gcn import GCN
 from fl_lightning.models.plain import plain_parts
 from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory, Penalty, default_optimizer
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import ClientState, Evaluation, Slot, Stage, StageAddress
+from fl_lightning.round.stage import Evaluation, Persistence, Stage, StageAddress, StateSpec
 from fl_lightning.strategies.server_state import ServerState
 from fl_lightning.tasks import Task
 
@@ -38,8 +38,8 @@ SumWeighting = Literal["examples", "equal"] | None
 class Strategy(ServerState, ABC):
     """Base of all strategies. A strategy is one subclass in one file; nothing else has to be edited.
 
-    A round runs the stages in order: ``configure`` says what is sent, the clients work, ``aggregate`` takes in what
-    came back (only of the clients that answered well). All processes run the same server on the same payloads.
+    A round runs the stages in order: ``configure`` says what is sent, the clients work, ``aggregate`` aggregates what
+    came back (only of the clients that succeeded). All processes run the same server on the same payloads.
 
     The fields of the dataclass are the settings, checked in ``__post_init__``. A subclass adds its own, and redeclares
     one to change its default; what is no setting is a ``ClassVar``, or is made in ``setup``. What lives on between
@@ -47,7 +47,7 @@ class Strategy(ServerState, ABC):
 
     Args:
         num_epochs: Local epochs a round.
-        reset_optimizer: Start the clients' optimisers anew every round instead of keeping their state.
+        reset_optimizer: Start the clients' optimizers anew every round instead of keeping their state.
     """
 
     num_epochs: int = 3
@@ -63,11 +63,11 @@ class Strategy(ServerState, ABC):
     examples_optimizer: ClassVar[OptimizerFactory | None] = None
     #: Whether the paper ties the strategy to a net of its own, so that it does not run with a user's PyG module.
     own_net: ClassVar[bool] = False
-    #: Whether clients may have different nets; their parameters then travel flat.
+    #: Whether clients may have different nets; their parameters are then communicated flat.
     takes_architectures: ClassVar[bool] = False
     #: Whether clients' nets may have running statistics.
     takes_statistics: ClassVar[bool] = True
-    #: Whether these may travel: only where models are averaged, for other steps make no variances.
+    #: Whether these may be communicated: only where models are averaged, for other steps make no variances.
     shares_statistics: ClassVar[bool] = False
     #: Whether clients must hold graphs.
     needs_graphs: ClassVar[bool] = False
@@ -152,20 +152,20 @@ class Strategy(ServerState, ABC):
         """The client of a run that was given none."""
         return self.client_class()
 
-    def net_for(self, roster: Roster, client: ClientModule) -> NetFactory:
+    def net_for(self, registry: ClientRegistry, client: ClientModule) -> NetFactory:
         """The net of clients that were given none: what the strategy needs, or what fits the task."""
-        return roster.task.default_net(roster.num_features, self.default_net)
+        return registry.task.default_net(registry.num_features, self.default_net)
 
-    def optimizer_for(self, roster: Roster) -> OptimizerFactory:
+    def optimizer_for(self, registry: ClientRegistry) -> OptimizerFactory:
         """The optimizer of clients that were given none, by what they hold."""
-        own = type(self)
-        if roster.task.has_graphs or own.examples_optimizer is None:
-            return own.default_optimizer
-        return own.examples_optimizer
+        cls = type(self)
+        if registry.task.has_graphs or cls.examples_optimizer is None:
+            return cls.default_optimizer
+        return cls.examples_optimizer
 
-    def complete(self, client: ClientModule, roster: Roster) -> None:
+    def complete(self, client: ClientModule, registry: ClientRegistry) -> None:
         """Give a client the net and the optimizer that it was not given."""
-        client.take_defaults(net=self.net_for(roster, client), optimizer=self.optimizer_for(roster))
+        client.take_defaults(net=self.net_for(registry, client), optimizer=self.optimizer_for(registry))
 
     def select(self, names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
         """Names of parameters that match any of the patterns; ``head.*`` is the last layer, whatever it is called.
@@ -211,19 +211,19 @@ class Strategy(ServerState, ABC):
         self.federation = federation
 
     @property
-    def fewest_answers(self) -> int:
-        """Answers that a round needs by the strategy's own rules; one with fewer is void."""
+    def min_updates(self) -> int:
+        """Updates that a round needs by the strategy's own rules; one with fewer fails."""
         return 1
 
     def check_round(self, num_clients: int) -> None:
         """Refuse rounds of too few clients.
 
         Raises:
-            ValueError: So many, whom a round asks, are fewer than ``fewest_answers``.
+            ValueError: So many, whom a round asks, are fewer than ``min_updates``.
         """
-        if num_clients < self.fewest_answers:
+        if num_clients < self.min_updates:
             raise ValueError(
-                f"{type(self).__name__} needs {self.fewest_answers} answers in every round, but a round asks "
+                f"{type(self).__name__} needs {self.min_updates} updates in every round, but a round asks "
                 f"{num_clients} clients: raise participation.fraction or num_clients"
             )
 
@@ -244,17 +244,17 @@ class Strategy(ServerState, ABC):
         """What the clients have of the user's net: itself, or one with more models or parameters beside it."""
         return net
 
-    def memory(self) -> Mapping[str, Slot]:
+    def client_state(self) -> Mapping[str, StateSpec]:
         """What each client remembers between stages beside its parameters, by name."""
         return {}
 
-    def client_state(self) -> ClientState:
+    def persistence(self) -> Persistence:
         """What else of a client lives on between rounds: all parameters, and the optimizer's state unless it is reset.
 
         A strategy that sends clients what they train, and evaluates what it sends, says less; what it says too little
         of is lost as a round ends, in checkpoints as in the run itself.
         """
-        return ClientState(optimizer=not self.reset_optimizer)
+        return Persistence(optimizer=not self.reset_optimizer)
 
     def penalty(self) -> Penalty | None:
         """The term added to the local objective."""
@@ -272,14 +272,14 @@ class Strategy(ServerState, ABC):
         Raises:
             ValueError: There is none.
         """
-        found: Sequence[Stage] = ()
+        result: Sequence[Stage] = ()
         if address.phase == "initial":
-            found = self.initial_stages()
+            result = self.initial_stages()
         elif address.phase == "round":
-            found = self.stages(address.round_idx)
-        elif address.phase == "admission":
-            found = self.admission_stages()
-        named = [stage for stage in found if stage.name == address.name]
+            result = self.stages(address.round_idx)
+        elif address.phase == "onboarding":
+            result = self.onboarding_stages()
+        named = [stage for stage in result if stage.name == address.name]
         if not named:
             raise ValueError(f"{type(self).__name__} has no stage at {address}")
         return named[0]
@@ -297,18 +297,19 @@ class Strategy(ServerState, ABC):
         return None
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Take in the clients' answers. ``upload`` may lack clients that failed and may be empty."""
+        """Aggregate the clients' updates. ``upload`` may lack clients that failed and may be empty."""
         return
 
     def sum_weighting(self) -> SumWeighting:
-        """How the server weights the clients, if it needs nothing of their answers but the weighted sum.
+        """How the server weights the clients, if it needs nothing of their updates but the weighted sum.
 
-        A subclass of one that says so and overrides ``aggregate``, ``admit`` or ``mixing_matrix`` has to say it again.
+        A subclass of one that says so and overrides ``aggregate``, ``onboard`` or ``mixing_matrix`` has to say it
+        again.
         """
         return None
 
     def settings_against_sums(self) -> list[str]:
-        """Names of the settings, as they are, because of which a weighted sum of all answers is not enough."""
+        """Names of the settings, as they are, because of which a weighted sum of all updates is not enough."""
         return []
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
@@ -326,16 +327,16 @@ class Strategy(ServerState, ABC):
         """
         return {}
 
-    def admission_stages(self) -> Sequence[Stage]:
+    def onboarding_stages(self) -> Sequence[Stage]:
         """Stages by which clients that were held out of training join; the server is not trained in them."""
         return [*self.initial_stages(), *self.stages(0)]
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
-        """Take in what newcomers answered, without training the server."""
+    def onboard(self, stage: Stage, upload: Payload) -> None:
+        """Take in what unseen clients responded, without training the server."""
         return
 
     def metrics(self) -> Mapping[str, float]:
-        """Figures of the server for the logs, of the last round."""
+        """Metrics of the server for the logs, of the last round."""
         return {}
 
     def matrices(self) -> Mapping[str, Tensor]:
@@ -349,19 +350,19 @@ class Strategy(ServerState, ABC):
         return self.federation.device
 
 
-class NotesFigures(Strategy):
-    """A strategy that notes its figures in ``figures`` when they arise; they are logged and in checkpoints."""
+class RecordsMetrics(Strategy):
+    """A strategy that notes its metrics in ``recorded_metrics`` when they arise; they are logged and in checkpoints."""
 
-    server_state: ClassVar[tuple[str, ...]] = ("figures",)
+    server_state: ClassVar[tuple[str, ...]] = ("recorded_metrics",)
 
     def setup(self, federation: Federation) -> None:
-        """Begin without figures."""
+        """Begin without metrics."""
         super().setup(federation)
-        self.figures: dict[str, float] = {}
+        self.recorded_metrics: dict[str, float] = {}
 
     def metrics(self) -> Mapping[str, float]:
-        """The figures that were noted last."""
-        return self.figures
+        """The metrics that were noted last."""
+        return self.recorded_metrics
 
 
 def select_names(names: Sequence[str], patterns: Sequence[str], head: Sequence[str] = ()) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ def with_labels(value_NK: Tensor, batch: GraphBatch, mask_N: Tensor) -> Tensor:
 
 
 def propagate_labels(known_NK: Tensor, batch: GraphBatch, seeds_N: Tensor, *, num_steps: int, share: float) -> Tensor:
-    """Z <- α Â Z + (1 - α) Y, then Z <- Z + Y in the seeds' rows, from Z = Y; not normalised.
+    """Z <- α Â Z + (1 - α) Y, then Z <- Z + Y in the seeds' rows, from Z = Y; not normalized.
 
     Args:
         known_NK: Y.
@@ -28,6 +28,6 @@ def propagate_labels(known_NK: Tensor, batch: GraphBatch, seeds_N: Tensor, *, nu
     """
     score_NK = known_NK
     for _ in range(num_steps):
-        neighbour_NK = block_matmul(batch.adjacency, score_NK, owner=batch.example_mask)
-        score_NK = share * neighbour_NK + (1 - share) * known_NK + known_NK * seeds_N[:, None]
+        neighbor_NK = block_matmul(batch.adjacency, score_NK, owner=batch.example_mask)
+        score_NK = share * neighbor_NK + (1 - share) * known_NK + known_NK * seeds_N[:, None]
     return score_NK

@@ -95,8 +95,8 @@ def gradients_at(client: ClientModule, parameters: Parameters, batch: Batch, con
     Of one client, also under ``vmap``, or of each on a stack; they are constants.
     """
     if not batch.key.dim():
-        found: Parameters = torch.func.grad(client.objective)(dict(parameters), batch, context)
-        return found
+        result: Parameters = torch.func.grad(client.objective)(dict(parameters), batch, context)
+        return result
     leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
     with torch.enable_grad():  # functions on stacks are not for torch.func
         loss_C = client.objective(leaves, batch, context)

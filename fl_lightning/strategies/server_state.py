@@ -26,13 +26,13 @@ class ServerState:
         Raises:
             ValueError: One of them is a single string.
         """
-        found: dict[str, None] = {}
+        result: dict[str, None] = {}
         for kind in reversed(cls.__mro__):
             names = vars(kind).get("server_state", ())
             if isinstance(names, str):
                 raise ValueError(f"{kind.__name__}.server_state is the string {names!r}: write ({names!r},)")
-            found |= dict.fromkeys(names)
-        return tuple(found)
+            result |= dict.fromkeys(names)
+        return tuple(result)
 
     def check_server_state(self) -> None:
         """Refuse names of attributes that there are not; called after ``setup``.
@@ -40,10 +40,11 @@ class ServerState:
         Raises:
             ValueError: There is none by one of the names.
         """
-        own = type(self).__name__
+        local = type(self).__name__
         if missing := [name for name in self.state_names() if not hasattr(self, name)]:
             raise ValueError(
-                f"{own}.server_state names {', '.join(missing)}, which {own} does not have after setup: correct the "
+                f"{local}.server_state names {', '.join(missing)}, which {local} does not have after "
+                f"setup: correct the "
                 "name, or create the attribute in setup"
             )
 
@@ -54,8 +55,8 @@ class ServerState:
             ValueError: A name is of no attribute, or of one that cannot be saved.
         """
         self.check_server_state()
-        own = type(self).__name__
-        return {name: pack(getattr(self, name), f"{own}.{name}") for name in self.state_names()}
+        local = type(self).__name__
+        return {name: pack(getattr(self, name), f"{local}.{name}") for name in self.state_names()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`: tensors are copied to where the present ones lie, and have the types they had.
@@ -64,14 +65,14 @@ class ServerState:
             ValueError: The state lacks a name.
         """
         self.check_server_state()
-        own = type(self).__name__
+        local = type(self).__name__
         if missing := [name for name in self.state_names() if name not in state]:
             raise ValueError(
-                f"the state to load into {own} lacks {', '.join(missing)}: it is of another strategy, or of another "
+                f"the state to load into {local} lacks {', '.join(missing)}: it is of another strategy, or of another "
                 "version of it"
             )
         for name in self.state_names():
-            setattr(self, name, self._restored(getattr(self, name), state[name], f"{own}.{name}"))
+            setattr(self, name, self._restored(getattr(self, name), state[name], f"{local}.{name}"))
 
     def _state_device(self) -> torch.device:
         """Where tensors are put that there are none of at present."""

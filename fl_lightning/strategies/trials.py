@@ -2,8 +2,8 @@
 
 How much of a client's model should come from all clients, say, is little in the first rounds and more as updates become
 noise; and it differs between data. A strategy gives each such setting a grid. In some rounds, after training, the
-clients are also sent the models of the present choice and of each neighbour on the grid, one step of one setting away,
-in an exchange of their own; they answer with the metric that also chooses the run's round (``ClientModule.monitor``),
+clients are also sent the models of the present choice and of each neighbor on the grid, one step of one setting away,
+in an exchange of their own; they respond with the metric that also chooses the run's round (``ClientModule.monitor``),
 and the best is the choice from then on. Test examples play no part in it.
 """
 
@@ -29,7 +29,7 @@ Choice = Mapping[str, float]
 
 def validation_score(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """Numerator and denominator of its validation metric with the model that it was sent, (2,)."""
-    sent = {name: context.inbox.get(name, own) for name, own in parameters.items()}
+    sent = {name: context.received.get(name, local) for name, local in parameters.items()}
     scores = client.scores_of_parts([batch], [client.score_table(sent, batch, context)])
     total, count = scores[client.monitor].unbind(-1)
     is_less_better = direction_of(client.monitor, client.directions()) == "min"
@@ -37,7 +37,7 @@ def validation_score(client: ClientModule, parameters: Parameters, batch: Batch,
 
 
 class Trials:
-    """The present choice, and the exchanges that try its neighbours.
+    """The present choice, and the exchanges that try its neighbors.
 
     Args:
         grids: The values of each setting, in order.
@@ -76,14 +76,14 @@ class Trials:
             )
 
     def candidates(self) -> dict[str, Choice]:
-        """The choice and its neighbours, by the names of their stages."""
-        found: dict[str, Choice] = {_name_of(self.choice): dict(self.choice)}
+        """The choice and its neighbors, by the names of their stages."""
+        result: dict[str, Choice] = {_name_of(self.choice): dict(self.choice)}
         for setting, grid in self.grids.items():
-            place = grid.index(self.choice[setting])
-            for value in grid[max(place - 1, 0) : place + 2]:
-                neighbour = {**self.choice, setting: value}
-                found[_name_of(neighbour)] = neighbour
-        return found
+            index = grid.index(self.choice[setting])
+            for value in grid[max(index - 1, 0) : index + 2]:
+                neighbor = {**self.choice, setting: value}
+                result[_name_of(neighbor)] = neighbor
+        return result
 
     def are_due(self, round_idx: int) -> bool:
         """Whether this round ends with trials; the first one never does."""
@@ -101,7 +101,7 @@ class Trials:
         """What a stage tries; None if it is no trial."""
         return self.candidates().get(stage.name) if self.every is not None else None
 
-    def take_in(self, stage: Stage, upload: Payload) -> bool:
+    def ingest(self, stage: Stage, upload: Payload) -> bool:
         """Note the scores of one trial; after the last one choose, and say so.
 
         Raises:
@@ -111,7 +111,7 @@ class Trials:
         first, *_, last = candidates
         if stage.name == first:
             self._scores = {}  # of trials that did not come to an end
-        self._scores[stage.name] = upload.clients, upload.signals["validation_score"]
+        self._scores[stage.name] = upload.clients, upload.extras["validation_score"]
         if stage.name != last:
             return False
         scores, self._scores = self._scores, {}
@@ -156,7 +156,9 @@ def require_trials(setting: str, tried: Sequence[object], validate_every: int | 
 
 def _trial(name: str) -> Stage:
     """The exchange of a candidate."""
-    return Stage(name=name, signals={"validation_score": validation_score}, rows={"validation_score": Rows(of="score")})
+    return Stage(
+        name=name, client_outputs={"validation_score": validation_score}, rows={"validation_score": Rows(of="score")}
+    )
 
 
 def _name_of(choice: Choice) -> str:
@@ -164,7 +166,7 @@ def _name_of(choice: Choice) -> str:
 
 
 def _mean_score(clients: tuple[int, ...], score_C2: Tensor, asked: Sequence[int]) -> float:
-    """Mean over the validation examples of the clients that answered every trial."""
+    """Mean over the validation examples of the clients that responded every trial."""
     rows = [clients.index(client) for client in asked]
     total, count = score_C2[rows].double().sum(dim=0).tolist()
     if not count:

@@ -1,4 +1,4 @@
-"""Studies of methods × cases × seeds: ``fl-train study run | status | table | report | check | sweep | cell FILE``."""
+"""Studies of methods × cases × seeds: ``fl-train study run | status | table | report | check | sweep | train FILE``."""
 
 import argparse
 import re
@@ -22,7 +22,7 @@ from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner, count_of, duration
 from fl_lightning.study.schema import WrongStudy
-from fl_lightning.study.single import check, sweep, train_cell
+from fl_lightning.study.single import check, sweep, train_run
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.table import for_terminal, leaderboard, markdown, tidy, what_was_run, write_csv
 from fl_lightning.study.version import sources
@@ -33,8 +33,8 @@ _DESCRIPTION = """Methods × cases × seeds, tuned alike, in parallel; what is d
   fl-train study status studies/leaderboard_a.yaml          what is done, failed, stale, missing
   fl-train study table  studies/leaderboard_a.yaml          the leaderboard, in the terminal or as Markdown
   fl-train study report studies/leaderboard_a.yaml          tables, tests and pictures, as report.md beside the results
-  fl-train study check  studies/leaderboard_a.yaml          whether the code still comes to the same figures
-  fl-train study sweep  studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml     let W&B agents take cells
+  fl-train study check  studies/leaderboard_a.yaml          whether the code still comes to the same metrics
+  fl-train study sweep  studies/leaderboard_a.yaml > sweep.yaml && wandb sweep sweep.yaml     let W&B agents take runs
 """
 
 
@@ -43,7 +43,7 @@ _MOST_WARNINGS = 5
 
 
 class _Parser(argparse.ArgumentParser):
-    """Answers a mistake with one line."""
+    """Reports a mistake with one line."""
 
     def error(self, message: str) -> NoReturn:
         fail(f"study: {message}")
@@ -80,29 +80,29 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
     run.add_argument("--methods", nargs="+", help="these alone")
     run.add_argument("--cases", nargs="+", help="these alone")
-    run.add_argument("--minutes", type=float, help="begin no cell after so many minutes")
-    run.add_argument("--retry", action="store_true", help="try cells again that failed")
+    run.add_argument("--minutes", type=float, help="begin no run after so many minutes")
+    run.add_argument("--retry", action="store_true", help="try runs again that failed")
     run.set_defaults(verb=_run)
 
     status = verbs.add_parser("status", parents=[common], help="what is done, failed, stale, missing")
     status.set_defaults(verb=_status)
 
     table = verbs.add_parser("table", parents=[common], help="the leaderboard")
-    table.add_argument("--figure", default="test", help="column of results.csv to show (test)")
+    table.add_argument("--metric", default="test", help="column of results.csv to show (test)")
     table.add_argument("--markdown", action="store_true", help="as Markdown")
     table.set_defaults(verb=_table)
 
-    checked = verbs.add_parser("check", parents=[common], help="train a cell of every method again and compare")
+    checked = verbs.add_parser("check", parents=[common], help="train a run of every method again and compare")
     checked.add_argument("--processes", type=_count, help="worker processes, instead of the study's number")
     checked.add_argument("--methods", nargs="+", help="these alone")
     checked.set_defaults(verb=_check)
 
-    swept = verbs.add_parser("sweep", parents=[common], help="print a W&B sweep over the cells that can be trained now")
+    swept = verbs.add_parser("sweep", parents=[common], help="print a W&B sweep over the runs that can be trained now")
     swept.set_defaults(verb=_sweep)
 
-    cell = verbs.add_parser("cell", parents=[common], help="train one cell and send it to W&B, as a W&B agent does")
-    cell.add_argument("--cell", required=True, help="its key, as the sweep has it")
-    cell.set_defaults(verb=_cell)
+    train = verbs.add_parser("train", parents=[common], help="train one run and send it to W&B, as a W&B agent does")
+    train.add_argument("--run", required=True, help="its key, as the sweep has it")
+    train.set_defaults(verb=_cell)
 
     sealed = verbs.add_parser("seal", parents=[common], help="take lines of the results without a checksum as they are")
     sealed.set_defaults(verb=_seal)
@@ -182,12 +182,12 @@ def _status(study: Study, options: argparse.Namespace) -> int:
         seen: set[str] = set()
         for case in study.cases_of(method):
             tuning, report = progress.tuning(method, case), progress.report(method, case)
-            cells = [cell for cell in (*tuning, *report) if cell.key not in seen]
-            seen |= {cell.key for cell in cells}
-            counts.update(progress.state(cell) for cell in cells)
-            present += [progress.records[cell.key] for cell in cells if cell.key in progress.records]
+            runs = [run for run in (*tuning, *report) if run.key not in seen]
+            seen |= {run.key for run in runs}
+            counts.update(progress.state(run) for run in runs)
+            present += [progress.records[run.key] for run in runs if run.key in progress.records]
             counts["missing"] += 0 if report else len(study.seeds)
-            total += len(cells) + (0 if report else len(study.seeds))
+            total += len(runs) + (0 if report else len(study.seeds))
         shown.add_row(
             method, *(str(counts[state] or "") for state in ("done", "failed", "stale", "missing")), str(total)
         )
@@ -209,10 +209,10 @@ def _status(study: Study, options: argparse.Namespace) -> int:
 
 def _tell_warnings(messages: Iterable[str]) -> None:
     """Each kind once, whatever clients and numbers it names, in the words of its first."""
-    told: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for message in messages:
-        told.setdefault(re.sub(r"\d[\w.,-]*", "", message), []).append(message)
-    for same in sorted(told.values(), key=len, reverse=True)[:_MOST_WARNINGS]:
+        groups.setdefault(re.sub(r"\d[\w.,-]*", "", message), []).append(message)
+    for same in sorted(groups.values(), key=len, reverse=True)[:_MOST_WARNINGS]:
         _say(f"{count_of(len(same))} warned: {same[0]}")
 
 
@@ -233,7 +233,7 @@ def _check(study: Study, options: argparse.Namespace) -> int:
     with Pool(options.processes or study.processes) as pool:
         changed = check(study, Store(study.results), pool, _say, options.methods or ())
     if changed:
-        _say(f"{changed} methods come to other figures: raise MATHEMATICS in fl_lightning/study/version.py")
+        _say(f"{changed} methods come to other metrics: raise MATHEMATICS in fl_lightning/study/version.py")
     return 1 if changed else 0
 
 
@@ -244,9 +244,9 @@ def _sweep(study: Study, options: argparse.Namespace) -> int:
 
 def _cell(study: Study, options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="fl-study-") as scratch:
-        record = train_cell(study, Store(study.results), options.cell, Path(scratch))
+        record = train_run(study, Store(study.results), options.run, Path(scratch))
     if record is None:
-        fail(f"--cell {options.cell} is not to do in {study.path}: take one of fl-train study sweep {study.path}")
+        fail(f"--run {options.run} is not to do in {study.path}: take one of fl-train study sweep {study.path}")
     if record["error"]:
         fail(record["error"], code=1)
     _say(f"{record['method']} on {record['case']}, seed {record['seed']}: {record['monitor']} {record['val']:.4g}")
@@ -273,7 +273,7 @@ def _report(study: Study, options: argparse.Namespace) -> int:
 
     table = _write(study)
     if not len(table):
-        fail(f"{study.results} has no reported cells yet: fl-train study run {study.path}")
+        fail(f"{study.results} has no reported runs yet: fl-train study run {study.path}")
     _say(str(write_report(Progress(study, Store(study.results)), table)))
     return 0
 
@@ -282,10 +282,10 @@ def _table(study: Study, options: argparse.Namespace) -> int:
     progress = Progress(study, Store(study.results))
     table = tidy(progress)
     if not len(table):
-        fail(f"{study.results} has no reported cells yet: fl-train study run {study.path}")
-    if options.figure not in table:
-        fail(f"--figure {options.figure!r} is no column of the results: there are {', '.join(table.columns)}")
-    shown, lacking = what_was_run(leaderboard(progress, table, options.figure))
+        fail(f"{study.results} has no reported runs yet: fl-train study run {study.path}")
+    if options.metric not in table:
+        fail(f"--figure {options.metric!r} is no column of the results: there are {', '.join(table.columns)}")
+    shown, lacking = what_was_run(leaderboard(progress, table, options.metric))
     if options.markdown:
         _say(markdown(shown, "method"))
         return 0

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from fl_lightning.study.schema import Axis, Case, File, Method, Settings, WrongStudy, read_file, read_yaml
 
-#: Figure of every round: bytes of all payloads so far.
+#: Metric of every round: bytes of all payloads so far.
 TOTAL_BYTES = "comm/bytes_total"
 #: A point of a grid: the label of its value on each axis, and the settings of all.
 Point = tuple[str, Settings]
@@ -79,21 +79,23 @@ class Study:
             return []
         axes = {**self.tuning.grid, **self.cases[case].grid}
         common = list(itertools.product(*(_values(name, axis) for name, axis in axes.items())))
-        own = list(itertools.product(*(_values(name, axis) for name, axis in self.methods[method].tune.items())))
+        method_points = list(
+            itertools.product(*(_values(name, axis) for name, axis in self.methods[method].tune.items()))
+        )
         budget = self.tuning.budget
         draw = random.Random(self.methods[method].drawn_as or method)
         chosen = common if budget == len(common) else [common[0], *draw.sample(common[1:], budget - 1)]
-        rounds = [draw.sample(own, len(own)) for _ in range(-(-budget // len(own)))]
+        rounds = [draw.sample(method_points, len(method_points)) for _ in range(-(-budget // len(method_points)))]
         rest = [point for turn in rounds for point in turn]
-        rest.remove(own[0])
-        return [_joined([*shared, *mine]) for shared, mine in zip(chosen, [own[0], *rest], strict=False)]
+        rest.remove(method_points[0])
+        return [_joined([*shared, *mine]) for shared, mine in zip(chosen, [method_points[0], *rest], strict=False)]
 
     def beyond(self, case: str, point: Point) -> list[Point]:
         """The settings past the ends of the axes of ``tuning.beyond`` at which a setting stands."""
         label, settings = point
         parts = label.split(", ")
         axes = {**self.tuning.grid, **self.cases[case].grid}
-        found: list[Point] = []
+        result: list[Point] = []
         for name in self.tuning.beyond:
             values, value = sorted(axes[name]), settings[name]
             if _label(name, value) not in parts:  # a setting of the method's own has the last word
@@ -102,8 +104,8 @@ class Study:
                 if (value <= end) if end < before else (value >= end):
                     further = float(f"{value * end / before:.3g}")
                     changed = [_label(name, further) if part == _label(name, value) else part for part in parts]
-                    found.append((", ".join(changed), settings | {name: further}))
-        return found
+                    result.append((", ".join(changed), settings | {name: further}))
+        return result
 
     @cached_property
     def other(self) -> "Study | None":
@@ -114,33 +116,33 @@ class Study:
 
     def _each(self, cases: Mapping[str, Case]) -> dict[str, Case]:
         """The cases, those with ``each`` once for each place, in order."""
-        found: dict[str, Case] = {}
+        result: dict[str, Case] = {}
         for name, case in cases.items():
             if "{x" in name and not case.each:
                 self._refuse("cases", name, "give the places that {x} stands for in each")
             if case.each and case.x is not None:
                 self._refuse(f"cases.{name}.x", case.x, "its places are in each: leave it out")
-            for place in case.each:
+            for value in case.each:
                 try:
-                    at = _at(place, name)
+                    at = _at(value, name)
                     parts = ("settings", "methods", "final", "grid")
-                    filled = {part: _at(place, getattr(case, part)) for part in parts}
+                    filled = {part: _at(value, getattr(case, part)) for part in parts}
                 except ValueError as error:
-                    self._refuse(f"cases.{name}.each", place, f"{error}; formats are Python's, as in {{x:.0%}}")
-                if at in found or at in cases:
+                    self._refuse(f"cases.{name}.each", value, f"{error}; formats are Python's, as in {{x:.0%}}")
+                if at in result or at in cases:
                     self._refuse(
-                        f"cases.{name}.each", place, f"{at} is there already: put {{x}} into the name, once each"
+                        f"cases.{name}.each", value, f"{at} is there already: put {{x}} into the name, once each"
                     )
-                found[at] = case.model_copy(update={**filled, "x": float(place), "each": []})
+                result[at] = case.model_copy(update={**filled, "x": float(value), "each": []})
             if not case.each:
-                found[name] = case
-        return found
+                result[name] = case
+        return result
 
     def _found(self, content: File) -> dict[str, Method]:
         """A method for each strategy of the configurations that match and that is not among the methods yet."""
         taken = {strategy_of(self.path.parent / name) for m in content.methods.values() for name in _listed(m.config)}
         taken |= set(content.methods) | set(content.configs_except)
-        found: dict[str, Method] = {}
+        result: dict[str, Method] = {}
         for pattern in content.configs:
             matches = sorted(self.path.parent.glob(pattern))
             if not matches:
@@ -148,8 +150,8 @@ class Study:
             for path in matches:
                 name = strategy_of(path)
                 if name and name not in taken:
-                    found.setdefault(name, Method(config=os.path.relpath(path, self.path.parent), tier=99))
-        return found
+                    result.setdefault(name, Method(config=os.path.relpath(path, self.path.parent), tier=99))
+        return result
 
     def _check(self) -> None:
         if not self.methods:
@@ -177,9 +179,9 @@ class Study:
         if len(set(self.seeds)) < len(self.seeds):
             self._refuse("seeds", list(self.seeds), "give each once")
         for name, picture in self.pictures.items():
-            needed = [figure for figure in (picture.x, picture.figure) if figure != "round"]
+            needed = [metric for metric in (picture.x, picture.metric) if metric != "round"]
             if picture.kind == "curves" and (lacking := sorted(set(needed) - set(self.history))):
-                self._refuse(f"pictures.{name}", picture.figure, f"its curves need {', '.join(lacking)} in history")
+                self._refuse(f"pictures.{name}", picture.metric, f"its curves need {', '.join(lacking)} in history")
             if picture.kind == "lines" and all(case.x is None for case in self.cases.values()):
                 self._refuse(f"pictures.{name}", "lines", "no case has an x")
         if self.traffic is not None:
@@ -260,16 +262,16 @@ def _goes_on(axis: Axis) -> bool:
     return isinstance(axis, list) and len(set(numbers)) == len(axis) > 1
 
 
-def _at(place: int | float, part: Any) -> Any:
+def _at(x: int | float, part: Any) -> Any:
     """A part of a case with ``{x}`` filled in."""
     if isinstance(part, dict):
-        return {name: _at(place, value) for name, value in part.items()}
+        return {name: _at(x, value) for name, value in part.items()}
     if isinstance(part, list):
-        return [_at(place, value) for value in part]
+        return [_at(x, value) for value in part]
     if part == "{x}":
-        return place
+        return x
     if isinstance(part, str):
-        return re.sub(r"{x(?::([^{}]*))?}", lambda found: format(place, found[1] or ""), part)
+        return re.sub(r"{x(?::([^{}]*))?}", lambda result: format(x, result[1] or ""), part)
     return part
 
 

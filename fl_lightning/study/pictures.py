@@ -37,26 +37,26 @@ def draw(progress: Progress, table: pd.DataFrame, folder: Path) -> list[str]:
 
 
 def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
-    """A figure, or its change, against the cases' ``x``: mean and standard deviation over seeds, in panels."""
-    if picture.figure not in table:
+    """A metric, or its change, against the cases' ``x``: mean and standard deviation over seeds, in panels."""
+    if picture.metric not in table:
         return None
     study = progress.study
-    run = set(table[table[picture.figure].notna()]["case"])
+    run = set(table[table[picture.metric].notna()]["case"])
     placed = {name: case for name, case in study.cases.items() if case.x is not None and name in run}
     panels = list(dict.fromkeys(case.panel for case in placed.values()))
     if not panels:
         return None
     one_unit = table[table["case"].isin(list(placed))]["metric"].dropna().nunique() == 1
     figure, all_axes = _panels(len(panels), share_y=one_unit)
-    label, y_labels = picture.y_label or picture.figure, []
+    label, y_labels = picture.y_label or picture.metric, []
     for axes, panel in zip(all_axes, panels, strict=True):
         cases = {name: case.x for name, case in study.cases.items() if case.panel == panel and case.x is not None}
-        for place, method in enumerate(study.methods):
-            rows = table[(table["method"] == method) & table["case"].isin(list(cases)) & table[picture.figure].notna()]
+        for index, method in enumerate(study.methods):
+            rows = table[(table["method"] == method) & table["case"].isin(list(cases)) & table[picture.metric].notna()]
             if not len(rows):
                 continue
             scale, unit = _unit(rows)
-            by_seed = scale * rows.assign(x=rows["case"].map(cases)).pivot_table(picture.figure, "seed", "x")
+            by_seed = scale * rows.assign(x=rows["case"].map(cases)).pivot_table(picture.metric, "seed", "x")
             if picture.change:
                 unit, first = unit.replace("%", "points"), min(cases.values())
                 if by_seed.shape[1] == 1 or first not in by_seed:
@@ -64,46 +64,44 @@ def _lines(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
                 by_seed = by_seed.sub(by_seed[first], axis=0)
             mean, spread = by_seed.mean(), by_seed.std().fillna(0.0)
             if len(mean) == 1:  # what the axis does not touch
-                axes.axhline(float(mean.iloc[0]), linestyle="--", color=_colour(place), label=method)
+                axes.axhline(float(mean.iloc[0]), linestyle="--", color=_color(index), label=method)
                 continue
-            lines = axes.errorbar(
-                mean.index, mean, spread, capsize=2, linewidth=1.3, label=method, color=_colour(place)
-            )
-            lines.lines[0].set(marker=_MARKERS[place % len(_MARKERS)], markersize=4)
+            lines = axes.errorbar(mean.index, mean, spread, capsize=2, linewidth=1.3, label=method, color=_color(index))
+            lines.lines[0].set(marker=_MARKERS[index % len(_MARKERS)], markersize=4)
         _dress(axes, panel, picture, ticks=sorted(set(cases.values())))
         y_labels.append(f"{label}{unit}")
     return _finish(figure, all_axes, y_labels[:1] if one_unit else y_labels)
 
 
 def _curves(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
-    """A figure of every round against the rounds or another figure, mean over seeds, a panel for each case."""
+    """A metric of every round against the rounds or another metric, mean over seeds, a panel for each case."""
     study, history = progress.study, progress.store.history()
     shown = [case for case in study.cases if case in set(table["case"])]
     figure, all_axes = _panels(len(shown), share_y=False)
     unit, any_drawn = "", False
     for axes, case in zip(all_axes, shown, strict=True):
-        for place, method in enumerate(study.methods):
-            found = by_round(progress, history, method, case, (picture.x, picture.figure))
-            if found is None:
+        for index, method in enumerate(study.methods):
+            result = by_round(progress, history, method, case, (picture.x, picture.metric))
+            if result is None:
                 continue
-            x, y = found
+            x, y = result
             rows = table[(table["method"] == method) & (table["case"] == case)]
-            is_score = picture.figure.rpartition("/")[2] in set(rows["metric"])
+            is_score = picture.metric.rpartition("/")[2] in set(rows["metric"])
             scale, unit = _unit(rows) if is_score else (1.0, "")
             any_drawn = True
             if picture.x != "round" and not x.any():
-                axes.axhline(scale * y[-1], linestyle="--", color=_colour(place), label=method)
+                axes.axhline(scale * y[-1], linestyle="--", color=_color(index), label=method)
             else:
-                axes.plot(picture.x_scale * x, scale * y, color=_colour(place), linewidth=1.3, label=method)
+                axes.plot(picture.x_scale * x, scale * y, color=_color(index), linewidth=1.3, label=method)
         _dress(axes, case, picture)
-    return _finish(figure, all_axes, [f"{picture.y_label or picture.figure}{unit}"]) if any_drawn else None
+    return _finish(figure, all_axes, [f"{picture.y_label or picture.metric}{unit}"]) if any_drawn else None
 
 
 def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure | None:
     """Average ranks over the cases that all methods have; those that Nemenyi's test does not tell apart share a bar."""
     import scikit_posthocs
 
-    means = case_means(table, picture.figure)
+    means = case_means(table, picture.metric)
     if min(means.shape) < 3:
         return None
     figure = Figure(figsize=(9, 1.6 + 0.24 * means.shape[1]), layout="constrained")
@@ -160,10 +158,10 @@ def _finish(figure: Figure, all_axes: list[Axes], y_labels: list[str]) -> Figure
 
 def _unit(rows: pd.DataFrame) -> tuple[float, str]:
     is_error = counts_errors(rows)
-    return scale_of(is_error=is_error), ", thousandths" if is_error else ", %"
+    return scale_of(is_error=is_error), ", × 10⁻³" if is_error else ", %"
 
 
-def _colour(place: int) -> tuple[float, float, float]:
-    colours: tuple[tuple[float, float, float], ...] = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
+def _color(index: int) -> tuple[float, float, float]:
+    colors: tuple[tuple[float, float, float], ...] = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
     order = [*range(0, 20, 2), *range(1, 20, 2)]
-    return colours[order[place % 20]]
+    return colors[order[index % 20]]

@@ -99,13 +99,13 @@ class Pool(AbstractContextManager["Pool"]):
 
     def _answer(self, worker: _Worker) -> dict[str, Any] | None:
         try:
-            answer: dict[str, Any] = worker.connection.recv()
+            response: dict[str, Any] = worker.connection.recv()
         except (EOFError, ConnectionResetError):
             worker.process.join()
             worker.connection.close()
             self._workers.remove(worker)
             return None
-        return answer
+        return response
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
@@ -123,7 +123,7 @@ class Pool(AbstractContextManager["Pool"]):
     ) -> None:
         for worker in self._workers:
             worker.connection.close()
-            worker.process.kill()  # cells are whole or not there: nothing is lost but what was being trained
+            worker.process.kill()  # runs are whole or not there: nothing is lost but what was being trained
         for worker in self._workers:
             worker.process.join()
         self._folder.cleanup()

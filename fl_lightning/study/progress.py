@@ -1,4 +1,4 @@
-"""How far a study is: which cells are done, failed, stale or missing, and which setting was chosen."""
+"""How far a study is: which runs are done, failed, stale or missing, and which setting was chosen."""
 
 import math
 import statistics
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from fl_lightning.study.cells import Cell, make_cell
 from fl_lightning.study.definition import Point, Study
+from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Record, Store, is_less_better
 
 State = Literal["missing", "failed", "stale", "done"]
@@ -16,10 +16,10 @@ State = Literal["missing", "failed", "stale", "done"]
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A setting that a method tries on a case, and its cells, one a tuning seed."""
+    """A setting that a method tries on a case, and its runs, one a tuning seed."""
 
     point: Point
-    cells: Sequence[Cell]
+    runs: Sequence[StudyRun]
 
     @property
     def label(self) -> str:
@@ -33,8 +33,8 @@ class Choice:
 
     Attributes:
         point: The chosen setting.
-        validation: Its validation figure, mean over the tuning seeds; nan where nothing was tuned.
-        tried: Mean validation figure of every setting, by its labels; nan for one that failed.
+        validation: Its validation metric, mean over the tuning seeds; nan where nothing was tuned.
+        tried: Mean validation metric of every setting, by its labels; nan for one that failed.
     """
 
     point: Point
@@ -48,7 +48,7 @@ class Progress:
     Args:
         study: The study.
         store: Where its records are.
-        partitions: Hash of the partition that is made now, by ``Cell.data``, as far as it was looked at.
+        partitions: Hash of the partition that is made now, by ``StudyRun.data``, as far as it was looked at.
     """
 
     def __init__(self, study: Study, store: Store, partitions: Mapping[str, str] | None = None) -> None:
@@ -66,24 +66,24 @@ class Progress:
         other = self.study.other
         return self if other is None else Progress(other, Store(other.results))
 
-    def state(self, cell: Cell) -> State:
-        """What is known of a cell."""
-        record = self.records.get(cell.key)
+    def state(self, run: StudyRun) -> State:
+        """What is known of a run."""
+        record = self.records.get(run.key)
         if record is None:
             return "missing"
-        if record["version"] != cell.version or self._has_other_data(cell, record):
+        if record["version"] != run.version or self._has_other_data(run, record):
             return "stale"
         return "failed" if record["error"] else "done"
 
-    def _has_other_data(self, cell: Cell, record: Record) -> bool:
-        now = self.partitions.get(cell.data)
+    def _has_other_data(self, run: StudyRun, record: Record) -> bool:
+        now = self.partitions.get(run.data)
         return now is not None and record["partition"] not in ("", now)
 
-    def tuning(self, method: str, case: str) -> list[Cell]:
-        """The cells whose validation chooses the setting of a method on a case; none where another study has them."""
+    def tuning(self, method: str, case: str) -> list[StudyRun]:
+        """The runs whose validation chooses the setting of a method on a case; none where another study has them."""
         if self.study.other is not None:
             return []
-        return [cell for trial in self.trials(*self.study.tuned_on(method, case)) for cell in trial.cells]
+        return [run for trial in self.trials(*self.study.tuned_on(method, case)) for run in trial.runs]
 
     def trials(self, method: str, case: str) -> list[Trial]:
         """What a method tries on a case: the grid, then what is past the ends of its axes as long as that is best."""
@@ -103,23 +103,23 @@ class Progress:
 
     def _trial(self, method: str, case: str, point: Point) -> Trial:
         seeds = self.study.tuning.seeds
-        return Trial(point, [make_cell(self.study, method, case, seed, point, "tuning") for seed in seeds])
+        return Trial(point, [make_run(self.study, method, case, seed, point, "tuning") for seed in seeds])
 
     def scores(self, trials: Sequence[Trial]) -> dict[str, float]:
-        """Mean validation figure of each setting, of which no cell is missing; nan for one that failed."""
+        """Mean validation metric of each setting, of which no run is missing; nan for one that failed."""
         scores: dict[str, float] = {}
         for trial in trials:
-            records = [self.records.get(cell.key) for cell in trial.cells]
-            found = [math.nan if record["val"] is None else record["val"] for record in records if record is not None]
-            if len(found) == len(trial.cells):
-                scores[trial.label] = statistics.fmean(found)
+            records = [self.records.get(run.key) for run in trial.runs]
+            result = [math.nan if record["val"] is None else record["val"] for record in records if record is not None]
+            if len(result) == len(trial.runs):
+                scores[trial.label] = statistics.fmean(result)
         return scores
 
     def _best(self, trials: Sequence[Trial]) -> Trial | None:
         """The first of the best; None if all failed."""
         scores = self.scores(trials)
         finite = [trial for trial in trials if math.isfinite(scores.get(trial.label, math.nan))]
-        records = [self.records[cell.key] for trial in finite for cell in trial.cells]
+        records = [self.records[run.key] for trial in finite for run in trial.runs]
         sign = -1.0 if any(is_less_better(record) for record in records) else 1.0
         return max(finite, key=lambda trial: sign * scores[trial.label], default=None)
 
@@ -129,7 +129,7 @@ class Progress:
         What is past the ends of the grid counts as soon as it was tried.
 
         Returns:
-            None as long as a cell of the grid is missing, and where every setting failed.
+            None as long as a run of the grid is missing, and where every setting failed.
         """
         source, tuned = self.source, self.study.tuned_on(method, case)
         trials = source.trials(*tuned)
@@ -141,18 +141,18 @@ class Progress:
             return None
         return Choice(point=best.point, validation=tried[best.label], tried=tried)
 
-    def _reported(self, method: str, case: str, label: str) -> list[Cell]:
+    def _reported(self, method: str, case: str, label: str) -> list[StudyRun]:
         trials = self.source.trials(*self.study.tuned_on(method, case))
         point = next((trial.point for trial in trials if trial.label == label), ("", {}))
-        return [make_cell(self.study, method, case, seed, point, "report") for seed in self.study.seeds]
+        return [make_run(self.study, method, case, seed, point, "report") for seed in self.study.seeds]
 
     def first_label(self, method: str, case: str) -> str:
         """The first setting of the grid that a method's choice on a case is made from; empty without one."""
         grid = self.source.grid(*self.study.tuned_on(method, case))
         return grid[0].label if grid else ""
 
-    def report(self, method: str, case: str) -> list[Cell]:
-        """The reported cells of a method on a case, one a seed; none as long as no setting is chosen."""
+    def report(self, method: str, case: str) -> list[StudyRun]:
+        """The reported runs of a method on a case, one a seed; none as long as no setting is chosen."""
         chosen = self.choice(method, case)
         return [] if chosen is None else self.reported(method, case, chosen.point[0])
 

@@ -22,14 +22,14 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     comparisons = statistics.against_baselines(table, study.baselines)
     shown = leaderboard(progress, table)
     parts = [f"# {study.title}", _preamble(progress, shown)]
-    parts += ["## Test figures", _leaderboard(progress, shown, table, comparisons)]
+    parts += ["## Test metrics", _leaderboard(progress, shown, table, comparisons)]
     if study.traffic is not None:
         parts += ["## What went over the wire", traffic(progress)]
     if any(case.paper for case in study.cases.values()):
         parts += ["## Beside the papers", _papers(progress, table)]
-    for metric, found in comparisons.groupby("metric", sort=False):
+    for metric, result in comparisons.groupby("metric", sort=False):
         several = comparisons["metric"].nunique() > 1
-        parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(found)]
+        parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(result)]
     if means := statistics.panel_means(table, study.panels):
         parts += ["## Average ranks", _average_ranks(means)]
     matrix = statistics.wins_ties_losses(table)
@@ -39,7 +39,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
             "Cases in which the row's method is above / not distinguishable from / below the column's.",
             markdown(matrix, "method"),
         ]
-    for title, figure in {
+    for title, column in {
         "Spread over clients (standard deviation)": "test_std",
         "Worst client": "test_worst",
         "Attack success on benign clients": "test_asr",
@@ -48,8 +48,8 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
         "Attack success on malicious clients after simple tuning": "tuned_malicious_test_asr",
         "Validation": "val",
     }.items():
-        if figure in table:
-            parts += [f"## {title}", _markdown(leaderboard(progress, table, figure))]
+        if column in table:
+            parts += [f"## {title}", _markdown(leaderboard(progress, table, column))]
     if means := statistics.panel_means(table, study.panels, "val"):
         parts += ["## Average ranks by validation", _average_ranks(means)]
     parts += ["## Other models of the same runs", _kinds(progress, table)]
@@ -66,8 +66,8 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
 def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
     study, tuning = progress.study, (progress.study.other or progress.study).tuning
     lines = [
-        f"Mean ± standard deviation over seeds {', '.join(map(str, study.seeds))}; accuracy in per cent, errors in "
-        "thousandths. Round and settings are chosen on validation. What is empty was not run.",
+        f"Mean ± standard deviation over seeds {', '.join(map(str, study.seeds))}; accuracy in percent, "
+        "errors as MSE × 10⁻³. Round and settings are chosen on validation. What is empty was not run.",
     ]
     if lacking := what_was_run(shown)[1]:
         lines.append(f"Of these nothing was run yet: {'; '.join(lacking)}.")
@@ -81,7 +81,7 @@ def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
             )
     lines.append(
         f"`fl-train study run {_shown(study.path)}` makes what is missing, `fl-train study "
-        "report` this file; every figure stands in `results.csv` with its command."
+        "report` this file; every metric stands in `results.csv` with its command."
     )
     return " ".join(lines)
 
@@ -129,9 +129,9 @@ def _papers(progress: Progress, table: pd.DataFrame) -> str:
     rows = []
     for case, settings in progress.study.cases.items():
         for method, printed in settings.paper.items():
-            found = table[(table["case"] == case) & (table["method"] == method)]["test"].dropna()
-            scale = scale_of(is_error=counts_errors(table[table["case"] == case])) if len(found) else 100.0
-            ours = f"{scale * found.mean():.1f}" if len(found) else ""
+            result = table[(table["case"] == case) & (table["method"] == method)]["test"].dropna()
+            scale = scale_of(is_error=counts_errors(table[table["case"] == case])) if len(result) else 100.0
+            ours = f"{scale * result.mean():.1f}" if len(result) else ""
             rows.append({"method": method, "case": case, "ours": ours, "printed": printed})
     return markdown(pd.DataFrame(rows).set_index("method"), "method")
 
@@ -153,52 +153,52 @@ def _comparisons(comparisons: pd.DataFrame) -> str:
 def _average_ranks(means: Mapping[str, pd.DataFrame]) -> str:
     """A column for each panel, over the cases that all methods in it have."""
     columns = {
-        name: f"{name or ('all' if len(means) > 1 else 'average rank')} ({len(found)} cases)"
-        for name, found in means.items()
+        name: f"{name or ('all' if len(means) > 1 else 'average rank')} ({len(result)} cases)"
+        for name, result in means.items()
     }
-    ranks = pd.DataFrame({columns[name]: statistics.average_ranks(found) for name, found in means.items()})
+    ranks = pd.DataFrame({columns[name]: statistics.average_ranks(result) for name, result in means.items()})
     ranks = ranks.sort_values(list(ranks.columns)[::-1])
     shown = ranks.map(lambda rank: "" if np.isnan(rank) else f"{rank:.2f}")
-    tests = {columns[name]: statistics.friedman_p(found) for name, found in means.items()}
-    told = ", ".join(f"{p:.2g} in {name}" if len(means) > 1 else f"{p:.2g}" for name, p in tests.items() if p == p)
-    test = f"Friedman's test that all are alike: p = {told}.\n\n" if told else ""
+    tests = {columns[name]: statistics.friedman_p(result) for name, result in means.items()}
+    summary = ", ".join(f"{p:.2g} in {name}" if len(means) > 1 else f"{p:.2g}" for name, p in tests.items() if p == p)
+    test = f"Friedman's test that all are alike: p = {summary}.\n\n" if summary else ""
     return f"{test}{markdown(shown, 'method')}"
 
 
 def _kinds(progress: Progress, table: pd.DataFrame) -> str:
-    """Trained before mixing, generated, of new clients: each at the round of its own best validation."""
+    """Trained before mixing, generated, of unseen clients: each at the round of its own best validation."""
     parts = []
-    for figure in (name for name in table.columns if name.endswith("_test") and table[name].notna().any()):
-        shown = leaderboard(progress, table[table[figure].notna()], figure)
-        parts.append(f"{figure.removesuffix('_test')}\n\n{_markdown(shown)}")
+    for metric in (name for name in table.columns if name.endswith("_test") and table[name].notna().any()):
+        shown = leaderboard(progress, table[table[metric].notna()], metric)
+        parts.append(f"{metric.removesuffix('_test')}\n\n{_markdown(shown)}")
     return "\n\n".join(parts)
 
 
 def _by_round(progress: Progress) -> list[str]:
     """What was kept round by round beside scores and bytes, each a heading and a table; means over seeds."""
     study, parts = progress.study, []
-    figures = [name for name in study.history if name.partition("/")[0] not in ("val", "test", "comm")]
-    history = progress.store.history() if figures else {}
-    for figure in figures:
+    metrics = [name for name in study.history if name.partition("/")[0] not in ("val", "test", "comm")]
+    history = progress.store.history() if metrics else {}
+    for metric in metrics:
         shown = pd.DataFrame("", index=list(study.methods), columns=list(study.cases))
         for method in study.methods:
             for case in study.cases_of(method):
-                if (found := by_round(progress, history, method, case, ("round", figure))) is not None:
-                    shown.loc[method, case] = _course(*found)
-        parts += [f"## {figure}, first and last round", _markdown(shown)]
+                if (result := by_round(progress, history, method, case, ("round", metric))) is not None:
+                    shown.loc[method, case] = _course(*result)
+        parts += [f"## {metric}, first and last round", _markdown(shown)]
     return parts
 
 
 def _course(round_R: np.ndarray, value_R: np.ndarray) -> str:
-    """Where a figure begins and ends, and where it is highest if that is well above both."""
+    """Where a metric begins and ends, and where it is highest if that is well above both."""
     ends = [float(value) for value in value_R[[0, -1]]]
-    told = " → ".join(f"{value:.2f}" if np.isfinite(value) else "undefined" for value in ends)
+    summary = " → ".join(f"{value:.2f}" if np.isfinite(value) else "undefined" for value in ends)
     if not np.isfinite(value_R).any():
-        return told
+        return summary
     highest = int(np.nanargmax(value_R))
     if value_R[highest] <= np.nanmax([*ends, -np.inf]) + 0.05:
-        return told
-    return f"{told} (highest {value_R[highest]:.2f} in round {round_R[highest]:.0f})"
+        return summary
+    return f"{summary} (highest {value_R[highest]:.2f} in round {round_R[highest]:.0f})"
 
 
 def _choices(progress: Progress) -> str:

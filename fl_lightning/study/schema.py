@@ -22,7 +22,8 @@ class Method(_Part):
     """A row of the leaderboard: configuration files and what is changed in them.
 
     Attributes:
-        config: One file or several laid over each other, relative to the study's file, after those of the case.
+        config: One file or several merged, where later files override earlier ones, relative to the study's file, after
+            those of the case.
         settings: Overrides, before those of the case.
         final: Overrides that win over the case's and the chosen ones.
         tune: At most two axes of the method's own, beside those of all methods.
@@ -53,7 +54,7 @@ class Case(_Part):
         grid: Axes of the study's grid that have other values here, as many of them.
         tuned_on: The case whose chosen settings it takes (of the study in ``tuning.study``, if there is one); itself if
             None.
-        paper: Published figures by method, in the unit that is shown.
+        paper: Published metrics by method, in the unit that is shown.
         panel: The panel of pictures that it is in; average ranks are of the cases of a panel.
         x: Its place in them.
         each: Instead of ``x``: the case once for each of these places. ``{x}`` stands for it in the case's name and its
@@ -95,11 +96,11 @@ class Picture(_Part):
     """A picture of the report.
 
     Attributes:
-        kind: ``lines``: the figure against the cases' ``x``, a panel for each ``panel``; ``curves``: against the rounds
-            or another figure of every round (of ``history``), a panel for each case; ``ranks``: average ranks over the
+        kind: ``lines``: the metric against the cases' ``x``, a panel for each ``panel``; ``curves``: against the rounds
+            or another metric of every round (of ``history``), a panel for each case; ``ranks``: average ranks over the
             cases with Nemenyi's critical difference.
-        figure: A column of ``results.csv``; of curves a figure of every round.
-        change: Of lines, whether they show how far the figure moves from the first place, paired by seed.
+        metric: A column of ``results.csv``; of curves a metric of every round.
+        change: Of lines, whether they show how far the metric moves from the first place, paired by seed.
         x: Of curves, what they are drawn against.
         x_scale: Its factor.
         x_label: Label of the axis.
@@ -108,7 +109,7 @@ class Picture(_Part):
     """
 
     kind: Literal["lines", "curves", "ranks"]
-    figure: str = "test"
+    metric: str = "test"
     change: bool = False
     x: str = "round"
     x_scale: float = 1.0
@@ -122,7 +123,7 @@ class Traffic(_Part):
 
     Attributes:
         target: The method whose best validation, or nearly, the others are to reach; none if empty.
-        by_examples: Bounds of bins of clients by their training examples, whose test figures stand beside.
+        by_examples: Bounds of bins of clients by their training examples, whose test metrics stand beside.
     """
 
     target: str = ""
@@ -130,7 +131,7 @@ class Traffic(_Part):
 
 
 class Wandb(_Part):
-    """Where a study sends its cells to.
+    """Where a study sends its runs to.
 
     Attributes:
         project: Project.
@@ -156,19 +157,19 @@ class File(_Part):
         title: What the report is headed with; the file's name if empty.
         processes: Worker processes.
         seeds: Those that are reported.
-        settings: Overrides of all cells.
+        settings: Overrides of all runs.
         methods: Rows.
         configs: Shell-style patterns of configuration files: each strategy of theirs that no method has becomes one.
         configs_except: Strategies that they do not add.
         cases: Columns.
         tuning: How settings are chosen.
         baselines: The simple methods that others are compared with.
-        history: Figures of every round that are kept.
+        history: Metrics of every round that are kept.
         keep: Patterns of files in the runs' folders that are kept.
         pictures: Of the report, by file name.
         traffic: The table of what went over the wire, if wanted.
         results: Folder, relative to the file; ``results/<name>`` if None.
-        wandb: Where the cells are sent to, if anywhere.
+        wandb: Where the runs are sent to, if anywhere.
     """
 
     title: str = ""
@@ -199,7 +200,7 @@ def read_file(path: Path) -> File:
     try:
         return File.model_validate(content)
     except ValidationError as error:
-        raise WrongStudy(f"{path}: {_told(error)}") from error
+        raise WrongStudy(f"{path}: {_summary(error)}") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -217,11 +218,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _told(error: ValidationError) -> str:
+def _summary(error: ValidationError) -> str:
     """The first thing that is wrong: the setting, the value, the remedy."""
-    found = error.errors()[0]
-    place = [str(part) for part in found["loc"]]
-    if found["type"] == "extra_forbidden":
+    result = error.errors()[0]
+    location = [str(part) for part in result["loc"]]
+    if result["type"] == "extra_forbidden":
         parts: dict[tuple[str, int], type[_Part]] = {
             ("methods", 3): Method,
             ("cases", 3): Case,
@@ -229,9 +230,9 @@ def _told(error: ValidationError) -> str:
             ("wandb", 2): Wandb,
             ("pictures", 3): Picture,
         }
-        known = list(parts.get((place[0], len(place)), File).model_fields)
-        near = difflib.get_close_matches(place[-1], known, n=1)
+        known = list(parts.get((location[0], len(location)), File).model_fields)
+        near = difflib.get_close_matches(location[-1], known, n=1)
         advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        return f"{'.'.join(place)} is no setting of a study: {advice}"
-    given = "" if found["type"] == "missing" else f" (given: {str(found['input'])[:60]})"
-    return f"{'.'.join(place)}: {found['msg']}{given}"
+        return f"{'.'.join(location)} is no setting of a study: {advice}"
+    given = "" if result["type"] == "missing" else f" (given: {str(result['input'])[:60]})"
+    return f"{'.'.join(location)}: {result['msg']}{given}"

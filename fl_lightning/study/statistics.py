@@ -1,6 +1,6 @@
 """Whether differences are significant: paired tests, average ranks, wins, ties and losses.
 
-Figures are paired by case and seed: a seed draws partition, split and initialisation, alike for every method. Seeds of
+Metrics are paired by case and seed: a seed draws partition, split and initialization, alike for every method. Seeds of
 a case are compared by the paired t-test (five pairs are too few for a rank test to reject anything), cases by the
 Wilcoxon signed-rank test of their means and by Friedman's with Nemenyi's (Demšar, "Statistical comparisons of
 classifiers over multiple data sets", JMLR 2006). Several tests that are read together are corrected by Holm's method.
@@ -27,14 +27,14 @@ ABOVE, BELOW, SAME, UNTESTED = "above", "below", "not distinguishable", "too few
 def best_baselines(table: pd.DataFrame, baselines: Sequence[str]) -> dict[str, str]:
     """The baseline of every case that is best on validation, mean over its seeds."""
     known = table[table["method"].isin(baselines) & table["val"].notna()]
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for case, rows in known.groupby("case", sort=False):
         means = rows.groupby("method", sort=False)["val"].mean() * _sign(rows)
-        found[str(case)] = str(means.idxmax())
-    return found
+        result[str(case)] = str(means.idxmax())
+    return result
 
 
-def against_baselines(table: pd.DataFrame, baselines: Sequence[str], figure: str = "test") -> pd.DataFrame:
+def against_baselines(table: pd.DataFrame, baselines: Sequence[str], metric: str = "test") -> pd.DataFrame:
     """Every method against the best simple baseline of the case, over the seeds that both have.
 
     Returns:
@@ -42,9 +42,9 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], figure: str
         metric's unit, positive where the method is better), ``p`` of the paired t-test, ``holm`` (corrected over the
         methods of the case) and ``verdict``.
     """
-    found = []
+    result = []
     for case, baseline in best_baselines(table, baselines).items():
-        values = _by_seed(table, case, figure)
+        values = _by_seed(table, case, metric)
         rows = []
         for method in values.columns.drop(baseline):
             gain_S = (values[method] - values[baseline]).dropna().to_numpy()
@@ -61,10 +61,10 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], figure: str
                 }
             )
         holm = corrected([row["p"] for row in rows])
-        found += [
+        result += [
             {**row, "holm": p, "verdict": verdict(row["difference"], p)} for row, p in zip(rows, holm, strict=True)
         ]
-    return pd.DataFrame(found, columns=["case", "method", "metric", "is_error", "baseline", "pairs", *_TESTED])
+    return pd.DataFrame(result, columns=["case", "method", "metric", "is_error", "baseline", "pairs", *_TESTED])
 
 
 def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
@@ -78,24 +78,26 @@ def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
         ``verdict``.
     """
     rows = []
-    for method, found in comparisons.dropna(subset="difference").groupby("method", sort=False):
-        gain_K = found["difference"].to_numpy()
+    for method, result in comparisons.dropna(subset="difference").groupby("method", sort=False):
+        gain_K = result["difference"].to_numpy()
         p = np.nan
         if len(gain_K) >= FEWEST_PAIRS and np.any(gain_K):
             p = float(scipy.stats.wilcoxon(gain_K, method="exact" if len(gain_K) <= 50 else "auto").pvalue)
         rows.append({"method": method, "cases": len(gain_K), "difference": float(gain_K.mean()), "p": p})
     holm = corrected([row["p"] for row in rows])
-    told = [{**row, "holm": p, "verdict": verdict(row["difference"], p)} for row, p in zip(rows, holm, strict=True)]
-    return pd.DataFrame(told, columns=["method", "cases", *_TESTED])
+    rows_with_verdict = [
+        {**row, "holm": p, "verdict": verdict(row["difference"], p)} for row, p in zip(rows, holm, strict=True)
+    ]
+    return pd.DataFrame(rows_with_verdict, columns=["method", "cases", *_TESTED])
 
 
-def case_means(table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
+def case_means(table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
     """Mean over seeds, cases × methods, more being better, of the cases and methods that have no gap.
 
     Methods that lack more cases than half are left out; of the others those that lack the most, and the cases that any
-    of the rest lacks, so that as many figures as possible remain.
+    of the rest lacks, so that as many metrics as possible remain.
     """
-    signed = table.assign(value=table[figure] * table["is_error"].map(_sign_of, na_action="ignore"))
+    signed = table.assign(value=table[metric] * table["is_error"].map(_sign_of, na_action="ignore"))
     means = signed.pivot_table(index="case", columns="method", values="value", sort=False)
     count = means.notna().sum()
     fewest = sorted({number for number in count if number * 2 > len(means)}, reverse=True)
@@ -104,17 +106,17 @@ def case_means(table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
     )
 
 
-def panel_means(table: pd.DataFrame, panels: Mapping[str, str], figure: str = "test") -> dict[str, pd.DataFrame]:
+def panel_means(table: pd.DataFrame, panels: Mapping[str, str], metric: str = "test") -> dict[str, pd.DataFrame]:
     """The means of the cases of each panel, and of all under an empty name where there are several.
 
     Args:
         table: The tidy table.
         panels: The panel of every case.
-        figure: A column of the table.
+        metric: A column of the table.
     """
     names = list(dict.fromkeys(panels[case] for case in dict.fromkeys(table["case"])))
-    found = {name: table[table["case"].map(panels) == name] for name in names} if len(names) > 1 else {}
-    means = {name: case_means(rows, figure) for name, rows in {**found, "": table}.items()}
+    result = {name: table[table["case"].map(panels) == name] for name in names} if len(names) > 1 else {}
+    means = {name: case_means(rows, metric) for name, rows in {**result, "": table}.items()}
     return {name: each for name, each in means.items() if each.shape[0] > 1 and each.shape[1] > 1}
 
 
@@ -142,23 +144,23 @@ def nemenyi(means: pd.DataFrame) -> pd.DataFrame:
     return scikit_posthocs.posthoc_nemenyi_friedman(means)
 
 
-def wins_ties_losses(table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
+def wins_ties_losses(table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
     """Of the method of a row against that of a column: cases above / not distinguishable / below, as text.
 
     Seeds of a case are compared by the paired t-test, corrected over the cases of a pair of methods.
     """
     methods = list(dict.fromkeys(table["method"]))
-    values = {case: _by_seed(table, case, figure) for case in dict.fromkeys(table["case"])}
+    values = {case: _by_seed(table, case, metric) for case in dict.fromkeys(table["case"])}
     shown = pd.DataFrame("", index=methods, columns=methods)
     for first, second in itertools.combinations(methods, 2):
-        pairs = [found for found in values.values() if {first, second} <= set(found.columns)]
-        gains = [(found[first] - found[second]).dropna().to_numpy() for found in pairs]
+        pairs = [result for result in values.values() if {first, second} <= set(result.columns)]
+        gains = [(result[first] - result[second]).dropna().to_numpy() for result in pairs]
         gains = [gain_S for gain_S in gains if len(gain_S) >= FEWEST_PAIRS]
         if not gains:
             continue
         holm = corrected([paired_p(gain_S) for gain_S in gains])
-        told = [verdict(float(gain_S.mean()), p) for gain_S, p in zip(gains, holm, strict=True)]
-        above, same, below = (str(told.count(word)) for word in (ABOVE, SAME, BELOW))
+        rows_with_verdict = [verdict(float(gain_S.mean()), p) for gain_S, p in zip(gains, holm, strict=True)]
+        above, same, below = (str(rows_with_verdict.count(word)) for word in (ABOVE, SAME, BELOW))
         shown.loc[first, second] = f"{above}/{same}/{below}"
         shown.loc[second, first] = f"{below}/{same}/{above}"
     return shown
@@ -211,11 +213,11 @@ def verdict(difference: float, p: float) -> str:
     return ABOVE if difference > 0 else BELOW
 
 
-def _by_seed(table: pd.DataFrame, case: str, figure: str) -> pd.DataFrame:
+def _by_seed(table: pd.DataFrame, case: str, metric: str) -> pd.DataFrame:
     """Seeds × methods of a case, more being better."""
-    rows = table[(table["case"] == case) & table[figure].notna()]
+    rows = table[(table["case"] == case) & table[metric].notna()]
     sign = _sign(rows) if len(rows) else 1.0
-    return rows.pivot_table(index="seed", columns="method", values=figure, sort=False) * sign
+    return rows.pivot_table(index="seed", columns="method", values=metric, sort=False) * sign
 
 
 def _sign(rows: pd.DataFrame) -> float:

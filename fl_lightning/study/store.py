@@ -1,4 +1,4 @@
-"""The records of a study: one line of JSON for each cell, appended atomically by any number of processes."""
+"""The records of a study: one line of JSON for each run, appended atomically by any number of processes."""
 
 import fcntl
 import hashlib
@@ -15,7 +15,7 @@ from fl_lightning.run.folder import whole_file, writing
 
 Record = dict[str, Any]
 _SEALED = re.compile(rb'(\{.*),"sum":"([0-9a-f]{12})"\}')
-#: Figures by name, each of every round.
+#: Metrics by name, each of every round.
 Rounds = Mapping[str, Sequence[float]]
 
 
@@ -27,8 +27,8 @@ def is_less_better(record: Record) -> bool:
 class Store:
     """The files in a study's folder of results.
 
-    ``cells.jsonl`` has a line for each cell (the last one of a key counts), ``history.jsonl`` one with the figures of
-    every round, ``sources.json`` the sources by the digest that the cells name. Each line ends with a checksum of what
+    ``runs.jsonl`` has a line for each run (the last one of a key counts), ``history.jsonl`` one with the metrics of
+    every round, ``sources.json`` the sources by the digest that the runs name. Each line ends with a checksum of what
     is before it; those of older lines, which have none, are in ``checksums.txt`` (``fl-train study seal``). A line that
     is not what was written counts as missing, and is named; what a killed process left of one goes with the next.
 
@@ -36,44 +36,44 @@ class Store:
         folder: The folder; made with the first record.
 
     Attributes:
-        damaged: Lines that were set aside when they were last read, such as ``cells.jsonl, line 3``.
+        damaged: Lines that were set aside when they were last read, such as ``runs.jsonl, line 3``.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.cells = folder / "cells.jsonl"
+        self.runs = folder / "runs.jsonl"
         self.rounds = folder / "history.jsonl"
         self.sources = folder / "sources.json"
         self.checksums = folder / "checksums.txt"
         self.damaged: list[str] = []
 
     def records(self) -> dict[str, Record]:
-        """The newest record of each cell, by key."""
-        return {record["key"]: record for record in self._lines(self.cells)}
+        """The newest record of each run, by key."""
+        return {record["key"]: record for record in self._lines(self.runs)}
 
     def history(self) -> dict[str, dict[str, list[float]]]:
-        """The figures of every round, by key of the cell and name."""
+        """The metrics of every round, by key of the run and name."""
         return {line["key"]: line["rounds"] for line in self._lines(self.rounds)}
 
     def add(self, record: Record, rounds: Mapping[str, list[float]] | None = None) -> None:
-        """Append a cell, its rounds first, so that whoever reads the cell finds them."""
+        """Append a run, its rounds first, so that whoever reads the run finds them."""
         if rounds:
             _append(self.rounds, {"key": record["key"], "rounds": rounds})
-        _append(self.cells, record)
+        _append(self.runs, record)
 
     def files(self, record: Record) -> Path:
-        """The folder of what is kept of a reported cell's run."""
+        """The folder of what is kept of a reported run's run."""
         plain = (re.sub(r"[^\w.-]+", "_", str(record[name])) for name in ("method", "case", "seed"))
         return self.folder.joinpath("files", *plain)
 
     def known_sources(self) -> dict[str, dict[str, str]]:
         """The digest of each source file, by the digest of all."""
         try:
-            found: dict[str, dict[str, str]] = json.loads(self.sources.read_text()) if self.sources.exists() else {}
+            result: dict[str, dict[str, str]] = json.loads(self.sources.read_text()) if self.sources.exists() else {}
         except ValueError:
-            found = {}
+            result = {}
             self.damaged.append(f"{self.sources.name} as a whole")
-        return found
+        return result
 
     def keep_sources(self, digest: str, files: Mapping[str, str]) -> None:
         """Note what a digest of all sources stands for."""
@@ -86,7 +86,7 @@ class Store:
     def seal(self) -> int:
         """Take the lines without a checksum as they are: keep theirs in ``checksums.txt``; returns how many are new."""
         known = self._known_checksums()
-        plain = [line for path in (self.cells, self.rounds) for line in _raw(path) if _SEALED.fullmatch(line) is None]
+        plain = [line for path in (self.runs, self.rounds) for line in _raw(path) if _SEALED.fullmatch(line) is None]
         new = [digest for line in plain if _is_record(line) and (digest := _checksum(line)) not in known]
         if new:
             with _locked(self.checksums), whole_file(self.checksums) as temporary:
@@ -94,7 +94,7 @@ class Store:
         return len(new)
 
     def rewrite(self, change: Callable[[Record], Record | None]) -> int:
-        """Put other records in the place of some, in ``cells.jsonl`` and in ``history.jsonl``; returns how many.
+        """Put other records in the place of some, in ``runs.jsonl`` and in ``history.jsonl``; returns how many.
 
         Args:
             change: The new record for an old one; None for the old.
@@ -104,7 +104,7 @@ class Store:
         """
         known, count, replaced = self._known_checksums(), 0, set[str]()
         written: dict[Path, bytes] = {}
-        for path in (self.cells, self.rounds):
+        for path in (self.runs, self.rounds):
             lines = []
             for line in _raw(path):
                 sealed = _SEALED.fullmatch(line)
@@ -119,7 +119,7 @@ class Store:
                 lines.append(line + b"\n")
             if path.exists():
                 written[path] = b"".join(lines)
-        with _locked(self.cells):
+        with _locked(self.runs):
             for path, text in written.items():
                 with whole_file(path) as temporary:
                     temporary.write_bytes(text)
@@ -134,7 +134,7 @@ class Store:
 
     def _lines(self, path: Path) -> Iterator[Record]:
         """Records of a file; lines that are not what was written are noted in ``damaged``."""
-        self.damaged = [place for place in self.damaged if not place.startswith(path.name)]
+        self.damaged = [entry for entry in self.damaged if not entry.startswith(path.name)]
         known: dict[str, None] | None = None
         for number, line in enumerate(_raw(path), start=1):
             sealed = _SEALED.fullmatch(line)
@@ -199,9 +199,9 @@ def _end_of_lines(file: IO[bytes]) -> int:
     while end:
         start = max(0, end - 65536)
         file.seek(start)
-        place = file.read(end - start).rfind(b"\n")
-        if place >= 0:
-            return start + place + 1
+        line = file.read(end - start).rfind(b"\n")
+        if line >= 0:
+            return start + line + 1
         end = start
     return 0
 

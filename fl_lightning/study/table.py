@@ -20,22 +20,22 @@ _NARROW_HEAD = 12
 
 
 def tidy(progress: Progress) -> pd.DataFrame:
-    """A row for each reported cell that is there: what was chosen, what it came to, what it took.
+    """A row for each reported run that is there: what was chosen, what it came to, what it took.
 
     ``val`` and ``test`` are those of the round that validation chose (``round``), mean over clients; ``test_std`` and
     ``test_worst`` are over clients. ``trained_val``, ``trained_test`` and the like are of other models of the run, at
-    the round of their own best validation; ``new_...`` of clients that were held out; ``benign_...`` beside attacks.
-    ``always_benign_test`` is the mean over the clients that are malicious in no cell of the seed: the same ones
+    the round of their own best validation; ``unseen_...`` of clients that were held out; ``benign_...`` beside attacks.
+    ``always_benign_test`` is the mean over the clients that are malicious in no run of the seed: the same ones
     whatever the ratio of the attack.
     """
     rows, records = [], []
     study = progress.study
     for method, case in progress.groups(study.methods, study.cases):
-        for cell in progress.report(method, case):
-            record = progress.records.get(cell.key)
+        for run in progress.report(method, case):
+            record = progress.records.get(run.key)
             if record is not None:
-                names = {"method": method, "case": case, "seed": cell.seed}
-                rows.append({**_row(record), **names, "stale": progress.state(cell) == "stale"})
+                names = {"method": method, "case": case, "seed": run.seed}
+                rows.append({**_row(record), **names, "stale": progress.state(run) == "stale"})
                 records.append(record)
     _add_always_benign(rows, records)
     table = pd.DataFrame(rows)
@@ -51,7 +51,7 @@ _TRAILING = (*_SPENT, "stale", "error", "partition", "version", "command")
 
 
 def _add_always_benign(rows: list[dict[str, Any]], records: Sequence[Record]) -> None:
-    """Add the column, in place, to what has figures of clients; nothing where no cell was attacked."""
+    """Add the column, in place, to what has metrics of clients; nothing where no run was attacked."""
     malicious: dict[tuple[int, int], set[float]] = {}
     for record in records:
         if not record["error"]:
@@ -72,14 +72,14 @@ def _row(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = {name: record[name] for name in names}
     if record["error"]:
         return row
-    monitor, figures = record["monitor"], record["result"]
+    monitor, metrics = record["monitor"], record["result"]
     metric = monitor.rpartition("/")[2]
-    row |= {"metric": metric, "is_error": is_less_better(record), "round": figures["best_round"], "val": record["val"]}
+    row |= {"metric": metric, "is_error": is_less_better(record), "round": metrics["best_round"], "val": record["val"]}
     row |= {"rounds": record["num_rounds"], "training_seconds": record["training_seconds"]}
     row |= {"failures": record["failures"], **{f"bytes_{way}": size for way, size in record["bytes"].items()}}
     for kind, (val, test) in record["kinds"].items():
         row |= {f"{kind.replace('/', '_')}_val": val, f"{kind.replace('/', '_')}_test": test}
-    for name, value in figures.items():
+    for name, value in metrics.items():
         kind, _, last = name.rpartition("/test/")
         kind = kind if last else ""
         if name.startswith("test/"):
@@ -99,7 +99,7 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
 
 
 def scale_of(*, is_error: bool) -> float:
-    """Factor to the unit that is shown: per cent, or thousandths of an error."""
+    """Factor to the unit that is shown: percent, or MSE × 10⁻³."""
     return 1000.0 if is_error else 100.0
 
 
@@ -108,32 +108,32 @@ def counts_errors(rows: pd.DataFrame) -> bool:
     return bool(rows["is_error"].dropna().iloc[0])
 
 
-def leaderboard(progress: Progress, table: pd.DataFrame, figure: str = "test") -> pd.DataFrame:
+def leaderboard(progress: Progress, table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
     """Methods × cases: mean ± standard deviation over seeds as text, empty where nothing was run."""
     study = progress.study
     shown = pd.DataFrame("", index=list(study.methods), columns=list(study.cases))
-    if not len(table) or figure not in table:
+    if not len(table) or metric not in table:
         return shown
-    for (method, case), found in table.groupby(["method", "case"], sort=False):
-        shown.loc[method, case] = cell_text(found, figure, study)
+    for (method, case), result in table.groupby(["method", "case"], sort=False):
+        shown.loc[method, case] = cell_text(result, metric, study)
     return shown
 
 
 def what_was_run(shown: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """A leaderboard's methods and cases that have a figure, and the names of the others."""
+    """A leaderboard's methods and cases that have a metric, and the names of the others."""
     there = shown != ""
     rows, columns = there.any(axis=1), there.any(axis=0)
-    lacking = [str(name) for kept in (columns, rows) for name, has in kept.items() if not has]
+    lacking = [str(name) for selected in (columns, rows) for name, has in selected.items() if not has]
     return shown.loc[rows, columns], lacking
 
 
-def cell_text(found: pd.DataFrame, figure: str, study: Study) -> str:
+def cell_text(result: pd.DataFrame, metric: str, study: Study) -> str:
     """Mean ± standard deviation over the seeds, and how many failed or are missing."""
-    values = found[figure].dropna()
+    values = result[metric].dropna()
     if not len(values):
         return "failed"
     number = "" if len(values) == len(study.seeds) else f" ({len(values)} of {len(study.seeds)})"
-    return mean_and_spread(values, scale_of(is_error=counts_errors(found))) + number
+    return mean_and_spread(values, scale_of(is_error=counts_errors(result))) + number
 
 
 def mean_and_spread(values: pd.Series, scale: float) -> str:
@@ -143,15 +143,15 @@ def mean_and_spread(values: pd.Series, scale: float) -> str:
 
 
 def by_round(
-    progress: Progress, history: Mapping[str, Rounds], method: str, case: str, figures: Sequence[str]
+    progress: Progress, history: Mapping[str, Rounds], method: str, case: str, metrics: Sequence[str]
 ) -> list[np.ndarray] | None:
-    """Figures by round, each a mean over the seeds that have all of them; None where no seed has."""
-    found = [history.get(cell.key, {}) for cell in progress.report(method, case)]
-    found = [rounds for rounds in found if all(figure in rounds for figure in figures)]
-    if not found:
+    """Metrics by round, each a mean over the seeds that have all of them; None where no seed has."""
+    result = [history.get(run.key, {}) for run in progress.report(method, case)]
+    result = [rounds for rounds in result if all(metric in rounds for metric in metrics)]
+    if not result:
         return None
-    length = min(len(rounds[figures[0]]) for rounds in found)
-    return [np.array([rounds[name][:length] for rounds in found], dtype=float).mean(axis=0) for name in figures]
+    length = min(len(rounds[metrics[0]]) for rounds in result)
+    return [np.array([rounds[name][:length] for rounds in result], dtype=float).mean(axis=0) for name in metrics]
 
 
 def markdown(table: pd.DataFrame, first: str) -> str:
@@ -164,7 +164,7 @@ def markdown(table: pd.DataFrame, first: str) -> str:
 def for_terminal(table: pd.DataFrame, first: str, *, title: str, width: int) -> Iterator[Table]:
     """A table of text, in several parts where it has more columns than fit side by side in so many characters."""
     names = list(map(str, table.index))
-    room = left = width - max(map(len, (first, *names))) - 4  # the edges of a table; those of a column take three
+    space = left = width - max(map(len, (first, *names))) - 4  # the edges of a table; those of a column take three
     parts: list[list[tuple[str, list[str]]]] = [[]]
     for name in table.columns:
         cells = list(map(str, table[name]))
@@ -172,7 +172,7 @@ def for_terminal(table: pd.DataFrame, first: str, *, title: str, width: int) -> 
         needed = max(map(len, (*head, *cells))) + 3
         if needed > left and parts[-1]:
             parts.append([])
-            left = room
+            left = space
         parts[-1].append(("\n".join(head), cells))
         left -= needed
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""What went over the wire: bytes up to the chosen round, and up to a target that a method's validation sets."""
+"""What went over the wire: bytes up to the best round, and up to a target that a method's validation sets."""
 
 import shlex
 import statistics
@@ -17,7 +17,7 @@ _ERROR_SLACK, _ACCURACY_SLACK = 0.02, 0.01
 
 
 def traffic(progress: Progress) -> str:
-    """The tables of all cases that have cells, empty where there are none."""
+    """The tables of all cases that have runs, empty where there are none."""
     parts, history, sizes = [], progress.store.history(), _Sizes()
     for case in progress.study.cases:
         table = _table(progress, case, history, sizes)
@@ -31,42 +31,42 @@ def _note(study: Study) -> str:
     assert study.traffic is not None
     if study.traffic.target:
         lines.append(
-            f"The target is at most a point (of an error: two per cent) worse than the best validation of "
+            f"The target is at most a point (of an error: two percent) worse than the best validation of "
             f"{study.traffic.target} in the same seed; median over the seeds that come so far."
         )
     if study.traffic.by_examples:
-        lines.append("The last columns are test figures of clients with so many training examples, over all seeds.")
+        lines.append("The last columns are test metrics of clients with so many training examples, over all seeds.")
     return " ".join(lines)
 
 
 def _table(progress: Progress, case: str, history: Mapping[str, Rounds], sizes: "_Sizes") -> pd.DataFrame:
     study = progress.study
-    found: dict[str, list[tuple[Record, Rounds]]] = {}
+    result: dict[str, list[tuple[Record, Rounds]]] = {}
     for method in study.methods:
-        cells = progress.report(method, case) if case in study.cases_of(method) else []
-        done = [cell.key for cell in cells if progress.state(cell) in ("done", "stale")]
-        found[method] = [(progress.records[key], history[key]) for key in done if key in history]
+        study_runs = progress.report(method, case) if case in study.cases_of(method) else []
+        done = [run.key for run in study_runs if progress.state(run) in ("done", "stale")]
+        result[method] = [(progress.records[key], history[key]) for key in done if key in history]
     assert study.traffic is not None
-    target = {record["seed"]: _target(record) for record, _ in found.get(study.traffic.target, [])}
+    target = {record["seed"]: _target(record) for record, _ in result.get(study.traffic.target, [])}
     rows = {
         method: {**_sent(runs), **_to_target(runs, target), **_by_examples(runs, study.traffic.by_examples, sizes)}
-        for method, runs in found.items()
+        for method, runs in result.items()
         if runs
     }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def _sent(runs: Sequence[tuple[Record, Rounds]]) -> dict[str, str]:
-    """Test figures, over clients and weighted by their examples, and what they cost."""
+    """Test metrics, over clients and weighted by their examples, and what they cost."""
     scale, metric = scale_of(is_error=is_less_better(runs[0][0])), runs[0][0]["monitor"].rpartition("/")[2]
     test = pd.Series([record["result"][f"test/{metric}"] for record, _ in runs])
     weighted = [scale * record["result"][f"test/{metric}_weighted"] for record, _ in runs]
     chosen = [rounds["round"].index(record["result"]["best_round"]) for record, rounds in runs]
-    cells = {"test": mean_and_spread(test, scale), "by examples": f"{statistics.mean(weighted):.1f}"}
+    study_runs = {"test": mean_and_spread(test, scale), "by examples": f"{statistics.mean(weighted):.1f}"}
     for column, name in {"MB, all": TOTAL_BYTES, "MB, busiest": "comm/bytes_busiest"}.items():
-        sent = [rounds[name][place] for (_, rounds), place in zip(runs, chosen, strict=True) if name in rounds]
-        cells[column] = shown(statistics.mean(sent) / 1e6) if len(sent) == len(runs) else ""
-    return cells
+        sent = [rounds[name][index] for (_, rounds), index in zip(runs, chosen, strict=True) if name in rounds]
+        study_runs[column] = shown(statistics.mean(sent) / 1e6) if len(sent) == len(runs) else ""
+    return study_runs
 
 
 def _target(record: Record) -> float:
@@ -84,9 +84,9 @@ def _to_target(runs: Sequence[tuple[Record, Rounds]], target: Mapping[int, float
             continue
         sign = -1.0 if is_less_better(record) else 1.0
         values = sign * np.array(rounds[record["monitor"]], dtype=float)
-        places = np.flatnonzero(values >= sign * target[record["seed"]])
-        if len(places):
-            there.append(rounds[TOTAL_BYTES][places[0]] / 1e6 if TOTAL_BYTES in rounds else 0.0)
+        indices = np.flatnonzero(values >= sign * target[record["seed"]])
+        if len(indices):
+            there.append(rounds[TOTAL_BYTES][indices[0]] / 1e6 if TOTAL_BYTES in rounds else 0.0)
     median = shown(statistics.median(there)) if there else ""
     return {"MB to the target": median, "reached in": f"{len(there)} of {len(runs)}"}
 
@@ -99,9 +99,9 @@ class _Sizes:
 
     def of(self, record: Record) -> list[int]:
         if record["partition"] not in self.known:
-            from fl_lightning.study.worker import CellCLI
+            from fl_lightning.study.worker import RunCLI
 
-            data = CellCLI(shlex.split(record["command"])[1:], run=False).datamodule
+            data = RunCLI(shlex.split(record["command"])[1:], run=False).datamodule
             data.prepare_data()
             data.setup()
             self.known[record["partition"]] = [int(client.train_mask_N.sum()) for client in data.clients]

@@ -1,11 +1,11 @@
-"""What the figures of a cell depend on beside its settings and its data: the version of the code's mathematics.
+"""What the metrics of a run depend on beside its settings and its data: the version of the code's mathematics.
 
-Two things make a cell stale. ``MATHEMATICS`` is raised by hand with every change after which a run comes to other
-figures: under the empty name where it concerns all strategies, under the strategy's, or under the name of a kind of
-data (``DATA``), which the settings of a cell's data tell. (A digest of the sources would make thousands of cells stale
-with every change of speed or of a message.) And the versions of the packages that compute. Beside them each cell keeps
+Two things make a run stale. ``MATHEMATICS`` is raised by hand with every change after which a run comes to other
+metrics: under the empty name where it concerns all strategies, under the strategy's, or under the name of a kind of
+data (``DATA``), which the settings of a run's data tell. (A digest of the sources would make thousands of runs stale
+with every change of speed or of a message.) And the versions of the packages that compute. Beside them each run keeps
 a digest of the sources, so that ``fl-train study status`` tells which files have changed since, and ``fl-train study
-check`` computes a cell of every method again and compares.
+check`` computes a run of every method again and compares.
 """
 
 import ast
@@ -18,7 +18,7 @@ from typing import Any
 
 #: Raised by hand, see above.
 MATHEMATICS: dict[str, int] = {"": 1, "passes": 1}
-#: Kinds of data that have a version of their own: what the settings of a cell's data, by dotted name, must be.
+#: Kinds of data that have a version of their own: what the settings of a run's data, by dotted name, must be.
 DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     # epochs of mini-batches are passes over the examples; before version 1 every batch was drawn by itself
     "passes": lambda data: data.get("data.batch_size") is not None and data.get("data.steps_per_epoch") is None,
@@ -26,12 +26,12 @@ DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
 
 _PACKAGES = ("torch", "torch-geometric")
 _ROOT = Path(__file__).parents[1]
-#: Rooms whose code computes, or decides what is computed.
+#: Packages whose code computes, or decides what is computed.
 _COMPUTING = ("batches", "data", "executors", "kernels", "models", "relations", "round", "strategies", "tasks")
 
 
 def version_of(strategy: str, data: Mapping[str, Any]) -> str:
-    """The version of what a cell computes, for example ``1; torch 2.13.0; torch-geometric 2.8.1``.
+    """The version of what a run computes, for example ``1; torch 2.13.0; torch-geometric 2.8.1``.
 
     Args:
         strategy: Bare name of the strategy's class.
@@ -45,7 +45,7 @@ def version_of(strategy: str, data: Mapping[str, Any]) -> str:
 @functools.cache
 def sources() -> dict[str, str]:
     """A digest of each source file that computes: of its syntax, without comments and docstrings."""
-    files = sorted(path for room in _COMPUTING for path in (_ROOT / room).rglob("*.py"))
+    files = sorted(path for width in _COMPUTING for path in (_ROOT / width).rglob("*.py"))
     return {
         str(path.relative_to(_ROOT)): hashlib.sha256(_syntax(path).encode()).hexdigest()[:12]
         for path in (*files, _ROOT / "trainer.py", _ROOT / "federation.py")

@@ -1,4 +1,4 @@
-"""A process that trains one cell after another: what it keeps of each, and how it is talked to."""
+"""A process that trains one run after another: what it keeps of each, and how it is talked to."""
 
 import contextlib
 import io
@@ -28,13 +28,13 @@ from fl_lightning.run.callback import Callback, Trainer
 from fl_lightning.run.result import summary
 from fl_lightning.trainer import FederatedTrainer
 
-#: Figures are kept to so many significant digits.
+#: Metrics are kept to so many significant digits.
 _DIGITS = 6
 _MOST_WARNINGS = 5
 
 
 class _ChosenClients(Callback):
-    """Keeps each client's validation and test value at the chosen round."""
+    """Keeps each client's validation and test value at the best round."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[Any]] = {}
@@ -44,19 +44,19 @@ class _ChosenClients(Callback):
         selection = trainer.run.selection
         if selection.best_round == trainer.run.round_idx:
             scores = trainer.run.scores[""]
-            figures = {
+            values = {
                 part: name
                 for part, wanted in {"val": selection.monitor, "test": selection.test}.items()
-                for name in scores.signals
+                for name in scores.extras
                 if wanted.endswith(name)  # of the benign clients, for example
             }
             self.values = {"client": list(scores.clients)}
-            for part, name in figures.items():
+            for part, name in values.items():
                 self.values[part] = [_rounded(value) for value in client_values(scores, name).tolist()]
 
 
-class CellCLI(FederatedCLI):
-    """The command line of a cell: ``fit`` alone, without checkpoints, progress bar and files.
+class RunCLI(FederatedCLI):
+    """The command line of a run: ``fit`` alone, without checkpoints, progress bar and files.
 
     Args:
         arguments: Of ``fl-train``.
@@ -78,8 +78,8 @@ class CellCLI(FederatedCLI):
         trainer = super().instantiate_trainer(**kwargs)
         given = self._get(self.config_init, "trainer")["callbacks"] or []
         named = list(given) if isinstance(given, list) else [given]
-        kept = [each for each in trainer.callbacks if each in named or isinstance(each, CommunicationLedger)]
-        trainer.callbacks = [*kept, self.clients]
+        selected = [each for each in trainer.callbacks if each in named or isinstance(each, CommunicationLedger)]
+        trainer.callbacks = [*selected, self.clients]
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -94,17 +94,17 @@ def train(
     keep: Sequence[str] = (),
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Train a cell and return its result.
+    """Train a run and return its result.
 
     Args:
         arguments: Of ``fl-train``.
         scratch: Folder for the run's files, which are removed again.
-        history: Figures of every round to keep.
+        history: Metrics of every round to keep.
         keep: Shell-style patterns of files in the run's folder to keep.
         folder: Where they are kept.
 
     Returns:
-        ``error`` (empty if there was none), and where it finished the chosen round's figures (``result``), those of
+        ``error`` (empty if there was none), and where it finished the best round's metrics (``result``), those of
         other models at the round of their own choice (``kinds``: validation and test), each client's (``clients``),
         ``rounds``, bytes, seconds and what was warned about.
     """
@@ -112,17 +112,17 @@ def train(
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as root, _quiet() as heard:
         try:
-            cli = CellCLI([*arguments, f"--trainer.default_root_dir={root}"])
-            found = _found(cli, history)
+            cli = RunCLI([*arguments, f"--trainer.default_root_dir={root}"])
+            result = _found(cli, history)
             if folder is not None:
                 _keep(keep, cli.trainer.run.folder, folder)  # type: ignore[attr-defined]
         except SystemExit:
-            found = {"error": heard.refusal}
+            result = {"error": heard.refusal}
         except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-    told = list(dict.fromkeys(heard.warnings))[:_MOST_WARNINGS]
+            result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    messages = list(dict.fromkeys(heard.warnings))[:_MOST_WARNINGS]
     spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
-    return {**found, "warnings": told, **{name: round(value, 3) for name, value in spent.items()}}
+    return {**result, "warnings": messages, **{name: round(value, 3) for name, value in spent.items()}}
 
 
 def _keep(patterns: Sequence[str], run: Path, folder: Path) -> None:
@@ -132,10 +132,10 @@ def _keep(patterns: Sequence[str], run: Path, folder: Path) -> None:
 
 
 def build(arguments: Sequence[str]) -> dict[str, Any]:
-    """Build what a cell is made of, without its data; ``error`` says what is wrong with its settings."""
+    """Build what a run is made of, without its data; ``error`` says what is wrong with its settings."""
     with _quiet() as heard:
         try:
-            CellCLI(arguments, run=False)
+            RunCLI(arguments, run=False)
         except SystemExit:
             return {"error": heard.refusal}
         except Exception as error:
@@ -144,20 +144,20 @@ def build(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def partition_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """The hash of the partition that a cell would be computed on now."""
+    """The hash of the partition that a run would be computed on now."""
     with _quiet() as heard:
         try:
-            data = CellCLI(arguments, run=False).datamodule
+            data = RunCLI(arguments, run=False).datamodule
             data.prepare_data()
             data.setup()
         except SystemExit:
             return {"error": heard.refusal}
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
-    return {"error": "", "partition": data.roster.partition_hash}
+    return {"error": "", "partition": data.registry.partition_hash}
 
 
-def _found(cli: CellCLI, history: Sequence[str]) -> dict[str, Any]:
+def _found(cli: RunCLI, history: Sequence[str]) -> dict[str, Any]:
     trainer: FederatedTrainer = cli.trainer  # type: ignore[assignment]
     run, selection = trainer.run, trainer.run.selection
     if run.interruption.received is not None:
@@ -223,12 +223,12 @@ def _quiet() -> Iterator[_Heard]:
 
 
 def serve(connection: Connection, scratch: Path) -> None:
-    """Answer tasks until the other end is closed: a task is a name in :data:`TASKS` and its arguments.
+    """Handle tasks until the other end is closed: a task is a name in :data:`TASKS` and its arguments.
 
     The process is of a group of its own, so that Ctrl-C reaches the one that gives the tasks alone, and ends with it.
 
     Args:
-        connection: Where tasks come from and answers go.
+        connection: Where tasks come from and results go.
         scratch: Folder of all workers, removed if the other process is killed.
     """
     os.setpgid(0, 0)

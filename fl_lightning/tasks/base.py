@@ -59,8 +59,8 @@ class Task(ABC):
 
     def __str__(self) -> str:
         """The name, with what is set."""
-        told = [name for name, value in dataclasses.asdict(self).items() if value]
-        return " ".join([type(self).__name__, *(f"({name})" for name in told)])
+        summary = [name for name, value in dataclasses.asdict(self).items() if value]
+        return " ".join([type(self).__name__, *(f"({name})" for name in summary)])
 
     @abstractmethod
     def collator(
@@ -92,13 +92,13 @@ class Task(ABC):
 
     @abstractmethod
     def default_net(
-        self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None
+        self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
         """The net of clients that were given none.
 
         Args:
             num_features: Width of the inputs, or their shape.
-            own: What the strategy has for nodes of a graph; None for nothing of its own.
+            local: What the strategy has for nodes of a graph; None for nothing of its own.
         """
 
     def check_net(self, net: nn.Module) -> None:
@@ -114,7 +114,7 @@ class Task(ABC):
 
         A majority class, the labels' shares, or a mean: what a model has to beat.
         """
-        found: dict[str, list[float]] = {}
+        result: dict[str, list[float]] = {}
         for client in clients:
             logits_K = self.target.constant(client.y_N[client.train_mask_N], num_outputs)
             logits_NK = logits_K.expand(client.size, -1)
@@ -122,8 +122,8 @@ class Task(ABC):
             values = self.target.values(logits_NK, y_N)
             for split, mask_N in (("val", client.val_mask_N), ("test", client.test_mask_N)):
                 for name, value_N in values.items() if bool(mask_N.any()) else ():
-                    found.setdefault(f"{split}/{name}", []).append(float(value_N[mask_N].double().mean()))
-        return {name: sum(each) / len(each) for name, each in found.items()}
+                    result.setdefault(f"{split}/{name}", []).append(float(value_N[mask_N].double().mean()))
+        return {name: sum(each) / len(each) for name, each in result.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,11 +90,11 @@ def label_scores(
     measures = {"auroc": _ordered_pairs, "average_precision": _precisions}
     score_CLN, truth_CLN, known_CLN = logits_CNL.double().mT, (y_CNL > 0.5).mT, ~y_CNL.isnan().mT
     count_SC = masks_SCN.double().sum(dim=-1)
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    result: dict[str, tuple[Tensor, Tensor]] = {}
     for name in metrics:
         parts = [measures[name](score_CLN, truth_CLN, mask_CN[..., None, :] & known_CLN) for mask_CN in masks_SCN]
-        found[name] = _weighted(torch.stack([_mean_over_classes(*part) for part in parts]), count_SC)
-    return found
+        result[name] = _weighted(torch.stack([_mean_over_classes(*part) for part in parts]), count_SC)
+    return result
 
 
 def _weighted(value_SC: Tensor, count_SC: Tensor) -> tuple[Tensor, Tensor]:

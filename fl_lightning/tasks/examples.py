@@ -21,7 +21,7 @@ class ExampleTask(DrawnTask):
     collator_class = ExampleCollator
 
     def default_net(
-        self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None
+        self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
         """Of images (channels, rows, columns) a CNN; of series (steps, features) with numbers to forecast a GRU."""
         num_dims = 1 if isinstance(num_features, int) else len(num_features)

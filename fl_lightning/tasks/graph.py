@@ -21,7 +21,7 @@ class GraphTask(DrawnTask):
     not_private = "is for clients that hold independent rows, series or images so far, but these hold graphs"
 
     def default_net(
-        self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None
+        self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
         """A GCN that pools."""
         return PooledGCN

@@ -37,7 +37,7 @@ class LinkPrediction(Task):
         raise ValueError("LinkPrediction cannot be trained yet: choose a source of nodes, graphs or examples")
 
     def default_net(
-        self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None
+        self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
         """There is none yet."""
         raise ValueError("LinkPrediction has no net yet: choose a source of nodes, graphs or examples")

@@ -45,10 +45,10 @@ class NodeTask(Task):
         return GraphCollator.layout_for(density)
 
     def default_net(
-        self, num_features: int | tuple[int, ...], own: type[nn.Module] | None = None
+        self, num_features: int | tuple[int, ...], local: type[nn.Module] | None = None
     ) -> Callable[..., nn.Module]:
         """The strategy's own, or a GCN."""
-        return own or GCN
+        return local or GCN
 
 
 @dataclass(frozen=True, kw_only=True)

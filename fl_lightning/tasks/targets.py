@@ -18,7 +18,7 @@ from fl_lightning.tasks.class_metrics import CLASS_METRICS, LABEL_METRICS, class
 #: The roles of examples.
 SPLITS = ("train", "val", "test")
 
-#: With fewer classes PyTorch's softmax over the last dimension is not vectorised on a CPU, and ten times slower.
+#: With fewer classes PyTorch's softmax over the last dimension is not vectorized on a CPU, and ten times slower.
 _VECTOR = 16
 
 
@@ -97,7 +97,7 @@ class Target(ABC):
         """The columns of a table of targets and predictions, for outputs with these names."""
 
     @abstractmethod
-    def row(self, answer: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
+    def row(self, label: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
         """What stands in them for one example: its target, and the predictions of it."""
 
     # ------------------------------------------------------------------ the report
@@ -160,11 +160,11 @@ class Classes(Target):
         """The label, the prediction, and the probability of each class."""
         return ["label", "prediction", *(f"probability_{name}" for name in names)]
 
-    def row(self, answer: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
+    def row(self, label: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
         """Both classes by their names."""
-        assert isinstance(answer, int)
-        best = max(range(len(outputs)), key=lambda place: outputs[place])
-        return [names[answer] if answer >= 0 else "", names[best], *(f"{value:.6g}" for value in outputs)]
+        assert isinstance(label, int)
+        best = max(range(len(outputs)), key=lambda index: outputs[index])
+        return [names[label] if label >= 0 else "", names[best], *(f"{value:.6g}" for value in outputs)]
 
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
         """The confusion matrix: rows are the true classes."""
@@ -222,9 +222,9 @@ class Labels(Target):
         """Of each label whether the example has it, and how probable that is."""
         return [f"{kind}_{name}" for name in names for kind in ("label", "probability")]
 
-    def row(self, answer: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
+    def row(self, label: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
         """Empty where a label is not known."""
-        return _pairs(answer, outputs)
+        return _pairs(label, outputs)
 
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
         """Of each label a confusion matrix."""
@@ -272,11 +272,11 @@ class Numbers(Target):
 
     def columns(self, names: Sequence[str]) -> list[str]:
         """Each number and its prediction."""
-        return [f"{kind}_{place}" for place in range(len(names)) for kind in ("target", "prediction")]
+        return [f"{kind}_{index}" for index in range(len(names)) for kind in ("target", "prediction")]
 
-    def row(self, answer: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
+    def row(self, label: int | Sequence[float], outputs: Sequence[float], names: Sequence[str]) -> list[str]:
         """Empty where a number is missing."""
-        return _pairs(answer, outputs)
+        return _pairs(label, outputs)
 
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
         """Of each example one number that it has, in turn."""
@@ -310,12 +310,14 @@ def split_scores(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, tuple[
     counts = mask_SN.sum(dim=-1).unbind()
     totals = {name: (value_N * mask_SN).sum(dim=-1).unbind() for name, value_N in values.items()}
     return {
-        f"{split}/{name}": (totals[name][place], counts[place]) for place, split in enumerate(SPLITS) for name in values
+        f"{split}/{name}": (totals[name][index], counts[index]) for index, split in enumerate(SPLITS) for name in values
     }
 
 
-def _pairs(answer: int | Sequence[float], outputs: Sequence[float]) -> list[str]:
+def _pairs(label: int | Sequence[float], outputs: Sequence[float]) -> list[str]:
     """Targets and predictions in turn."""
-    assert not isinstance(answer, int)
-    pairs = zip(answer, outputs, strict=True)
-    return [text for target, told in pairs for text in ("" if target != target else f"{target:.6g}", f"{told:.6g}")]
+    assert not isinstance(label, int)
+    pairs = zip(label, outputs, strict=True)
+    return [
+        text for target, summary in pairs for text in ("" if target != target else f"{target:.6g}", f"{summary:.6g}")
+    ]

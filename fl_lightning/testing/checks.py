@@ -33,8 +33,8 @@ def check_settings_stay_as_given(runs: StrategyRuns) -> None:
     if "__dataclass_fields__" in vars(kind):
         copies["dataclasses.replace"] = dataclasses.replace(runs.strategy)
     for after, strategy in copies.items():
-        found = settings_of(strategy)
-        changed = [name for name, value in given.items() if not is_same_setting(found[name], value)]
+        result = settings_of(strategy)
+        changed = [name for name, value in given.items() if not is_same_setting(result[name], value)]
         assert not changed, (
             f"{', '.join(changed)} differ after {after}: leave settings as they are given, and keep what follows from "
             "them in attributes made in setup"
@@ -42,7 +42,7 @@ def check_settings_stay_as_given(runs: StrategyRuns) -> None:
 
 
 def check_figures_are_finite_and_models_trained(runs: StrategyRuns) -> None:
-    """All figures are finite, and the parameters that the stages train have moved."""
+    """All metrics are finite, and the parameters that the stages train have moved."""
     run = runs.sequential
     for row in run.history:
         endless = [name for name, value in row.items() if not math.isfinite(value)]
@@ -50,24 +50,24 @@ def check_figures_are_finite_and_models_trained(runs: StrategyRuns) -> None:
     state = run.trainer.run.executor.state()
     endless = [name for name, tensor in state.tensors().items() if not tensor.isfinite().all()]
     assert not endless, f"the clients' {', '.join(endless)} are not finite"
-    parameters = run.trainer.run.architectures[0]  # without running statistics that stay at home
+    parameters = run.trainer.run.architectures[0]  # without running statistics that are kept local
     named = {name for name in parameters for stage in run.strategy.stages(0) if stage.trains(name)}
     still = sorted(named - run.seen.trained)
     assert not still, f"{', '.join(still)} are the initial ones after {NUM_ROUNDS} rounds: see `trained` of the stages"
 
 
 def check_executors_agree(runs: StrategyRuns) -> None:
-    """The sequential and the stacked executor come to the same models, server, scores and figures."""
+    """The sequential and the stacked executor come to the same models, server, scores and metrics."""
     advice = (
         "the stacked executor computes all clients at once, so what a stage computes must be a pure function of one "
         "client, its batch and its context, and its random draws must come from `context` or `batch.key`"
     )
     for one, other in ((runs.sequential, runs.stacked), (runs.everyone_sequential, runs.everyone)):
         for num_rounds, expected in one.seen.states.items():
-            found = other.seen.states[num_rounds]
+            result = other.seen.states[num_rounds]
             for part in ("parameters", "signals"):
-                assert_same(found["clients"][part], expected["clients"][part], tolerance=1e-9, advice=advice)
-            assert_same(found["strategy"], expected["strategy"], tolerance=1e-9, advice=advice)
+                assert_same(result["clients"][part], expected["clients"][part], tolerance=1e-9, advice=advice)
+            assert_same(result["strategy"], expected["strategy"], tolerance=1e-9, advice=advice)
             scores = (run.seen.scores[num_rounds] for run in (other, one))
             assert_same(*scores, tolerance=1e-6, advice=advice)  # scores are float32
         assert_same(other.history, one.history, tolerance=1e-6, advice=advice)
@@ -152,9 +152,9 @@ def check_failing_client_is_left_out(runs: StrategyRuns) -> None:
     others = [client for client in range(NUM_CLIENTS) if client != FAILING]
     advice = "aggregate must take in the clients of `upload` alone, which lacks those that failed, and weight these"
     states = [run.trainer.run.executor.state() for run in (failing, without)]
-    for part in ("parameters", "signals"):
-        found, expected = (rows_of(dict(getattr(state, part)), others) for state in states)
-        assert_same(found, expected, tolerance=1e-6, advice=advice)
+    for part in ("parameters", "extras"):
+        result, expected = (rows_of(dict(getattr(state, part)), others) for state in states)
+        assert_same(result, expected, tolerance=1e-6, advice=advice)
     servers = (run.strategy.state_dict() for run in (failing, without))
     assert_same(*servers, tolerance=1e-6, advice=advice)
 
@@ -165,8 +165,10 @@ def check_uploads_are_as_declared(runs: StrategyRuns) -> None:
         upload, stage = seen.upload, seen.stage
         expected = ("flat",) if stage.flat else stage.upload
         assert tuple(upload.parameters) == tuple(expected), f"stage {stage.name!r} has sent {list(upload.parameters)}"
-        names = {name if name in stage.signals else name.partition("/")[0] for name in upload.signals}
-        assert not upload.clients or names == set(stage.signals), f"stage {stage.name!r} has sent {sorted(names)}"
+        names = {name if name in stage.client_outputs else name.partition("/")[0] for name in upload.extras}
+        assert not upload.clients or names == set(stage.client_outputs), (
+            f"stage {stage.name!r} has sent {sorted(names)}"
+        )
         assert upload.clients == tuple(sorted(upload.clients)), "clients of an upload ascend"
         examples = [runs.data.clients[client].num_examples for client in upload.clients]
         assert upload.num_examples is None or upload.num_examples.tolist() == examples, "num_examples is wrong"
@@ -186,7 +188,7 @@ def check_communication_is_described(runs: StrategyRuns) -> None:
     names = list(runs.sequential.trainer.run.architectures[0])
     for seen in runs.sequential.seen.stages:
         stage = seen.stage
-        silent = [name for name, signal in stage.signals.items() if not describes(signal)]
+        silent = [name for name, signal in stage.client_outputs.items() if not describes(signal)]
         assert not silent, (
             f"stage {stage.name!r} sends {', '.join(silent)}, and nothing says what that is: give the function that "
             "computes it a docstring, whose first line is written beside the bytes in communication.csv"
@@ -204,14 +206,14 @@ def check_figures_of_the_server_are_named(runs: StrategyRuns) -> None:
         for name, value in run.strategy.metrics().items():
             assert name.startswith("server/"), f"metrics() returns {name!r}: begin its name with server/"
             assert isinstance(value, int | float), f"{name} is a {type(value).__name__}: give a number"
-    assert type(runs.strategy).metrics.__doc__, "give metrics() a docstring that says what its figures are"
+    assert type(runs.strategy).metrics.__doc__, "give metrics() a docstring that says what its metrics are"
 
 
 def check_main_evaluation_is_of_the_models_for_the_clients(runs: StrategyRuns) -> None:
     """``evaluations`` scores under the empty prefix what ``model_for`` gives, for any clients in any order."""
     strategy = runs.everyone.strategy
     model, main = strategy.model_for((3, 1)), strategy.evaluations((3, 1))[""].payload
-    evaluated = main if main is not None and main.parameters else None  # signals are for a rule of prediction
+    evaluated = main if main is not None and main.parameters else None  # client outputs are for a rule of prediction
     assert (model is None) == (evaluated is None), "model_for and evaluations do not agree whose models are the result"
     if model is not None and evaluated is not None:
         assert model.clients == evaluated.clients == (3, 1), "the models are not those of the clients asked for"
@@ -232,39 +234,39 @@ def check_checkpoint_scores_as_reported(runs: StrategyRuns) -> None:
     run = runs.stacked
     path = str(run.seen.checkpoints[int(run.result["best_round"]) + 1])
     trainer = runs.trainer(participation=runs.busy())
-    found = trainer.test(*runs.parts(), ckpt_path=path)
+    result = trainer.test(*runs.parts(), ckpt_path=path)
     advice = "a checkpoint does not score as the run that wrote it"
-    assert_same(found, {name: run.result[name] for name in found}, tolerance=1e-6, advice=advice)
+    assert_same(result, {name: run.result[name] for name in result}, tolerance=1e-6, advice=advice)
     predicted = trainer.predict(*runs.parts(), ckpt_path=path)
     if "test/acc" in run.result:
         right = []
         for client, predicted_NK in predicted.items():
-            own = runs.data.clients[client]
-            right.append((predicted_NK.argmax(dim=1) == own.y_N)[own.test_mask_N].double().mean())
+            local = runs.data.clients[client]
+            right.append((predicted_NK.argmax(dim=1) == local.y_N)[local.test_mask_N].double().mean())
         assert abs(float(torch.stack(right).mean()) - run.result["test/acc"]) < 1e-6, "predictions are of other models"
 
 
 def check_new_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
     """Clients that join at the end get models of their own; neither the other clients nor the server change."""
     for run in (runs.sequential, runs.stacked):
-        new, old = run.trainer.run.new_clients, run.trainer.run.training_clients
-        assert run.trainer.run.scores["new/"].clients == tuple(new)
+        new, old = run.trainer.run.unseen_clients, run.trainer.run.training_clients
+        assert run.trainer.run.scores["unseen/"].clients == tuple(new)
         last, best = (run.seen.states[r] for r in (len(run.history), int(run.result["best_round"]) + 1))
-        after, kept = run.trainer.run.executor.state().parameters, last["clients"]
-        trained = [client for client in kept["clients"] if client in old]
-        rows = [kept["clients"].index(client) for client in trained]
-        moved = [n for n, before in kept["parameters"].items() if not torch.equal(after[n][trained], before[rows])]
+        after, selected = run.trainer.run.executor.state().parameters, last["clients"]
+        trained = [client for client in selected["clients"] if client in old]
+        rows = [selected["clients"].index(client) for client in trained]
+        moved = [n for n, before in selected["parameters"].items() if not torch.equal(after[n][trained], before[rows])]
         assert not moved, f"{', '.join(moved)} of clients that had trained before changed when others joined"
         server = run.strategy.state_dict()
         for name, part in best["strategy"].items():
             if learns(getattr(run.strategy, name, None)):
-                assert_same(server[name], part, advice=f"{name} was trained when new clients joined: see admit")
+                assert_same(server[name], part, advice=f"{name} was trained when unseen clients joined: see admit")
             else:
                 only_rows_of(new, server[name], part, name)
 
 
 def only_rows_of(new: tuple[int, ...], now: Any, then: Any, path: str) -> None:
-    """Refuse a state that differs in more than the rows of new clients."""
+    """Refuse a state that differs in more than the rows of unseen clients."""
     if isinstance(then, Mapping | list | tuple):
         for key in then if isinstance(then, Mapping) else range(len(then)):
             only_rows_of(new, now[key], then[key], f"{path}/{key}")
@@ -272,7 +274,7 @@ def only_rows_of(new: tuple[int, ...], now: Any, then: Any, path: str) -> None:
     if isinstance(then, Tensor) and then.dim() and len(then) == NUM_CLIENTS:
         old = [client for client in range(len(then)) if client not in new]
         now, then = now[old], then[old]
-    assert_same({path: now}, {path: then}, advice="what the server knows of others changed when new clients joined")
+    assert_same({path: now}, {path: then}, advice="what the server knows of others changed when unseen clients joined")
 
 
 #: All checks, those that most others rest on first.
@@ -301,11 +303,11 @@ def settings_of(strategy: Any) -> dict[str, Any]:
     return {field.name: getattr(strategy, field.name) for field in dataclasses.fields(strategy)}
 
 
-def is_same_setting(found: Any, given: Any) -> bool:
+def is_same_setting(result: Any, given: Any) -> bool:
     """Whether two values of a setting are equal, or objects of one class with equal attributes."""
-    if type(found) is not type(given):
+    if type(result) is not type(given):
         return False
-    return bool(found == given) or (hasattr(given, "__dict__") and vars(found) == vars(given))
+    return bool(result == given) or (hasattr(given, "__dict__") and vars(result) == vars(given))
 
 
 def load(runs: StrategyRuns, run: StrategyRun, state: Mapping[str, Any]) -> Any:

@@ -23,7 +23,7 @@ def flattened(state: Any, path: str = "") -> dict[str, Any]:
         items = enumerate(state)
     else:
         return {path: state}
-    return {place: leaf for key, item in items for place, leaf in flattened(item, f"{path}/{key}").items()}
+    return {index: leaf for key, item in items for index, leaf in flattened(item, f"{path}/{key}").items()}
 
 
 def differences(actual: Any, expected: Any, *, tolerance: float = 0.0) -> list[str]:
@@ -34,18 +34,18 @@ def differences(actual: Any, expected: Any, *, tolerance: float = 0.0) -> list[s
         expected: Likewise.
         tolerance: Relative and absolute, of tensors and floats; 0 for equality.
     """
-    found, wanted = (
+    result, wanted = (
         {path: leaf for path, leaf in flattened(state).items() if not _OF_THE_RUN.search(path)}
         for state in (actual, expected)
     )
-    lines = [f"{path} is in one alone" for path in sorted(found.keys() ^ wanted.keys())]
-    for path in sorted(found.keys() & wanted.keys()):
-        if not isinstance(found[path], Tensor | float):
-            lines += [] if found[path] == wanted[path] else [f"{path}: {found[path]!r}, expected {wanted[path]!r}"]
+    lines = [f"{path} is in one alone" for path in sorted(result.keys() ^ wanted.keys())]
+    for path in sorted(result.keys() & wanted.keys()):
+        if not isinstance(result[path], Tensor | float):
+            lines += [] if result[path] == wanted[path] else [f"{path}: {result[path]!r}, expected {wanted[path]!r}"]
             continue
         try:
             torch.testing.assert_close(
-                *(torch.as_tensor(leaf) for leaf in (found[path], wanted[path])),
+                *(torch.as_tensor(leaf) for leaf in (result[path], wanted[path])),
                 rtol=tolerance,
                 atol=tolerance,
                 equal_nan=True,
@@ -77,14 +77,14 @@ def attributes(strategy: ServerState) -> dict[str, Any]:
 
     An attribute whose name begins with an underscore holds what can be made anew from the others.
     """
-    found = {}
+    result = {}
     for name, value in vars(strategy).items():
         if not name.startswith("_"):
             try:
-                found[name] = copy.deepcopy(pack(value, name))
+                result[name] = copy.deepcopy(pack(value, name))
             except ValueError:  # nothing that could be saved
                 continue
-    return found
+    return result
 
 
 def learns(value: Any) -> bool:

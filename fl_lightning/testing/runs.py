@@ -110,7 +110,7 @@ class _Recorder(Callback):
         state = {name: part for name, part in trainer.state_dict().items() if name not in ("random", "callbacks")}
         self.states[num_rounds] = copy.deepcopy(state)
         self.attributes[num_rounds] = attributes(run.strategy)
-        self.scores[num_rounds] = {kind: dict(scores.signals) for kind, scores in run.scores.items()}
+        self.scores[num_rounds] = {kind: dict(scores.extras) for kind, scores in run.scores.items()}
         if self.folder is not None:
             self.checkpoints[num_rounds] = self.folder / f"after-{num_rounds}" / "state.ckpt"
             trainer.save_checkpoint(self.checkpoints[num_rounds])
@@ -131,8 +131,8 @@ class _Fails(Callback):
         """Spoil the client's inputs."""
         inputs = next(name for name in ("x_NF", "x_NX") if hasattr(clients[FAILING], name))
         nan = torch.full_like(getattr(clients[FAILING], inputs), torch.nan)
-        spoilt = dataclasses.replace(clients[FAILING], **{inputs: nan})
-        return (*clients[:FAILING], spoilt, *clients[FAILING + 1 :])
+        spoiled = dataclasses.replace(clients[FAILING], **{inputs: nan})
+        return (*clients[:FAILING], spoiled, *clients[FAILING + 1 :])
 
 
 class _Absent(Participation):
@@ -172,7 +172,7 @@ class StrategyRun:
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """The figures of each round."""
+        """The metrics of each round."""
         return self.trainer.run.history
 
 
@@ -188,7 +188,7 @@ class StrategyRuns:
 
     def __init__(self, strategy: Strategy, data: Any, folder: Path, client: ClientModule | None = None) -> None:
         self.strategy, self.data, self.folder, self.client = strategy, data, folder, client
-        num_clients = max(3, strategy.fewest_answers)
+        num_clients = max(3, strategy.min_updates)
         #: Everything that participation can do to a round.
         self.busy = functools.partial(
             Participation,
@@ -196,7 +196,7 @@ class StrategyRuns:
             dropout_probability=0.2,
             straggler_probability=0.5,
             held_out_fraction=0.2,
-            max_void_rounds=NUM_ROUNDS,
+            max_failed_rounds=NUM_ROUNDS,
         )
 
     def parts(self) -> tuple[ClientModule | None, Any, Strategy]:

@@ -45,13 +45,13 @@ def test_one_edge_by_hand() -> None:
 
 
 @weighted_or_not
-def test_neighbours_are_the_sources_and_count_alike(weighted) -> None:
+def test_neighbors_are_the_sources_and_count_alike(weighted) -> None:
     graph = directed_graph(weighted=weighted)
     batch = one_batch(graph)
     links_NN = torch.zeros(9, 9, dtype=torch.float64)
     links_NN[graph.edge_index_2E[1], graph.edge_index_2E[0]] = 1
     x_NF = graph.x_NF.double().requires_grad_()
-    found_NF = batch.sum_neighbours(x_NF)
+    found_NF = batch.sum_neighbors(x_NF)
     torch.testing.assert_close(found_NF, links_NN @ x_NF)
     assert batch.degree.tolist() == links_NN.sum(dim=1).long().tolist()
     [gradient] = torch.autograd.grad((found_NF * x_NF.detach()).sum(), x_NF)
@@ -103,29 +103,29 @@ def test_a_client_of_a_stack_has_what_it_has_alone(weighted) -> None:
         chosen = stack.select(torch.tensor(row))
         size = chosen.y.shape[1]
         x_CND = draw_CNF[row, :size]
-        for place, client in enumerate(row):
+        for index, client in enumerate(row):
             alone, own = one_batch(graphs[client]), graphs[client].num_nodes
             for name in ("adjacency", "links") if weighted else ("adjacency",):
                 for transpose in (False, True):
                     whole = block_matmul(getattr(chosen, name), x_CND, transpose=transpose)
-                    part = block_matmul(getattr(alone, name), x_CND[place, :own], transpose=transpose)
-                    assert torch.equal(whole[place, :own], part)
+                    part = block_matmul(getattr(alone, name), x_CND[index, :own], transpose=transpose)
+                    assert torch.equal(whole[index, :own], part)
 
 
 @weighted_or_not
 @pytest.mark.parametrize("probability", [0.0, 0.5, 1.0])
-def test_edges_are_dropped_and_the_rest_is_normalised_as_by_gcn_norm(weighted, probability) -> None:
+def test_edges_are_dropped_and_the_rest_is_normalized_as_by_gcn_norm(weighted, probability) -> None:
     graphs = [directed_graph(size, weighted=weighted, seed=size) for size in (9, 6)]
     batch, keys = batch_of(*graphs), torch.tensor([3, 4])
-    found, degree_CN, links = drop_edges(keys, batch.adjacency, probability, batch.links)
+    actual, degree_CN, links = drop_edges(keys, batch.adjacency, probability, batch.links)
     for row, graph in enumerate(graphs):
         inside = slice(9 * row, 9 * row + graph.num_nodes)
-        own = (links or found).matrix.to_dense()[inside, inside]
+        own = (links or actual).matrix.to_dense()[inside, inside]
         kept_E = own[graph.edge_index_2E[1], graph.edge_index_2E[0]] > 0
         weight_E = None if graph.edge_weight_E is None else graph.edge_weight_E[kept_E]
         expected_NN = normalized(graph, graph.edge_index_2E[:, kept_E], weight_E)
-        torch.testing.assert_close(found.matrix.to_dense()[inside, inside], expected_NN)
-        torch.testing.assert_close(found.transposed.to_dense()[inside, inside], expected_NN.T)
+        torch.testing.assert_close(actual.matrix.to_dense()[inside, inside], expected_NN)
+        torch.testing.assert_close(actual.transposed.to_dense()[inside, inside], expected_NN.T)
         received_N = graph.edge_index_2E[1, kept_E].bincount(minlength=graph.num_nodes)
         assert torch.equal(degree_CN[row, : graph.num_nodes], received_N)
         assert bool(kept_E.all()) == (probability == 0)
@@ -146,11 +146,11 @@ def test_views_are_the_same_alone_on_a_stack_and_under_vmap(weighted) -> None:
     def seen(tensors, x_ND):
         view = batch.replace(tensors).augmented(1, edge_dropout=0.5, feature_dropout=0.5)
         received = block_matmul(view.adjacency, x_ND, owner=view.example_mask)
-        return received, view.sum_neighbours(x_ND), view.transform(torch.eye(4, dtype=torch.float64)), view.degree
+        return received, view.sum_neighbors(x_ND), view.transform(torch.eye(4, dtype=torch.float64)), view.degree
 
     mapped = torch.vmap(seen)(batch.tensors(), x_CND)
-    for found, expected in zip(mapped, seen(batch.tensors(), x_CND), strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(mapped, seen(batch.tensors(), x_CND), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_every_client_meets_the_weights_of_all_in_the_union() -> None:
@@ -162,8 +162,8 @@ def test_every_client_meets_the_weights_of_all_in_the_union() -> None:
         seen = [part.adjacency.matrix.to_dense()[9 * row : 9 * row + 9, 9 * row : 9 * row + 9] for part in parts]
         sizes = [int(part.example_mask[row].sum()) for part in parts]
         assert sorted(sizes) == [6, 9]
-        for found, size in zip(seen, sizes, strict=True):
-            torch.testing.assert_close(found[:size, :size], normalized(graphs[0 if size == 9 else 1]))
+        for actual, size in zip(seen, sizes, strict=True):
+            torch.testing.assert_close(actual[:size, :size], normalized(graphs[0 if size == 9 else 1]))
 
 
 def test_nets_of_pyg_get_weights_and_attributes() -> None:

@@ -171,7 +171,7 @@ def test_a_short_last_batch_may_be_dropped() -> None:
 
 
 def test_steps_that_are_set_are_drawn_by_themselves() -> None:
-    """Their figures are those of the studies: every step is a draw without replacement under its own key."""
+    """Their metrics are those of the studies: every step is a draw without replacement under its own key."""
     sizes = (40, 9, 23)
     batch = ExampleCollator(clients(sizes), batch_size=5, steps_per_epoch=3, **CPU)([0, 1, 2])
     keys = keys_of((0, 1, 2), 3)
@@ -294,8 +294,8 @@ def test_regression_scores_are_mean_squared_errors(make_trainer) -> None:
 
     errors = []
     for client, predicted in trainer.run.executor.predict(Evaluation(), [0, 1, 2], 0).items():
-        held = data.clients[client]
-        errors.append(float((predicted - held.y_N)[held.test_mask_N].square().mean()))
+        client_data = data.clients[client]
+        errors.append(float((predicted - client_data.y_N)[client_data.test_mask_N].square().mean()))
     assert result["test/mse"] == pytest.approx(sum(errors) / 3, rel=1e-5)
     assert result["test/mse_worst"] == pytest.approx(max(errors), rel=1e-5)
     assert result["test/min_over_rounds"] == result["test/mse"]
@@ -373,7 +373,7 @@ def test_statistics_of_examples(tmp_path) -> None:
 def test_records_are_plain() -> None:
     first = clients()[0]
     changed = dataclasses.replace(first, y_N=first.y_N * 0)
-    assert (first.size, first.work, first.num_examples) == (40, 40, 20)
+    assert (first.size, first.cost, first.num_examples) == (40, 40, 20)
     assert changed.x_NX is first.x_NX
 
 
@@ -440,7 +440,7 @@ def test_resuming_with_architectures_is_exact(make_trainer, assert_same, tmp_pat
     resumed = run(4, str(tmp_path / "v" / "two.ckpt"))
 
     assert_same(resumed.state_dict()["clients"], whole.state_dict()["clients"])
-    assert any(name.startswith("net1/optimizer/exp_avg") for name in whole.run.executor.state().signals)
+    assert any(name.startswith("net1/optimizer/exp_avg") for name in whole.run.executor.state().extras)
 
 
 def test_most_strategies_need_clients_that_are_alike(make_trainer) -> None:

@@ -96,9 +96,9 @@ def test_a_drawn_batch_is_that_of_its_graphs_alone(sampling) -> None:
                 for name in ("y", "x", "propagated_x", "graph_of", "num_nodes"):
                     assert torch.allclose(getattr(by_hand, name), getattr(mine, name)), name
                 for name in ("adjacency", "links"):
-                    found = getattr(mine, name).matrix.to_dense()
-                    assert torch.allclose(found, getattr(by_hand, name).matrix.to_dense()), name
-                    assert torch.allclose(getattr(mine, name).transposed.to_dense(), found.T)
+                    actual = getattr(mine, name).matrix.to_dense()
+                    assert torch.allclose(actual, getattr(by_hand, name).matrix.to_dense()), name
+                    assert torch.allclose(getattr(mine, name).transposed.to_dense(), actual.T)
 
 
 def single_draws(make, client, keys):
@@ -110,7 +110,7 @@ def single_draws(make, client, keys):
 def test_directed_graphs_are_moved_with_their_transpose() -> None:
     data = FederatedDataModule(GraphSets(graphs_of(), undirected=False))
     data.setup()
-    assert data.roster.is_directed
+    assert data.registry.is_directed
     for drawn in collator(data, batch_size=3)([0, 1, 2]).draws(torch.arange(6).view(2, 3)):
         dense = drawn.adjacency.matrix.to_dense()
         assert not torch.allclose(dense, dense.T)
@@ -127,7 +127,7 @@ def test_what_clients_hold() -> None:
         assert client.num_nodes_G.tolist() == [graph.num_nodes for graph in own]
         assert client.y_N.tolist() == [int(graph.y) for graph in own]
         assert torch.equal(client.union.x_NF, torch.cat([graph.x for graph in own]))
-        assert client.work == client.union.num_nodes + client.union.num_edges
+        assert client.cost == client.union.num_nodes + client.union.num_edges
     other = graph_data(seed=1)
     assert data.partition_hash == graph_data().partition_hash != other.partition_hash
     assert [row.num_examples for row in data.statistics().rows] == [9, 13, 17]

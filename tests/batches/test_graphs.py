@@ -12,22 +12,22 @@ def collator(graphs) -> GraphCollator:
     return GraphCollator(graphs, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def neighbours(batch: GraphBatch) -> torch.Tensor:
+def neighbors(batch: GraphBatch) -> torch.Tensor:
     """What the adjacency says, without the loop of each node."""
     dense = batch.adjacency.matrix.to_dense().view(*batch.example_mask.shape, -1)
     return (dense != 0).sum(dim=-1) - batch.example_mask.long()
 
 
-def test_degrees_are_the_neighbours_of_each_node(collator, graphs) -> None:
+def test_degrees_are_the_neighbors_of_each_node(collator, graphs) -> None:
     batch = collator([0, 2, 4])
 
     assert batch.degree.dtype == torch.int64
-    assert torch.equal(batch.degree, neighbours(batch))
+    assert torch.equal(batch.degree, neighbors(batch))
     assert (batch.degree[~batch.example_mask] == 0).all()
     assert batch.degree.sum(dim=1).tolist() == [graphs[client].num_edges for client in (0, 2, 4)]
 
 
-def test_degrees_travel_with_the_batch(collator) -> None:
+def test_degrees_are_communicated_with_the_batch(collator) -> None:
     batch = collator([0, 2, 4])
     chosen = batch.select(torch.tensor([2, 1]))
 

@@ -134,8 +134,8 @@ def test_keys_that_follow_from_keys_are_splitmix(part) -> None:
 
 def test_places_are_an_order() -> None:
     mask = torch.tensor([True, False, True, True, False, True])
-    place = random_places(torch.tensor(5), mask)
-    assert sorted(place.tolist()) == list(range(6))
-    assert sorted(place[mask].tolist()) == list(range(4))
+    index = random_places(torch.tensor(5), mask)
+    assert sorted(index.tolist()) == list(range(6))
+    assert sorted(index[mask].tolist()) == list(range(4))
     padded = random_places(torch.tensor(5), torch.cat([mask, torch.zeros(3, dtype=torch.bool)]))
-    assert torch.equal(padded[:6][mask], place[mask])
+    assert torch.equal(padded[:6][mask], index[mask])

@@ -30,20 +30,20 @@ def test_each_model_on_all_clients(kind, executor, fit, graphs) -> None:
     state, mixed = trainer.run.executor.state().parameters, trainer.run.strategy.models
     mixed = {**state, **{name: tensor.expand(5, *tensor.shape[1:]) for name, tensor in mixed.items()}}
     for prefix, models in (("union/trained/", state), ("union/", mixed)):
-        scores = trainer.run.scores[prefix].signals["test/acc"]
+        scores = trainer.run.scores[prefix].extras["test/acc"]
         for model in range(5):
             own = {name: tensor[model] for name, tensor in models.items()}
             right = count = 0
             for other in range(5):
                 batch = collator([other])
                 batch = batch.replace({name: tensor[0] for name, tensor in batch.tensors().items()})
-                found = client.score_table(own, batch, None)["test/acc"]  # type: ignore[arg-type]
-                right, count = right + float(found[0]), count + float(found[1])
+                actual = client.score_table(own, batch, None)["test/acc"]  # type: ignore[arg-type]
+                right, count = right + float(actual[0]), count + float(actual[1])
             assert scores[model].tolist() == [right, count]
     for row in trainer.run.history:
         ways = {"test/acc", "union/test/acc", "trained/test/acc", "union/trained/test/acc"}
         assert ways <= row.keys()
-        assert {f"{way}_own_choice" for way in ways - {"test/acc"}} <= trainer.run.selection.result.keys()
+        assert {f"{way}_at_own_best_round" for way in ways - {"test/acc"}} <= trainer.run.selection.result.keys()
         if kind is FedAvg:  # one model for all
             assert row["union/test/acc"] == pytest.approx(row["test/acc_weighted"])
             assert row["union/test/acc_std"] == pytest.approx(0, abs=1e-6)
@@ -56,10 +56,10 @@ def test_it_changes_nothing_else(executor, fit, assert_same) -> None:
     kept = [{n: v for n, v in row.items() if not n.startswith("union/")} for row in more.run.history]
     assert_same(kept, plain.run.history)
     assert_same(dict(more.run.executor.state().tensors()), dict(plain.run.executor.state().tensors()))
-    (newcomer,) = more.run.new_clients
+    (unseen_client,) = more.run.unseen_clients
     count = sum(int(more.run.datamodule.clients[c].test_mask_N.sum()) for c in more.run.training_clients)
-    assert more.run.scores["new/union/"].signals["test/acc"].tolist()[0][1] == count
-    assert newcomer not in more.run.training_clients
+    assert more.run.scores["unseen/union/"].extras["test/acc"].tolist()[0][1] == count
+    assert unseen_client not in more.run.training_clients
 
 
 def test_groups_do_not_matter(fit, assert_same) -> None:

@@ -27,8 +27,8 @@ def test_who_touches_clients_data_says_so(kind) -> None:
 
 
 def test_who_asks_clients_for_more_than_the_strategy_does_says_so() -> None:
-    found = {kind.__name__ for kind in OURS if kind.invents_stages}
-    assert found == {
+    actual = {kind.__name__ for kind in OURS if kind.invents_stages}
+    assert actual == {
         "SimilarityLogger",
         "ModelPoisoning",
         "SignFlip",

@@ -50,8 +50,8 @@ def test_stages_before_round_0_count_into_it(
     make_trainer: Any, make_model: Any, federation: Any, tmp_path: Path
 ) -> None:
     trainer = make_trainer(callbacks=CommunicationLedger(write_stages=True))
-    algorithm = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2, refresh_every=2)
-    trainer.fit(make_model(), federation, algorithm)
+    strategy = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2, refresh_every=2)
+    trainer.fit(make_model(), federation, strategy)
     embedding = 4 * 8
     first, second, third = trainer.run.history
     assert first["comm/bytes_up"] == 5 * embedding + 5 * BACKBONE
@@ -86,8 +86,8 @@ def test_total_survives_a_resume_and_the_joining_of_new_clients(
             participation=Participation(held_out_fraction=0.2),
             callbacks=[CommunicationLedger(write_stages=True), FederatedCheckpoint()],
         )
-        algorithm = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2)
-        trainer.fit(make_model(), federation, algorithm, ckpt_path=ckpt_path)
+        strategy = FedSheafHN(num_epochs=1, init_epochs=1, num_neighbors=2)
+        trainer.fit(make_model(), federation, strategy, ckpt_path=ckpt_path)
         return trainer.run.history[-1]["comm/bytes_total"]
 
     run(2, None, "broken")

@@ -10,6 +10,6 @@ import fl_lightning.callbacks
 def test_examples_in_docstrings() -> None:
     package = fl_lightning.callbacks
     names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
-    found = [doctest.testmod(importlib.import_module(name)) for name in names]
-    assert sum(result.attempted for result in found) >= 2
-    assert not any(result.failed for result in found)
+    actual = [doctest.testmod(importlib.import_module(name)) for name in names]
+    assert sum(result.attempted for result in actual) >= 2
+    assert not any(result.failed for result in actual)

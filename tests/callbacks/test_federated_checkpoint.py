@@ -12,7 +12,7 @@ from fl_lightning.strategies import FedAvg, FedSheafHN
 
 
 class Interrupt(Callback):
-    """A signal arrives in a round, or the process dies in it."""
+    """A client output arrives in a round, or the process dies in it."""
 
     def __init__(self, round_idx: int, *, dies: bool = False) -> None:
         self.round_idx = round_idx
@@ -149,9 +149,9 @@ def test_values_out_of_range_are_refused(settings: dict[str, Any]) -> None:
         FederatedCheckpoint(**settings)
 
 
-def test_misspelt_hook_is_refused(make_trainer: Any, make_model: Any, federation: Any) -> None:
-    class Misspelt(Callback):
+def test_misspelled_hook_is_refused(make_trainer: Any, make_model: Any, federation: Any) -> None:
+    class Misspelled(Callback):
         def on_round_ended(self) -> None: ...
 
     with pytest.raises(ValueError, match="on_round_ended, which is no hook: did you mean on_round_end"):
-        make_trainer(callbacks=Misspelt()).fit(make_model(), federation, FedAvg())
+        make_trainer(callbacks=Misspelled()).fit(make_model(), federation, FedAvg())

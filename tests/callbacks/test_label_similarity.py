@@ -27,15 +27,15 @@ def test_correlations_by_hand() -> None:
         for j, b in enumerate(clients):
             first, second = (np.bincount([y for y in LABELS[k] if y >= 0], minlength=3) for k in (a, b))
             likeness[i, j] = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
-    found = torch.tensor([[9.0, 0.8, 0.1], [0.8, 9.0, 0.3], [0.1, 0.3, 9.0]])
+    actual = torch.tensor([[9.0, 0.8, 0.1], [0.8, 9.0, 0.3], [0.1, 0.3, 9.0]])
     pairs = ~np.eye(3, dtype=bool)
-    trainer, metrics = trainer_of(LABELS, {"my signature": found, "flat": torch.ones(3, 3)}, clients), {}
+    trainer, metrics = trainer_of(LABELS, {"my signature": actual, "flat": torch.ones(3, 3)}, clients), {}
     callback = LabelSimilarity()
 
     callback.on_fit_start(trainer)
     callback.on_round_end(trainer, metrics)
 
-    expected = np.corrcoef(likeness[pairs], found.numpy()[pairs])[0, 1]
+    expected = np.corrcoef(likeness[pairs], actual.numpy()[pairs])[0, 1]
     assert metrics == {"similarity/my_signature_labels": pytest.approx(expected)}
     np.testing.assert_allclose(callback.label_similarity_CC, likeness)
 

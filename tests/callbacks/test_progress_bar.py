@@ -45,20 +45,20 @@ def test_table_of_results(make_trainer: Any, make_model: Any, federation: Any) -
         callbacks=[CommunicationLedger(), bar], participation=Participation(held_out_fraction=0.2), num_rounds=4
     )
     trainer.fit(make_model(), federation, FedSheafHN(init_epochs=2, num_neighbors=2))
-    result, found = trainer.run.selection.result, rows(output)
-    assert found["chosen round"] == f"{trainer.run.selection.best_round} of 4 (numbered from 0), by val/acc"
-    assert found["val/acc"] == f"{result['val/acc']:.4f}"
-    assert found["test/acc"] == f"{result['test/acc']:.4f} ± {result['test/acc_std']:.4f} over clients"
-    assert found["generated model"] == f"{result['gen/test/acc']:.4f} ± {result['gen/test/acc_std']:.4f}"
-    assert found["new clients"].startswith(f"{result['new/test/acc']:.4f}")
-    assert found["weighted by nodes"] == f"{result['test/acc_weighted']:.4f}"
-    assert found["each client's own round"] == f"{result['test/acc_client_chosen']:.4f}"
-    assert found["max over rounds"].endswith("(chosen on test: not a result)")
-    assert "kB up, " in found["communication"]
-    assert found["seconds a round"].endswith("(median)")
+    result, actual = trainer.run.selection.result, rows(output)
+    assert actual["best round"] == f"{trainer.run.selection.best_round} of 4 (numbered from 0), by val/acc"
+    assert actual["val/acc"] == f"{result['val/acc']:.4f}"
+    assert actual["test/acc"] == f"{result['test/acc']:.4f} ± {result['test/acc_std']:.4f} over clients"
+    assert actual["generated model"] == f"{result['gen/test/acc']:.4f} ± {result['gen/test/acc_std']:.4f}"
+    assert actual["unseen clients"].startswith(f"{result['unseen/test/acc']:.4f}")
+    assert actual["weighted by nodes"] == f"{result['test/acc_weighted']:.4f}"
+    assert actual["per-client model selection"] == f"{result['test/acc_per_client_selection']:.4f}"
+    assert actual["max over rounds"].endswith("(for reference only: selected on test data)")
+    assert "kB up, " in actual["communication"]
+    assert actual["seconds a round"].endswith("(median)")
     worst = min(row[2] for row in bar.clients if row[2] == row[2])
-    names = [trainer.run.roster.names[int(row[0])] for row in bar.clients if row[2] == worst]
-    assert found["worst client"] in [f"{worst:.4f} ({name})" for name in names]
+    names = [trainer.run.registry.names[int(row[0])] for row in bar.clients if row[2] == worst]
+    assert actual["worst client"] in [f"{worst:.4f} ({name})" for name in names]
     assert "Worst 2 of 4 clients" in output.getvalue()
 
 
@@ -82,7 +82,7 @@ def test_bar_on_a_terminal(make_trainer: Any, make_model: Any, federation: Any) 
     text = output.getvalue()
     assert "round: train" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is hidden and shown again
-    assert "chosen round" in text
+    assert "best round" in text
 
 
 def test_failure_leaves_the_terminal_in_order(make_trainer: Any, make_model: Any, federation: Any) -> None:

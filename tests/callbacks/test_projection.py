@@ -18,21 +18,21 @@ from fl_lightning.strategies.mixing.fedavg import FedAvg
 def alignment(embedding_ND: torch.Tensor, projection_D: torch.Tensor, real_N: torch.Tensor) -> list[float]:
     client = SimpleNamespace(output=lambda parameters, batch: SimpleNamespace(embedding=embedding_ND))
     batch = SimpleNamespace(example_mask=real_N)
-    found: torch.Tensor = principal_alignment(client, {"projection": projection_D}, batch, None)  # type: ignore[arg-type]
-    return found.tolist()
+    actual: torch.Tensor = principal_alignment(client, {"projection": projection_D}, batch, None)  # type: ignore[arg-type]
+    return actual.tolist()
 
 
 def test_against_the_singular_vectors() -> None:
     draw = torch.Generator().manual_seed(0)
     embedding_ND = torch.randn(40, 5, generator=draw) * torch.tensor([3.0, 1.0, 0.5, 0.2, 0.1]) + 7
     real_N = torch.arange(40) < 30
-    centred_ND = embedding_ND[:30] - embedding_ND[:30].mean(dim=0)
-    _, values, vectors = torch.linalg.svd(centred_ND)
+    centered_ND = embedding_ND[:30] - embedding_ND[:30].mean(dim=0)
+    _, values, vectors = torch.linalg.svd(centered_ND)
     projection_D = torch.randn(5, generator=draw)
     cosine, variance = alignment(embedding_ND, projection_D, real_N)
     unit_D = projection_D / projection_D.norm()
     assert cosine == pytest.approx(float((unit_D @ vectors[0]).abs()), rel=1e-4)
-    assert variance == pytest.approx(float((centred_ND @ unit_D).square().sum() / values[0] ** 2), rel=1e-4)
+    assert variance == pytest.approx(float((centered_ND @ unit_D).square().sum() / values[0] ** 2), rel=1e-4)
     assert alignment(embedding_ND, -4 * vectors[0], real_N) == pytest.approx([1.0, 1.0], rel=1e-4)
     assert alignment(embedding_ND, vectors[1], real_N)[0] == pytest.approx(0.0, abs=1e-4)
 

@@ -40,9 +40,9 @@ class Lines(ExampleSource):
 
 
 def record_of(trainer: Any) -> RunRecord:
-    found = RunRecord.read(trainer.run.folder)
-    assert found is not None
-    return found
+    actual = RunRecord.read(trainer.run.folder)
+    assert actual is not None
+    return actual
 
 
 def page_of(trainer: Any) -> str:
@@ -55,7 +55,7 @@ def test_what_is_kept_of_the_chosen_round(federation, make_model, make_trainer) 
         trainer = make_trainer(num_rounds=4, executor=executor, callbacks=RunReport())
         result = trainer.fit(make_model(), federation, FedAvg())
         record = record_of(trainer)
-        chosen = record.chosen
+        chosen = record.best
         assert chosen is not None
         assert chosen.round == result["best_round"]
         values = [value for value in chosen.scores[""]["test/acc"] if value is not None]
@@ -107,9 +107,9 @@ def test_regression_on_examples(executor, make_trainer, tmp_path) -> None:
     trainer.fit(ClientModule(MLP), data, FedAvg())
     record = record_of(trainer)
     assert (record.examples, record.regression, record.mode, record.monitor) == ("examples", True, "min", "val/mse")
-    assert record.chosen is not None
-    assert record.chosen.confusion is None
-    predicted = torch.tensor(record.chosen.predicted)
+    assert record.best is not None
+    assert record.best.confusion is None
+    predicted = torch.tensor(record.best.predicted)
     assert len(predicted) == sum(int(client.test_mask_N.sum()) for client in data.clients)
     words = page_of(trainer)
     assert "Predicted over true values" in words
@@ -124,7 +124,7 @@ def test_an_attack_and_new_clients(federation, make_model, make_trainer) -> None
     words = page_of(trainer)
     malicious = federation.clients[attack.malicious[0]].name
     assert f"LabelFlipping: {malicious} (1 client)." in words
-    assert "New clients, held out of training, by test/acc" in words
+    assert "Unseen clients, held out of training, by test/acc" in words
     assert "and 1 held out" in words
 
 
@@ -144,8 +144,8 @@ def test_a_resumed_run_keeps_what_an_unbroken_one_does(
             (read(trainer.run.folder / "checkpoints/last.ckpt")["callbacks"]["RunReport"], record_of(trainer))
         )
     (whole_state, whole), (parts_state, parts) = states
-    assert whole_state["chosen"] is not None
-    assert_same({"chosen": parts_state["chosen"]}, {"chosen": whole_state["chosen"]})
+    assert whole_state["best"] is not None
+    assert_same({"best": parts_state["best"]}, {"best": whole_state["best"]})
     assert whole.chosen == parts.chosen
     assert [each.values for each in whole.snapshots[:1]] == [each.values for each in parts.snapshots[:1]]
     assert parts.timing is not None
@@ -153,7 +153,7 @@ def test_a_resumed_run_keeps_what_an_unbroken_one_does(
 
 
 class Ends(Callback):
-    """Ends the run in its second round: by a signal, or by an error."""
+    """Ends the run in its second round: by a client output, or by an error."""
 
     def __init__(self, error: Exception | None) -> None:
         self.error = error
@@ -181,11 +181,11 @@ def test_interrupted_runs_have_a_page_and_failed_ones_what_makes_one(federation,
 
 def test_a_failing_report_never_loses_a_run(federation, make_model, make_trainer, monkeypatch) -> None:
     def fails(*args: Any, **kwargs: Any) -> None:
-        raise KeyError("no such colour")
+        raise KeyError("no such color")
 
     monkeypatch.setattr(fl_lightning.report, "write", fails)
     trainer = make_trainer(callbacks=RunReport())
-    with pytest.warns(UserWarning, match=r"report: report.html failed and is left out \(KeyError: 'no such colour'\)"):
+    with pytest.warns(UserWarning, match=r"report: report.html failed and is left out \(KeyError: 'no such color'\)"):
         trainer.fit(make_model(), federation, FedAvg())
     assert json.loads((trainer.run.folder / "result.json").read_text())["status"] == "finished"
     assert not (trainer.run.folder / "report.html").exists()
@@ -221,8 +221,8 @@ def test_clients_whose_data_lie_elsewhere(federation, make_model, make_trainer, 
     trainer = make_trainer(callbacks=RunReport())
     trainer.fit(make_model(), federation, FedAvg())
     record = record_of(trainer)
-    assert record.chosen is not None
-    assert (record.partition, record.points, record.chosen.confusion) == (None, None, None)
+    assert record.best is not None
+    assert (record.partition, record.points, record.best.confusion) == (None, None, None)
     assert "No predictions were kept." in page_of(trainer)
 
 
@@ -241,8 +241,8 @@ def test_settings(federation, make_model, make_trainer, tmp_path) -> None:
     trainer.fit(make_model(), federation, FedAvg())
     record = record_of(trainer)
     assert not (trainer.run.folder / "report.html").exists()
-    assert record.chosen is not None
-    assert (record.chosen.confusion, record.points, record.snapshots) == (None, None, [])
+    assert record.best is not None
+    assert (record.best.confusion, record.points, record.snapshots) == (None, None, [])
     against = make_trainer(callbacks=RunReport(against=str(trainer.run.folder)))
     against.fit(make_model(), federation, Local())
     assert "Each client against FedAvg" in page_of(against)

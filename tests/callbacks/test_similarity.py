@@ -53,7 +53,7 @@ def test_planted_communities_are_recovered(noise, scale) -> None:
     score = recovery(0.99 + scale * planted(noise), COMMUNITIES)
 
     assert score.nmi == pytest.approx(1)
-    assert score.neighbours == 1
+    assert score.neighbors == 1
     assert score.correlation > 0.9
 
 
@@ -62,7 +62,7 @@ def test_a_matrix_of_other_groups_scores_low() -> None:
     score = recovery((other[:, None] == other).astype(float), COMMUNITIES)
 
     assert score.nmi < 0.7
-    assert score.neighbours < 0.5
+    assert score.neighbors < 0.5
     assert score.correlation < 0
 
 
@@ -72,7 +72,7 @@ def test_unknown_and_constant_matrices() -> None:
     partly[2], partly[:, 2] = np.nan, np.nan
 
     assert np.isnan([constant.nmi, constant.correlation]).all()
-    assert constant.neighbours == pytest.approx(1 / 5)  # chance
+    assert constant.neighbors == pytest.approx(1 / 5)  # chance
     assert recovery(partly, COMMUNITIES).nmi == pytest.approx(1)
     assert correlation(planted(), partly) == pytest.approx(1)
     assert np.isnan(recovery(np.full((6, 6), np.nan), COMMUNITIES).nmi)
@@ -106,7 +106,7 @@ def test_files_scores_and_pictures(kind, own, executor, groups, make_model, make
     matrices = {*own, "parameters", "read-out", "pooled embedding"}
     assert set(saved) == matrices | {"clients", "communities"}
     assert saved["communities"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert saved["clients"].tolist() == list(trainer.run.roster.names)
+    assert saved["clients"].tolist() == list(trainer.run.registry.names)
     for name in matrices:
         assert saved[name].shape == (6, 6)
         assert np.isfinite(saved[name]).all()
@@ -157,12 +157,12 @@ def test_clients_that_were_away_stay_empty(groups, make_model, make_trainer) -> 
     assert np.isfinite(saved["parameters"]).sum() == 16
 
 
-def test_newcomers_are_no_part_of_a_round(federation, make_model, make_trainer, monkeypatch) -> None:
+def test_unseen_clients_are_no_part_of_a_round(federation, make_model, make_trainer, monkeypatch) -> None:
     monkeypatch.setattr(Selection, "_is_better", lambda selection, value, best: best is None)  # the first is chosen
     joins = Participation(held_out_fraction=0.4)
     trainer = make_trainer(num_rounds=2, participation=joins, callbacks=SimilarityLogger(every_n_rounds=1))
-    result = trainer.fit(make_model(), federation, FedAvg(num_epochs=1))  # newcomers join as if in round 1
-    assert "new/test/acc" in result
+    result = trainer.fit(make_model(), federation, FedAvg(num_epochs=1))  # unseen clients join as if in round 1
+    assert "unseen/test/acc" in result
     with np.load(trainer.run.folder / "similarity" / "round_0001.npz") as kept:
         assert kept["parameters"].shape == (3, 3)
 
@@ -189,8 +189,8 @@ def test_nothing_to_show_is_nothing_written(groups, make_model, make_trainer) ->
 
 
 def test_an_unknown_attribute_is_refused(groups, make_model, make_trainer) -> None:
-    with pytest.raises(ValueError, match=r"no 'colour': .*super_cluster"):
-        make_trainer(callbacks=SimilarityLogger(communities="colour")).fit(make_model(), groups, FedAvg())
+    with pytest.raises(ValueError, match=r"no 'color': .*super_cluster"):
+        make_trainer(callbacks=SimilarityLogger(communities="color")).fit(make_model(), groups, FedAvg())
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -215,5 +215,5 @@ def test_groups_of_the_partition_are_the_communities(federation, make_model, mak
     trainer = make_trainer(callbacks=[SimilarityLogger(every_n_rounds=1)])
     trainer.fit(make_model(), federation, Kin())
 
-    assert 0 <= trainer.run.history[-1]["similarity/embedding_neighbours"] <= 1
-    assert "similarity/mixing_neighbours" in trainer.run.history[-1]
+    assert 0 <= trainer.run.history[-1]["similarity/embedding_neighbors"] <= 1
+    assert "similarity/mixing_neighbors" in trainer.run.history[-1]

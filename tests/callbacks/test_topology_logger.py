@@ -55,7 +55,7 @@ def test_pictures_files_and_loggers(executor, federation, make_model, make_train
     assert [event.step for event in events.Images("map_norms")] == [1, 3, 4]
     with (trainer.run.folder / "map_norms" / "round_0004.csv").open() as file:
         (_, *header), *rows = csv.reader(file)
-    assert header == [row[0] for row in rows] == list(trainer.run.roster.names)
+    assert header == [row[0] for row in rows] == list(trainer.run.registry.names)
     written = np.array([row[1:] for row in rows], dtype=float)
     np.testing.assert_array_equal(written, strategy.matrices()["map_norms"].double())
     assert ((written > 0) == strategy.adjacency_CC.numpy()).all()
@@ -76,7 +76,7 @@ def test_the_objective_is_losses_and_coupling(build, federation, make_model, mak
 
     class Recompute(Callback):
         def on_evaluate(self, trainer, metrics, prefix) -> None:
-            losses = trainer.run.scores[""].signals["train/loss"]
+            losses = trainer.run.scores[""].extras["train/loss"]
             coupling = 0.0
             if isinstance(strategy, DFedU):
                 rows = strategy.models_CP.double()
@@ -113,17 +113,17 @@ def test_watching_changes_nothing(federation, make_model, make_trainer, assert_s
 
 def test_a_graph_that_changes_is_drawn_anew(federation, make_model, make_trainer) -> None:
     """FedSheafHN computes its graph after the clients' first training, and again in round 1 and 3."""
-    pictures, found = Pictures(), []
+    pictures, actual = Pictures(), []
 
     class Watch(Callback):
         def on_round_end(self, trainer, metrics) -> None:
-            found.append(trainer.run.strategy.matrices()["adjacency"])
+            actual.append(trainer.run.strategy.matrices()["adjacency"])
 
     trainer = make_trainer(num_rounds=5, logger=[pictures], callbacks=[Watch(), TopologyLogger(every_n_rounds=1)])
-    algorithm = FedSheafHN(init_epochs=2, num_neighbors=1, refresh_every=2, hidden_channels=8)
-    trainer.fit(make_model(), federation, algorithm)
+    strategy = FedSheafHN(init_epochs=2, num_neighbors=1, refresh_every=2, hidden_channels=8)
+    trainer.fit(make_model(), federation, strategy)
 
-    changed = [0, *(index for index in range(1, 5) if not torch.equal(found[index], found[index - 1]))]
+    changed = [0, *(index for index in range(1, 5) if not torch.equal(actual[index], actual[index - 1]))]
     assert pictures.pictures == [("topology", index) for index in changed]
     assert len(changed) > 1
     assert not (trainer.run.folder / "map_norms").exists()
@@ -158,7 +158,7 @@ def test_short_names() -> None:
 @pytest.mark.parametrize("count", [1, 2, 40])
 @pytest.mark.parametrize("kind", ["client", "a rather long name of a"])
 def test_labels_stay_apart(count, kind) -> None:
-    """Every client is named in both pictures, in letters of at least 5.5 points; neighbours' ticks do not touch."""
+    """Every client is named in both pictures, in letters of at least 5.5 points; neighbors' ticks do not touch."""
     adjacency = ErdosRenyi(edge_probability=0.15)(count, 0).numpy() if count > 2 else Ring()(count, 0).numpy()
     names = [f"client-{index:02d}" if kind == "client" else f"{kind} {index}" for index in range(count)]
     for figure in (
@@ -185,6 +185,6 @@ def test_more_clients_than_labels() -> None:
 def test_parts_of_a_graph_stand_apart() -> None:
     parts = np.kron(np.eye(2), np.ones((3, 3)) - np.eye(3))
     figure = draw_topology(parts, [f"client-{index}" for index in range(6)], range(6))
-    place = figure.axes[0].collections[1].get_offsets()
-    distance = np.linalg.norm(place[:, None] - place, axis=2)
+    position = figure.axes[0].collections[1].get_offsets()
+    distance = np.linalg.norm(position[:, None] - position, axis=2)
     assert distance[:3, 3:].min() > 1.2 * distance[:3, :3].max()

@@ -66,25 +66,25 @@ def as_word(value: Any) -> str:
 Place = tuple[str | int, ...]
 
 
-def places(config: Any, place: Place = ()) -> Iterator[Place]:
+def places(config: Any, path: Place = ()) -> Iterator[Place]:
     """Where every setting stands, classes and groups included."""
     items = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
     for key, value in items:
-        yield (*place, key)
-        yield from places(value, (*place, key))
+        yield (*path, key)
+        yield from places(value, (*path, key))
 
 
-def look_up(config: Any, place: Place) -> Any:
+def look_up(config: Any, path: Place) -> Any:
     """The setting at a place.
 
     Raises:
         KeyError: There is none.
     """
-    for key in place:
+    for key in path:
         try:
             config = config[key]
         except (LookupError, TypeError) as error:
-            raise KeyError(place) from error
+            raise KeyError(path) from error
     return config
 
 

@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep this process's share of the campaign's tests: every n-th of them."""
     number, _, total = os.environ.get(SHARE, "1/1").partition("/")
     own = [item for item in items if item.path.parent == Path(__file__).parent]
-    others = {item for place, item in enumerate(own) if place % int(total) != int(number) - 1}
+    others = {item for index, item in enumerate(own) if index % int(total) != int(number) - 1}
     config.hook.pytest_deselected(items=[item for item in items if item in others])
     items[:] = [item for item in items if item not in others]
 

@@ -14,8 +14,8 @@ def damaged(whole: bytes, seed: int) -> list[bytes]:
         return versions
     edges = [len(whole) * part // NUM_PLACES for part in range(NUM_PLACES + 1)]
     for start, end in itertools.pairwise(edges):
-        place = draw.randrange(start, max(end, start + 1))
+        index = draw.randrange(start, max(end, start + 1))
         flipped = bytearray(whole)
-        flipped[place] ^= 1 << draw.randrange(8)
-        versions += [whole[:place], bytes(flipped)]
+        flipped[index] ^= 1 << draw.randrange(8)
+        versions += [whole[:index], bytes(flipped)]
     return versions

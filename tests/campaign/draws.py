@@ -16,17 +16,17 @@ from torch.optim import SGD, Adam, AdamW
 
 from fl_lightning import ClientModule, FederatedDataModule, Participation
 from fl_lightning.data import Examples, ExampleSource
-from fl_lightning.models import GCN, MLP, GraphSAGE, NormalisedGCN
+from fl_lightning.models import GCN, MLP, GraphSAGE, NormalizedGCN
 from fl_lightning.relations import Complete, Ring
 from fl_lightning.strategies import FedTAD, Oracle, Strategy
 from fl_lightning.strategies.mixing import aggregation
 
 #: Nets that have running statistics.
-NORMALISED: tuple[list[Any], ...] = [NormalisedGCN], [functools.partial(MLP, batch_norm=True)]
+NORMALIZED: tuple[list[Any], ...] = [NormalizedGCN], [functools.partial(MLP, batch_norm=True)]
 #: A client's nets, by what it holds; several are given to the clients in turn.
 NETS: dict[str, tuple[list[Any], ...]] = {
-    "graphs": ([GCN], [GCN], NORMALISED[0], [GraphSAGE], [GCN, functools.partial(GCN, num_layers=3)]),
-    "examples": ([MLP], [MLP], NORMALISED[1], [MLP, functools.partial(MLP, num_layers=3)]),
+    "graphs": ([GCN], [GCN], NORMALIZED[0], [GraphSAGE], [GCN, functools.partial(GCN, num_layers=3)]),
+    "examples": ([MLP], [MLP], NORMALIZED[1], [MLP, functools.partial(MLP, num_layers=3)]),
 }
 SIZES = (40, 9, 23, 6, 12, 17)
 #: Values of settings whose type does not list them.
@@ -105,9 +105,9 @@ def drawn_participation(draw: random.Random, num_rounds: int) -> dict[str, Any]:
         "dropout_probability": 0.3,
         "straggler_probability": 0.5,
         "held_out_fraction": draw.choice((0.2, 0.4)),
-        "max_void_rounds": num_rounds,
+        "max_failed_rounds": num_rounds,
     }
-    return {name: value for name, value in every.items() if name == "max_void_rounds" or draw.random() < 0.45}
+    return {name: value for name, value in every.items() if name == "max_failed_rounds" or draw.random() < 0.45}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -132,11 +132,11 @@ class Drawn:
         self.regression = self.on == "examples" and not self.kind.needs_classes and draw.random() < 0.4
         self.optimizer, self.clip = draw.choice(OPTIMIZERS), draw.choice((None, None, 0.5))
         self.nets = draw.choice([nets for nets in NETS[self.on] if self.kind.takes_architectures or len(nets) == 1])
-        self.running_statistics = draw.choice(("personal", "shared")) if self.nets in NORMALISED else "personal"
+        self.running_statistics = draw.choice(("personal", "shared")) if self.nets in NORMALIZED else "personal"
         self.metrics = draw.choice(((), ("f1", "auroc"))) if not self.regression else ()
         batches = {"batch_size": draw.choice((None, 4, 7)), "steps_per_epoch": draw.choice((None, 1, 3))}
         passes = batches["batch_size"] is not None and batches["steps_per_epoch"] is None
-        batches["drop_last"] = passes and (self.nets in NORMALISED or draw.random() < 0.5)
+        batches["drop_last"] = passes and (self.nets in NORMALIZED or draw.random() < 0.5)
         self.batches = batches if self.on == "examples" else {}
         seed, evaluate_every = draw.randrange(9), draw.choice((1, 1, 2, 3))
         self.given = {"num_rounds": self.num_rounds, "seed": seed, "evaluate_every": evaluate_every}

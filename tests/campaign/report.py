@@ -27,14 +27,14 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
 - **random settings** of every strategy and of who takes part, on graphs and on examples: both executors come to the
   same, a resume is exact, and a checkpoint scores as the fit reported; or they are refused before the first round;
 - **random settings at sites**: clients that are reached through bytes, with messages that are lost and repeated,
-  come bit for bit to the figures, server and states of a run in one process, also from a checkpoint elsewhere;
-- **hostile sites**: a site whose answers are wrong in one of 90 ways, or have a fact, a tensor or bytes changed at
+  come bit for bit to the metrics, server and states of a run in one process, also from a checkpoint elsewhere;
+- **hostile sites**: a site whose updates are wrong in one of 90 ways, or have a fact, a tensor or bytes changed at
   random, is the only one that is named; the run ends after its rounds with accuracies in [0, 1]. It counts as lost
-  where the run ends early, another client is named, or a figure is no share;
-- **hostile servers**: a site answers each message, and then answers a right one as it did before;
+  where the run ends early, another client is named, or a metric is no share;
+- **hostile servers**: a site responds each message, and then updates a right one as it did before;
 - **damaged files of sites**: the site goes on without the file, or says that it is to be brought back; a state, an
-  answer or a key with a flipped bit that is used counts as lost (any 32 bytes are a key);
-- **damaged results of studies**: what is read is what was written; a changed figure that is read counts as lost;
+  update or a key with a flipped bit that is used counts as lost (any 32 bytes are a key);
+- **damaged results of studies**: what is read is what was written; a changed metric that is read counts as lost;
 - **damaged runs in reports**: `report` and `compare` write their page, or end with exit code 2 and one line;
 - **YAML texts**: nested, repeated, recursive and of long numbers, they are read or refused as YAML;
 - **graphs of all kinds**: features and labels come through as they are, without loops and double edges, or the graph

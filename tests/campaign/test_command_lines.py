@@ -32,13 +32,14 @@ class Change:
     """What is wrong with a command.
 
     Attributes:
-        kind: ``value``, ``option`` (a value on the command line), ``misspelt``, ``missing`` or ``word`` (on the line).
+        kind: ``value``, ``option`` (a value on the command line), ``misspelled``, ``missing`` or ``word`` (on the
+            line).
         place: The setting.
         value: Its new value or name, or the word.
     """
 
     kind: str
-    place: Place = ()
+    path: Place = ()
     value: Any = None
 
     def apply(self, config: Configuration) -> list[str]:
@@ -46,17 +47,17 @@ class Change:
         if self.kind == "word":
             return [self.value]
         if self.kind == "option":
-            return [f"--{'.'.join(map(str, self.place))}={as_word(self.value)}"]
+            return [f"--{'.'.join(map(str, self.path))}={as_word(self.value)}"]
         try:
-            holder, key = look_up(config, self.place[:-1]), self.place[-1]
-            old = look_up(config, self.place)
+            holder, key = look_up(config, self.path[:-1]), self.path[-1]
+            old = look_up(config, self.path)
         except KeyError:
             return []  # another change has taken it away
         if self.kind == "value":
             holder[key] = copy.deepcopy(self.value)
         else:
             del holder[key]
-        if self.kind == "misspelt":
+        if self.kind == "misspelled":
             holder[self.value] = old
         return []
 
@@ -64,10 +65,10 @@ class Change:
         """Whether a run with this configuration did as it was told."""
         if self.kind == "missing":
             return True
-        if self.kind in ("misspelt", "word"):
+        if self.kind in ("misspelled", "word"):
             return self.value == "--"
         try:
-            return same(self.value, look_up(config, self.place))
+            return same(self.value, look_up(config, self.path))
         except KeyError:
             return False
 
@@ -110,7 +111,7 @@ class Command:
         """Write the configuration, and call ``fl-train`` with it."""
         config, words = small(self.strategy), ["fit", "--config=wrong.yaml"]
         for change in self.changes:
-            copy_setting(complete(self.strategy), config, change.place)
+            copy_setting(complete(self.strategy), config, change.path)
         with empty_folder() as folder:
             for change in self.changes:
                 words += change.apply(config)
@@ -136,7 +137,7 @@ class Command:
 
     def _names(self) -> set[str]:
         """What a message may name: a setting, the file, or what was given in place of it."""
-        known = {str(place[-1]) for place in places(complete(self.strategy))}
+        known = {str(path[-1]) for path in places(complete(self.strategy))}
         given = {word for change in self.changes for word in re.findall(r"[\w-]+", str(change.value))}
         return known | given | {"wrong"}
 
@@ -144,14 +145,14 @@ class Command:
         """The changes that no other one overrides."""
 
         def within(one: Change, other: Change) -> bool:
-            return one is not other and one.place[: len(other.place)] == other.place[: len(one.place)]
+            return one is not other and one.path[: len(other.path)] == other.path[: len(one.path)]
 
-        return [one for one in self.changes if not any(within(one, other) for other in self.changes if other.place)]
+        return [one for one in self.changes if not any(within(one, other) for other in self.changes if other.path)]
 
 
-def copy_setting(source: Configuration, target: Configuration, place: Place) -> None:
+def copy_setting(source: Configuration, target: Configuration, path: Place) -> None:
     """Give a configuration a setting of another one, with what it belongs to."""
-    for key in place:
+    for key in path:
         if key not in target if isinstance(target, dict) else len(target) <= int(key):
             target[key] = source[key]
             return
@@ -167,22 +168,22 @@ def wrong_command(draw: random.Random) -> Command:
     changes: list[Change] = []
     number = draw.randint(1, 3)
     while len(changes) < number:
-        kind = draw.choices(["value", "option", "misspelt", "missing", "word"], [4, 3, 2, 1, 1])[0]
-        place, value = draw.choice(known), draw.choice(NONSENSE)
+        kind = draw.choices(["value", "option", "misspelled", "missing", "word"], [4, 3, 2, 1, 1])[0]
+        path, value = draw.choice(known), draw.choice(NONSENSE)
         if kind == "word":
             changes.append(Change(kind, (), draw.choice(WORDS)))
-        elif kind == "misspelt":
-            changes += [Change(kind, place, misspelt(place[-1], draw))] if isinstance(place[-1], str) else []
-        elif kind != "option" or all(isinstance(key, str) for key in place):
-            machines = MACHINES.intersection(place)
-            changes += [] if machines and value not in (None, 0, 1, "", "nonsense") else [Change(kind, place, value)]
+        elif kind == "misspelled":
+            changes += [Change(kind, path, misspelled(path[-1], draw))] if isinstance(path[-1], str) else []
+        elif kind != "option" or all(isinstance(key, str) for key in path):
+            machines = MACHINES.intersection(path)
+            changes += [] if machines and value not in (None, 0, 1, "", "nonsense") else [Change(kind, path, value)]
     return Command(name, tuple(changes))
 
 
-def misspelt(name: str, draw: random.Random) -> str:
+def misspelled(name: str, draw: random.Random) -> str:
     """Another name."""
-    place = draw.randrange(len(name))
-    return draw.choice([name + "s", name[:place] + name[place + 1 :] + "_", name.upper(), name.replace("_", "-") + "é"])
+    path = draw.randrange(len(name))
+    return draw.choice([name + "s", name[:path] + name[path + 1 :] + "_", name.upper(), name.replace("_", "-") + "é"])
 
 
 def campaign(trials: Iterable[int], seed: int, record: Record) -> list[str]:
@@ -195,8 +196,8 @@ def campaign(trials: Iterable[int], seed: int, record: Record) -> list[str]:
         if fault:
             for change in command.changes:
                 fewer = Command(command.strategy, tuple(other for other in command.changes if other is not change))
-                if found := fewer.fault():
-                    command, fault = fewer, found
+                if actual := fewer.fault():
+                    command, fault = fewer, actual
             faults.append(f"seed {seed}, trial {trial}: {command}\n{fault}\n")
     return faults
 

@@ -254,9 +254,9 @@ def test_raw_and_converted_files_of_heterophilous_graphs(tmp_path: Path):
 def test_files_of_twitch(tmp_path: Path):
     data, path = small_graph(), tmp_path / "twitch" / "PT.npz"
     path.parent.mkdir()
-    places = np.arange(31, dtype=np.int32)
+    indices = np.arange(31, dtype=np.int32)
     np.savez_compressed(
-        path, edges=data.edge_index.numpy(), y=data.y.numpy(), feat_indices=places[:30], feat_indptr=places
+        path, edges=data.edge_index.numpy(), y=data.y.numpy(), feat_indices=indices[:30], feat_indptr=indices
     )
     check(path, lambda: TwitchSource(["PT"]).load(tmp_path), named="PT")
 

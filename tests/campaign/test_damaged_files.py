@@ -60,9 +60,9 @@ def test_damaged_checkpoints(written: bytes, seed: int, seed_of_places: int, tmp
 @given(st.data())
 def test_checkpoints_with_other_bytes(written: bytes, tmp_path: Path, record: Record, data: st.DataObject) -> None:
     """Any bytes in any place."""
-    place = data.draw(st.integers(0, len(written) - 1))
+    index = data.draw(st.integers(0, len(written) - 1))
     other = data.draw(st.binary(min_size=1, max_size=64))
-    version = written[:place] + other + written[place + len(other) :]
+    version = written[:index] + other + written[index + len(other) :]
     path = tmp_path / "last.ckpt"
     path.write_bytes(version)
     survived = version == written or is_refused(path)
@@ -100,9 +100,9 @@ def damaged_configurations(number: int, seed: int, record: Record) -> list[str]:
     faults = []
     with empty_folder() as folder:
         path, versions = folder / "small.yaml", []
-        for place, name in enumerate(NAMES):
+        for index, name in enumerate(NAMES):
             whole = write(small(name), path).read_bytes()
-            versions += [(name, version) for version in damaged(whole, seed + place)]
+            versions += [(name, version) for version in damaged(whole, seed + index)]
         versions += [("", version) for version in BINARY]
         for name, version in versions[:: max(1, len(versions) // number)]:
             path.write_bytes(version)

@@ -2,7 +2,7 @@
 
 The run that it is compared with is that in which the same clients never take part. A client that sends finite numbers
 that are merely wrong is not a failure but an attack, which only robust aggregation withstands; it is tried with 20 %
-where a strategy takes one. Under the stacked executor the answers of all clients are one tensor, so that none can have
+where a strategy takes one. Under the stacked executor the updates of all clients are one tensor, so that none can have
 another shape or type there.
 """
 
@@ -33,9 +33,9 @@ from fl_lightning import (
     Stage,
 )
 from fl_lightning.data import GivenPartitioner, PlantedCommunities
-from fl_lightning.executors import Executor, Work
+from fl_lightning.executors import Executor, StageRequest
 from fl_lightning.relations import Ring
-from fl_lightning.round.metrics import summarise
+from fl_lightning.round.metrics import summarize
 from fl_lightning.strategies import Local, Oracle, Strategy
 from fl_lightning.strategies.mixing.aggregation import CoordinateMedian
 
@@ -96,27 +96,27 @@ class Holds(Callback):
         changed = {
             c: dataclasses.replace(clients[c], x_NF=torch.full_like(clients[c].x_NF, self.value)) for c in self.faulty
         }
-        return tuple(changed.get(client, held) for client, held in enumerate(clients))
+        return tuple(changed.get(client, client_data) for client, client_data in enumerate(clients))
 
 
 class Sends(Callback):
-    """Every number of a faulty client's answer, or of its parameters, is one value; None for no answer at all."""
+    """Every number of a faulty client's respond, or of its parameters, is one value; None for no update at all."""
 
-    def __init__(self, faulty: tuple[int, ...], value: float | None, *, signals: bool = True) -> None:
-        self.faulty, self.value, self.signals = faulty, value, signals
+    def __init__(self, faulty: tuple[int, ...], value: float | None, *, extras: bool = True) -> None:
+        self.faulty, self.value, self.client_outputs = faulty, value, extras
 
     def on_upload(self, trainer: Any, stage: Stage, payload: Payload) -> Payload:
         if self.value is None:
             return payload.rows([client for client in payload.clients if client not in self.faulty])
         copy = payload.copy()
-        for tensor in (copy.tensors() if self.signals else copy.parameters).values():
+        for tensor in (copy.tensors() if self.client_outputs else copy.parameters).values():
             if tensor.is_floating_point():
                 tensor[[row for row, client in enumerate(copy.clients) if client in self.faulty]] = self.value
         return copy
 
 
 class Misfit(SequentialExecutor):
-    """Faulty clients answer with tensors of another shape or type."""
+    """Faulty clients respond with tensors of another shape or type."""
 
     def __init__(self, faulty: tuple[int, ...], what: str) -> None:
         super().__init__()
@@ -125,13 +125,13 @@ class Misfit(SequentialExecutor):
     def _changed(self, tensor: Tensor) -> Tensor:
         return tensor.long() if self.what == "type" else tensor.repeat(1, *[2] * (tensor.dim() - 1))
 
-    def _run_client(self, client: int, work: Work) -> Payload:
-        answer = super()._run_client(client, work)
+    def _run_client(self, client: int, request: StageRequest) -> Payload:
+        response = super()._run_client(client, request)
         if client not in self.faulty:
-            return answer
-        parameters = {name: self._changed(tensor) for name, tensor in answer.parameters.items()}
-        signals = {name: self._changed(tensor) for name, tensor in answer.signals.items()}
-        return dataclasses.replace(answer, parameters=parameters, signals=signals)
+            return response
+        parameters = {name: self._changed(tensor) for name, tensor in response.parameters.items()}
+        extras = {name: self._changed(tensor) for name, tensor in response.extras.items()}
+        return dataclasses.replace(response, parameters=parameters, extras=extras)
 
 
 class Absent(Participation):
@@ -142,14 +142,14 @@ class Absent(Participation):
         self.absent = absent
 
     def draw(self, clients: Any, round_idx: int, seed: int) -> tuple[dict[int, float], list[int]]:
-        effort, dropped = super().draw(clients, round_idx, seed)
-        return {client: share for client, share in effort.items() if client not in self.absent}, dropped
+        work_fraction, dropped = super().draw(clients, round_idx, seed)
+        return {client: share for client, share in work_fraction.items() if client not in self.absent}, dropped
 
 
 #: The alarm of a time limit may end a callback of the garbage collector (hypothesis has one); it rings again.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-FAULTS = ("raises", "hangs", "diverges", "sends nan", "sends infinity", "sends huge values", "answers nothing")
+FAULTS = ("raises", "hangs", "diverges", "sends nan", "sends infinity", "sends huge values", "does not respond")
 TALKING = [kind for kind in STRATEGIES if kind is not Local]  # whose clients send something that can be wrong
 EXECUTORS = ("sequential", "stacked")
 CASES = [
@@ -158,7 +158,7 @@ CASES = [
     *(
         (Local, executor, fault)
         for executor in EXECUTORS
-        for fault in ("raises", "hangs", "diverges", "answers nothing")
+        for fault in ("raises", "hangs", "diverges", "does not respond")
     ),
     *(
         (kind, executor, "sends wrong parameters, median")
@@ -207,7 +207,12 @@ def run(
             strategy.common_share = 0.5
     module = make_model(kind)
     if not absent:
-        values = {"sends nan": math.nan, "sends infinity": math.inf, "sends huge values": 3e38, "answers nothing": None}
+        values = {
+            "sends nan": math.nan,
+            "sends infinity": math.inf,
+            "sends huge values": 3e38,
+            "does not respond": None,
+        }
         if fault in ("raises", "hangs"):
             client_class = failing(kind.client_class, raises if fault == "raises" else Hangs())
             module = make_model(type("Kind", (), {"client_class": client_class, "default_net": kind.default_net}))
@@ -217,7 +222,7 @@ def run(
         elif fault.startswith("wrong"):
             executor = Misfit(faulty, fault.split()[1])
         else:
-            callbacks = [Sends(faulty, values.get(fault, 1e6), signals=fault in values)]
+            callbacks = [Sends(faulty, values.get(fault, 1e6), extras=fault in values)]
     trainer = make_trainer(
         executor=executor,
         callbacks=callbacks,
@@ -232,8 +237,8 @@ def run(
 def accuracy(trainer: Any, faulty: tuple[int, ...]) -> float:
     """The benign clients' mean accuracy on validation and test."""
     benign = [client for client in range(NUM_CLIENTS) if client not in faulty]
-    figures = summarise(trainer.run.scores[""].rows(benign))
-    return (figures["val/acc"] + figures["test/acc"]) / 2
+    metrics = summarize(trainer.run.scores[""].rows(benign))
+    return (metrics["val/acc"] + metrics["test/acc"]) / 2
 
 
 def fault_of(case: Case, seed: int, data: Any, make_model: Any, make_trainer: Any, alone: dict[Any, float]) -> str:

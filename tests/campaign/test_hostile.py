@@ -50,7 +50,7 @@ def anything(draw: random.Random, depth: int = 0) -> Any:
     if depth > 3 or draw.random() < 0.7:
         return draw.choice(simple)
     parts = [anything(draw, depth + 1) for _ in range(draw.randrange(4))]
-    return parts if draw.random() < 0.5 else {str(place): part for place, part in enumerate(parts)}
+    return parts if draw.random() < 0.5 else {str(index): part for index, part in enumerate(parts)}
 
 
 def mutated(message: Message, draw: random.Random) -> bytes:
@@ -80,7 +80,7 @@ def mutated(message: Message, draw: random.Random) -> bytes:
 
 
 def is_harmless(kind: type, question: str, wrong: Wrong, draw: random.Random, **make: Any) -> bool:
-    """Whether a federation ends with finite figures and blames nobody but the hostile site."""
+    """Whether a federation ends with finite metrics and blames nobody but the hostile site."""
     clients, folder = make["clients"], make["folder"]
     shutil.rmtree(folder, ignore_errors=True)
     sites = make_sites(clients, folder, lambda: (make["model"](kind), tiny(kind)), OPEN)
@@ -139,7 +139,7 @@ def test_many_hostile_sites(seed: int, record: Record, make: dict[str, Any], kin
 
 
 def hostile_servers(number: int, seed: int, make: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Messages that are no server's: the site answers each, goes on, and keeps its files."""
+    """Messages that are no server's: the site responds each, goes on, and keeps its files."""
     sites = make_sites(make["clients"], make["folder"], lambda: (make["model"](), FedAvg(num_epochs=1)), OPEN)
     heard: list[Message] = []
 
@@ -153,21 +153,21 @@ def hostile_servers(number: int, seed: int, make: dict[str, Any]) -> Iterator[tu
     site = sites[0]
     right = next(message for message in heard if message.kind == "evaluate")
     right = Message(kind="evaluate", about={**right.about, "state": site.current, "forget": []}, tensors=right.tensors)
-    before = site.answer(right.wire)
+    before = site.respond(right.wire)
     for trial in range(number):
         draw = random.Random(f"{seed} {trial}")
         message = draw.choice([each for each in heard if each.kind != "start" or draw.random() < 0.2])
         try:
-            Message.read(site.answer(mutated(message, draw)))
+            Message.read(site.respond(mutated(message, draw)))
             survived = site.is_started and (
                 message.kind == "start" or site.current == Message.read(before).about["state"]
             )
         except Exception:
             survived = False
         if message.kind == "run" or not survived or message.kind == "start":  # it may have been a right message
-            site.answer(Message(kind="load", about={"state": Message.read(before).about["state"]}).wire)
+            site.respond(Message(kind="load", about={"state": Message.read(before).about["state"]}).wire)
             survived = survived or message.kind in ("run", "start")
-        yield f"{trial}: {message.kind}", survived and site.answer(right.wire) == before
+        yield f"{trial}: {message.kind}", survived and site.respond(right.wire) == before
 
 
 def test_hostile_servers(seed: int, record: Record, make: dict[str, Any]) -> None:
@@ -191,17 +191,17 @@ def site_files(seed: int, make: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     folder = make["folder"] / "client-00"
     whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for path, content in whole.items():
-        for place, version in enumerate(damaged(content, seed)):
+        for index, version in enumerate(damaged(content, seed)):
             if version == content or (path.name.endswith("_key") and len(version) == len(content)):
                 continue  # any 32 bytes are a key
             path.write_bytes(version)
             try:
                 site = sites()[0]
-                answer = Message.read(site.answer(Message(kind="load", about={"state": path.stem}).wire))
-                survived = answer.kind == "failure" or path.suffix != ".state" or path.read_bytes() == content
+                response = Message.read(site.respond(Message(kind="load", about={"state": path.stem}).wire))
+                survived = response.kind == "failure" or path.suffix != ".state" or path.read_bytes() == content
             except ValueError as error:
                 survived = "bring it back" in str(error)
-            yield f"{path.name}, version {place}", survived
+            yield f"{path.name}, version {index}", survived
             for other, right in whole.items():
                 other.write_bytes(right)
 
@@ -212,24 +212,24 @@ def test_damaged_site_files(seed: int, record: Record, make: dict[str, Any]) -> 
 
 def study_results(number: int, seed: int, folder: Path) -> Iterator[tuple[str, bool]]:
     store = Store(folder)
-    for place in range(20):
-        store.add({"key": str(place), "val": place / 7, "text": "ä" * place}, {"round": [0.0, place]})
-    whole = {path: path.read_bytes() for path in (store.cells, store.rounds)}
-    cells, rounds = store.records(), store.history()
+    for index in range(20):
+        store.add({"key": str(index), "val": index / 7, "text": "ä" * index}, {"round": [0.0, index]})
+    whole = {path: path.read_bytes() for path in (store.runs, store.rounds)}
+    runs, rounds = store.records(), store.history()
     for trial in range(number):
         draw = random.Random(f"{seed} {trial}")
         path = draw.choice(list(whole))
         other = bytearray(whole[path])
-        place = draw.randrange(len(other))
+        index = draw.randrange(len(other))
         if draw.random() < 0.5:
-            other[place] ^= 1 << draw.randrange(8)
+            other[index] ^= 1 << draw.randrange(8)
         else:
-            other[place : place + draw.randrange(1, 200)] = draw.randbytes(draw.randrange(100))
+            other[index : index + draw.randrange(1, 200)] = draw.randbytes(draw.randrange(100))
         path.write_bytes(other)
-        found, history = store.records(), store.history()
-        is_true = all(cells[key] == each for key, each in found.items())
+        actual, history = store.records(), store.history()
+        is_true = all(runs[key] == each for key, each in actual.items())
         is_true &= all(rounds[key] == each for key, each in history.items())
-        yield f"{path.name}, trial {trial}", is_true and len(found) + len(history) >= 20
+        yield f"{path.name}, trial {trial}", is_true and len(actual) + len(history) >= 20
         path.write_bytes(whole[path])
 
 
@@ -238,14 +238,14 @@ def test_damaged_study_results(seed: int, record: Record, tmp_path: Path) -> Non
 
 
 def reports(seed: int, folder: Path, capsys: Any, every: int) -> Iterator[tuple[str, bool]]:
-    run = write_run(folder / "run" / "version_0", told=run_record((0.5, 0.6, 0.7)))
+    run = write_run(folder / "run" / "version_0", run_record=run_record((0.5, 0.6, 0.7)))
     whole = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".csv", ".json", ".yaml")}
     for path, content in whole.items():
-        for place, version in enumerate(damaged(content, seed)[::every]):
+        for index, version in enumerate(damaged(content, seed)[::every]):
             path.write_bytes(version)
             codes = [report([str(run)]), compare([str(run), "--output", str(folder / "c.html")])]
             said = capsys.readouterr().err.splitlines()
-            yield f"{path.name}, {place}", set(codes) <= {0, 2} and len(said) == codes.count(2)
+            yield f"{path.name}, {index}", set(codes) <= {0, 2} and len(said) == codes.count(2)
             path.write_bytes(content)
 
 
@@ -315,10 +315,10 @@ def graphs_of_all_kinds(number: int, seed: int, folder: Path) -> Iterator[tuple[
         torch.save(data, folder / "graph.pt")
         source = FileSource(str(folder / "graph.pt"), undirected=draw.random() < 0.5)
         try:
-            found = prepare_graph(source.load(folder), source.preparation, str(source))
-            same = torch.equal(found.x, data.x.detach().float()) and found.y.tolist() == labels
-            loops = bool((found.edge_index[0] == found.edge_index[1]).any())
-            double = found.edge_index.shape[1] != torch.unique(found.edge_index, dim=1).shape[1]
+            actual = prepare_graph(source.load(folder), source.preparation, str(source))
+            same = torch.equal(actual.x, data.x.detach().float()) and actual.y.tolist() == labels
+            loops = bool((actual.edge_index[0] == actual.edge_index[1]).any())
+            double = actual.edge_index.shape[1] != torch.unique(actual.edge_index, dim=1).shape[1]
             survived = same and not loops and not double
         except ValueError as error:
             survived = "graph.pt" in str(error)

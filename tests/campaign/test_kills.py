@@ -59,9 +59,9 @@ def kill_and_resume(
     """Kill a run, continue it, compare it with one that was let alone; what is wrong, empty if nothing is."""
     alone, killed = folder / f"{name}-{executor}", folder / f"{name}-{executor}-{draw.random()}"
     if not alone.exists():
-        answer = worker.run(command(name, executor, alone), alone)
-        assert answer["code"] == 0, (alone / "said.txt").read_text()
-        (alone / "seconds").write_text(str(answer["seconds"]))
+        response = worker.run(command(name, executor, alone), alone)
+        assert response["code"] == 0, (alone / "said.txt").read_text()
+        (alone / "seconds").write_text(str(response["seconds"]))
     moment = draw.uniform(0, float((alone / "seconds").read_text()))
     words = command(name, executor, killed)
     first = worker.run(words, killed, kill_after=moment)

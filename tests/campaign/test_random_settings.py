@@ -117,8 +117,8 @@ def test_random_settings(
         assert_same(lasting(resumed.state_dict()), lasting(whole.state_dict()))
 
         best = str(whole.run.folder / "checkpoints" / "best.ckpt")
-        found = trainer(resumed_under, "32-true").test(*parts(), ckpt_path=best)
-        assert_same(found, {name: result[name] for name in found}, tolerance=1e-6)
+        actual = trainer(resumed_under, "32-true").test(*parts(), ckpt_path=best)
+        assert_same(actual, {name: result[name] for name in actual}, tolerance=1e-6)
         survived = True
     finally:
         record.count(f"random settings, {on}", survived=survived)

@@ -1,4 +1,4 @@
-"""Random settings of every strategy come to the same at sites as in one process: figures, server and clients."""
+"""Random settings of every strategy come to the same at sites as in one process: metrics, server and clients."""
 
 import random
 import re
@@ -49,7 +49,7 @@ def test_random_settings_at_sites(
         sites = make_sites(data.clients, tmp_path / "sites", lambda: (drawn.model(), drawn.strategy()), **drawn.batches)
         remote, strategy = trainer(), drawn.strategy()
         remote.callbacks += callbacks
-        there = federate(remote, channel(sites), strategy, relation_graph=Ring(), num_outputs=data.roster.num_outputs)
+        there = federate(remote, channel(sites), strategy, relation_graph=Ring(), num_outputs=data.registry.num_outputs)
         result = remote.fit(drawn.model(), there, strategy, ckpt_path=ckpt_path and str(ckpt_path))
         return remote, result, sites
 

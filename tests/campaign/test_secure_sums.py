@@ -23,7 +23,7 @@ from fl_lightning.data import GivenPartitioner, PlantedCommunities
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, federate
 from fl_lightning.remote.secure import weighting_of
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg, FedOpt, FedPer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -32,10 +32,10 @@ STEPS = ("sum_keys", "sum_shares", "run", "sum_reveal", "evaluate")
 
 
 def lies(kind: type, number: int, seed: int, make: Any) -> Iterator[tuple[str, bool]]:
-    """Whether the figures of a federation of five are shares or missing, and nobody is blamed but the site that lies.
+    """Whether the metrics of a federation of five are shares or missing, and nobody is blamed but the site that lies.
 
-    Where the lie is in the numbers of a sum nobody can tell whose it is: the sum is void, and the run ends where all
-    are.
+    Where the lie is in the numbers of a sum nobody can tell whose it is: the secure sum failed, and the run ends where
+    all are.
     """
     for trial, step in itertools.product(range(number), STEPS):
         draw = random.Random(f"{seed} {kind.__name__} {step} {trial}")
@@ -46,7 +46,7 @@ def lies(kind: type, number: int, seed: int, make: Any) -> Iterator[tuple[str, b
             warnings.simplefilter("ignore")
             try:
                 trainer.fit(model, federate(trainer, channel, strategy, secure=True), strategy)
-            except TooFewAnswers as error:
+            except TooFewUpdates as error:
                 yield f"{step}, trial {trial}: {error}", step == "run" and "not its own" in str(error)
                 continue
             except Exception as error:  # which is what the campaign looks for
@@ -56,7 +56,7 @@ def lies(kind: type, number: int, seed: int, make: Any) -> Iterator[tuple[str, b
         shares = all(
             math.isnan(value) or 0 <= value <= 1 for row in rows for name, value in row.items() if "acc" in name
         )
-        blamed = {name for name in trainer.run.num_failures if "the sum is void" not in why.get(name, "")}
+        blamed = {name for name in trainer.run.num_failures if "the secure sum failed" not in why.get(name, "")}
         yield f"{step}, trial {trial}: {why}", shares and len(rows) == 2 and blamed <= {NAME}
 
 
@@ -87,10 +87,10 @@ def crossings(number: int, seed: int, data: FederatedDataModule) -> Iterator[tup
         built = kind(**settings)
         try:
             weighting_of(built)
-            found = difference(lambda built=built: dataclasses.replace(built), data)
+            actual = difference(lambda built=built: dataclasses.replace(built), data)
         except ValueError:  # refused
-            found = ""
-        yield f"{kind.__name__} {settings}: {found}", not found
+            actual = ""
+        yield f"{kind.__name__} {settings}: {actual}", not actual
 
 
 def test_settings_under_secure_sums(seed: int, record: Record, tmp_path: Path) -> None:

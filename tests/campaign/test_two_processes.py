@@ -42,12 +42,12 @@ def test_runs_that_begin_at_once(workers, tmp_path, trial: int, record: Record) 
         assert worker.run(command(alone, seed, 6), alone)["code"] == 0
 
     folders = [{path.name: path for path in (root / ROOT).iterdir()} for root in (together, alone)]
-    assert all(set(found) == {"version_0", "version_1"} for found in folders)
-    figures, expected = ([rows(path / "metrics.csv") for path in found.values()] for found in folders)
-    survived = sorted(figures, key=str) == sorted(expected, key=str)
+    assert all(set(actual) == {"version_0", "version_1"} for actual in folders)
+    metrics, expected = ([rows(path / "metrics.csv") for path in actual.values()] for actual in folders)
+    survived = sorted(metrics, key=str) == sorted(expected, key=str)
     record.count("two runs begun at once", survived=survived)
     assert survived
-    assert all([row["round"] for row in table] == list("012345") for table in figures)
+    assert all([row["round"] for row in table] == list("012345") for table in metrics)
 
 
 def test_a_run_that_is_being_written_is_not_resumed(workers, tmp_path, record: Record) -> None:
@@ -62,9 +62,9 @@ def test_a_run_that_is_being_written_is_not_resumed(workers, tmp_path, record: R
         time.sleep(0.05)
     (tmp_path / "other").mkdir()
     words += [f"--trainer.default_root_dir={tmp_path / 'runs'}", "--ckpt_path=last"]
-    answer = second.run(words, tmp_path / "other")
+    response = second.run(words, tmp_path / "other")
     said = (tmp_path / "other" / "said.txt").read_text()
-    survived = answer["code"] == 2 and said.count(ERROR) == 1 and "is being written by process" in said
+    survived = response["code"] == 2 and said.count(ERROR) == 1 and "is being written by process" in said
     record.count("resumes of a run that is being written", survived=survived)
     assert survived, said
     assert "Traceback" not in said

@@ -45,8 +45,8 @@ def lists(number: int, seed: int, folder: Path) -> Iterator[tuple[str, bool]]:
         named, weighted = draw.random() < 0.6, draw.random() < 0.4
         odd = draw.random() < 0.1  # one graph is of the other kind
         drawn = [
-            drawn_graph(draw, named=named ^ (odd and place == 1), weighted=weighted)
-            for place in range(draw.randrange(2, 5))
+            drawn_graph(draw, named=named ^ (odd and index == 1), weighted=weighted)
+            for index in range(draw.randrange(2, 5))
         ]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -61,8 +61,8 @@ def lists(number: int, seed: int, folder: Path) -> Iterator[tuple[str, bool]]:
                 continue
         names = data.class_names or tuple(CLASSES)
         same = all(
-            [names[label] for label in client.y_N.tolist()] == told
-            for client, (_, told) in zip(data.clients, drawn, strict=True)
+            [names[label] for label in client.y_N.tolist()] == run_record
+            for client, (_, run_record) in zip(data.clients, drawn, strict=True)
         )
         weights = all((client.edge_weight_E is not None) == weighted for client in data.clients)
         yield f"trial {trial}", same and weights

@@ -1,7 +1,7 @@
-"""Runs ``fl-train`` in forks of a process that has imported everything: ``python worker.py`` answers jobs on stdin.
+"""Runs ``fl-train`` in forks of a process that has imported everything: ``python worker.py`` updates jobs on stdin.
 
 A job is a line of JSON: ``arguments``, the ``folder`` to work in, and ``kill_after``, seconds until SIGKILL or null.
-The answer is a line: the exit ``code`` (negative for a signal) and ``seconds``; standard error is in ``said.txt``.
+The update is a line: the exit ``code`` (negative for a signal) and ``seconds``; standard error is in ``said.txt``.
 """
 
 import json
@@ -46,19 +46,19 @@ class Worker:
         self.process.stdin.flush()
 
     def wait(self) -> dict[str, Any]:
-        """The answer to the job."""
+        """The update to the job."""
         assert self.process.stdout is not None
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
+        response: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return response
 
     def run(self, arguments: Sequence[str], folder: Path, *, kill_after: float | None = None) -> dict[str, Any]:
-        """Hand over a job and wait for the answer."""
+        """Hand over a job and wait for the update."""
         self.start(arguments, folder, kill_after=kill_after)
         return self.wait()
 
 
 def serve() -> None:
-    """Answer jobs until standard input ends."""
+    """Update jobs until standard input ends."""
     import resource
 
     import torch
@@ -78,8 +78,8 @@ def serve() -> None:
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         os.close(ended)
-        answer = {"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - start}
-        sys.stdout.write(json.dumps(answer) + "\n")
+        response = {"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - start}
+        sys.stdout.write(json.dumps(response) + "\n")
         sys.stdout.flush()
 
 

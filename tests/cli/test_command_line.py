@@ -116,7 +116,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--config=a_seed_that_is_true.yaml"], "seed_everything must be in [0, 4294967295], got True"),
         (["--model.init_args={init_args: {}}"], "model.init_args takes no init_args"),
         (["--data={init_args: {}}"], "data takes no init_args"),
-        (["--config=misspelt.yaml"], "there is no option --trainer.num_round: did you mean --trainer.num_rounds?"),
+        (["--config=misspelled.yaml"], "there is no option --trainer.num_round: did you mean --trainer.num_rounds?"),
         (["--config=nested_settings.yaml"], "strategy.init_args takes no init_args"),
         (["--seed_everything=many"], "seed_everything: expected bool or int, got many"),
         (["--strategy.init_epochs=-1"], "strategy.init_epochs must not be negative, got -1"),
@@ -163,7 +163,7 @@ def test_mistakes(arguments: list[str], expected: str, capsys: pytest.CaptureFix
     Path("twice").write_text("trainer:\n  num_rounds: 2\n  run_name: a\n  num_rounds: 3\n")
     Path("no_seed.yaml").write_text("seed_everything: null")
     Path("a_seed_that_is_true.yaml").write_text("seed_everything: true")
-    Path("misspelt.yaml").write_text("trainer: {num_round: 3}")
+    Path("misspelled.yaml").write_text("trainer: {num_round: 3}")
     Path("nested_settings.yaml").write_text("strategy: {class_path: FedAvg, init_args: {init_args: {}}}")
     assert expected in refused(capsys, "fit", *SMALL, *arguments)
 
@@ -231,7 +231,7 @@ def test_a_full_disk_ends_with_one_line_and_leaves_the_older_checkpoint(
     assert not list(folder.glob("checkpoints/.*"))
 
 
-def test_a_disk_too_small_for_the_checkpoints_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_too_small_for_the_checkpoints_is_reported_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_lightning.callbacks.checkpoint.free_bytes", lambda folder: 1000)
     with pytest.warns(UserWarning, match=r"the checkpoints will take some [\d,]+ bytes in .* where 1,000 are free"):
         main(["fit", *SMALL])
@@ -280,7 +280,7 @@ def test_a_federation_that_fails_ends_with_one_line_and_exit_code_1(
     with pytest.warns(UserWarning, match="all 5 clients failed .* out of memory"), pytest.raises(SystemExit) as stop:
         main(["fit", *SMALL, *arguments])
     assert stop.value.code == 1
-    assert "fl-train: error: no round can begin, fewer than 1 clients answered" in capsys.readouterr().err
+    assert "fl-train: error: no round can begin, fewer than 1 clients responded" in capsys.readouterr().err
     record = json.loads(Path("runs/quickstart/version_0/result.json").read_text())
     assert (record["status"], record["num_rounds"]) == ("failed", 0)
     assert len(record["failures"]) == 5
@@ -416,11 +416,11 @@ def test_a_net_that_is_named_has_no_settings_of_the_default_one(
     with pytest.raises(SystemExit) as stop:
         main(["fit", *words])
     assert stop.value.code == 0
-    found = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["net"]
-    found = found[0] if isinstance(found, list) else found
-    assert found["class_path"].endswith(".CNN")
-    assert found["init_args"]["filters"] == [8]
-    assert found["init_args"]["dropout"] == 0.0  # a CNN's, not a GCN's
+    actual = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["net"]
+    actual = actual[0] if isinstance(actual, list) else actual
+    assert actual["class_path"].endswith(".CNN")
+    assert actual["init_args"]["filters"] == [8]
+    assert actual["init_args"]["dropout"] == 0.0  # a CNN's, not a GCN's
 
 
 def test_a_model_that_the_strategy_is_not_written_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -518,11 +518,11 @@ def test_more_rounds_are_written_down(capsys: pytest.CaptureFixture[str]) -> Non
     folder = Path("runs/quickstart/version_0")
     configs = [yaml.safe_load((folder / name).read_text()) for name in ("config.yaml", "config_resumed_2.yaml")]
     assert [config["trainer"]["num_rounds"] for config in configs] == [2, 4]
-    found = read(folder)
-    assert found.result["changes"] == ["from round 2 on: trainer.num_rounds: 2 then, 4 now"]
-    assert found.flat_settings["trainer.num_rounds"] == 4
-    assert found.record is not None
-    pictures = [(each.round, each.name) for each in found.record.snapshots]
+    actual = read(folder)
+    assert actual.result["changes"] == ["from round 2 on: trainer.num_rounds: 2 then, 4 now"]
+    assert actual.flat_settings["trainer.num_rounds"] == 4
+    assert actual.record is not None
+    pictures = [(each.round, each.name) for each in actual.record.snapshots]
     assert len(set(pictures)) == len(pictures)
-    matrices = [(each.name, each.values) for each in found.record.snapshots]
+    matrices = [(each.name, each.values) for each in actual.record.snapshots]
     assert all(first != second for first, second in itertools.pairwise(sorted(matrices)))

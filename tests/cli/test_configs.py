@@ -163,7 +163,7 @@ def test_saved_architectures_reproduce_the_run(tmp_path: Path, monkeypatch: pyte
     first = FederatedCLI(["fit", f"--config={config}", *settings, f"--trainer.default_root_dir={tmp_path}"]).trainer
     second = FederatedCLI(["fit", f"--config={first.run.folder / 'config.yaml'}"]).trainer
     assert len(second.run.architectures) == 3
-    assert second.run.strategy.maps.keywords == {"max_rank": 3, "tolerance": 1e-6, "shared_start": False}
+    assert second.run.strategy.maps.keywords == {"max_rank": 3, "tolerance": 1e-6, "shared_initialization": False}
     assert second.run.selection.result == first.run.selection.result
 
 

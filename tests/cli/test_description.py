@@ -82,6 +82,6 @@ def test_what_cannot_be_written_is_named() -> None:
 @pytest.mark.parametrize("value", [PlanetoidSource(name="Cora", undirected=True), FedSheafHN(num_neighbors=3)])
 def test_objects_of_the_package_are_written_whole(value: Any) -> None:
     description = Description()
-    found = description.of(value, "it")
+    actual = description.of(value, "it")
     assert description.unwritten == []
-    assert yaml.safe_load(yaml.safe_dump(found)) == found
+    assert yaml.safe_load(yaml.safe_dump(actual)) == actual

@@ -143,9 +143,9 @@ def test_every_edge_of_a_client_has_its_own_weight_and_attributes(tmp_path: Path
         own_E2 = client.node_idx_N[client.edge_index_2E].T.tolist()
         for (source, target), weight, attr in zip(own_E2, client.edge_weight_E, client.edge_attr_EK, strict=True):
             directions = [(source, target), (target, source)] if undirected else [(source, target)]
-            found = [(weight_of[pair], pair) for pair in directions if pair in weight_of]
-            assert float(weight) == sum(each for each, _ in found) / len(found)
-            assert attr.tolist() == torch.tensor([pair for _, pair in found]).float().mean(dim=0).tolist()
+            actual = [(weight_of[pair], pair) for pair in directions if pair in weight_of]
+            assert float(weight) == sum(each for each, _ in actual) / len(actual)
+            assert attr.tolist() == torch.tensor([pair for _, pair in actual]).float().mean(dim=0).tolist()
 
 
 def test_partitions_and_their_cache_tell_weights_apart(tmp_path: Path) -> None:

@@ -328,7 +328,10 @@ def test_nodes_have_the_users_own_numbers_and_names(tmp_path: Path, largest_comp
         tmp_path / "predictions.csv",
         [
             Predicted(
-                task=data.task, holds=client, own=data.own_names(number), output_NK=torch.ones(client.num_nodes, 3) / 3
+                task=data.task,
+                client_data=client,
+                names=data.user_names(number),
+                output_NK=torch.ones(client.num_nodes, 3) / 3,
             )
             for number, client in enumerate(data.clients)
         ],

@@ -130,7 +130,7 @@ def test_unsound_graphs_are_refused_with_the_place(changes: dict[str, torch.Tens
     assert "\n" not in str(refusal.value)
 
 
-def test_negative_labels_are_unlabelled_nodes_and_whole_numbers_of_any_type_do():
+def test_negative_labels_are_unlabeled_nodes_and_whole_numbers_of_any_type_do():
     graph = raw_graph(y=torch.tensor([-1, -7, 0, 1, 1], dtype=torch.int8), edge_index=raw_graph().edge_index.int())
     data = prepare_graph(graph, RAW)
     assert data.y.tolist() == [-1, -7, 0, 1, 1]

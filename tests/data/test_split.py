@@ -60,7 +60,7 @@ def test_split_and_random_partition_are_independent(planted: Data):
         assert 25 < counts(role_N)[Role.TRAIN] < 55
 
 
-def test_given_split_leaves_unlabelled_nodes_out(path_graph: Data):
+def test_given_split_leaves_unlabeled_nodes_out(path_graph: Data):
     roles = GivenSplit()(path_graph, [torch.arange(6)])
     assert roles[0].tolist() == [Role.TRAIN, Role.VAL, Role.TEST, Role.TRAIN, Role.VAL, Role.UNUSED]
 
@@ -89,15 +89,15 @@ def test_given_split_refuses_overlapping_or_missing_masks(path_graph: Data):
 @given(
     train=st.floats(0.01, 1.0), rest=st.floats(0.0, 1.0), labels=st.lists(st.integers(-1, 2), min_size=1, max_size=60)
 )
-def test_shares_are_rounded_and_roles_go_to_labelled_nodes_only(train: float, rest: float, labels: list[int]):
+def test_shares_are_rounded_and_roles_go_to_labeled_nodes_only(train: float, rest: float, labels: list[int]):
     val = (1 - train) * rest
     y_N = torch.tensor(labels)
     role_N = GlobalSplit(train, val).assign(Data(y=y_N), [torch.arange(len(labels))], seed=0)[0]
-    num_labelled = int((y_N >= 0).sum())
+    num_labeled = int((y_N >= 0).sum())
     unused, num_train, num_val, _ = counts(role_N)
-    assert unused == len(labels) - num_labelled
-    assert abs(num_train - train * num_labelled) <= 0.5
-    assert abs(num_val - val * num_labelled) <= 1
+    assert unused == len(labels) - num_labeled
+    assert abs(num_train - train * num_labeled) <= 0.5
+    assert abs(num_val - val * num_labeled) <= 1
     assert bool(((role_N == Role.UNUSED) == (y_N < 0)).all())
 
 
@@ -127,7 +127,7 @@ def test_client_split_refuses_overlapping_clients(path_graph: Data):
 
 
 def examples(*sizes: int) -> tuple[Data, list[torch.Tensor]]:
-    """Clients with so many labelled examples, one after another."""
+    """Clients with so many labeled examples, one after another."""
     return Data(y=torch.zeros(sum(sizes), dtype=torch.int64)), list(torch.arange(sum(sizes)).split(list(sizes)))
 
 
@@ -163,7 +163,7 @@ def test_chronological_roles_are_in_order(size: int, gap: int, train: float, res
     assert bool((used.diff()[~changes] == 1).all())
 
 
-def test_chronological_split_leaves_unlabelled_examples_in_their_place():
+def test_chronological_split_leaves_unlabeled_examples_in_their_place():
     data, clients = examples(6)
     data.y[1] = -1
     role_N = ChronologicalSplit(train=0.5, val=0.0).assign(data, clients, seed=0)[0]

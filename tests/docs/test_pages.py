@@ -85,7 +85,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
         assert (ROOT / name).is_file(), name
 
 
-def test_the_readme_shows_the_figures_of_its_study() -> None:
+def test_the_readme_shows_the_metrics_of_its_study() -> None:
     report = tables((ROOT / "studies" / "results" / "leaderboard_a" / "report.md").read_text())[0]
     shown = next(table for table in tables((ROOT / "README.md").read_text()) if "case" in table[0])
     for row in shown:
@@ -94,7 +94,7 @@ def test_the_readme_shows_the_figures_of_its_study() -> None:
             assert row[method] == re.sub(r" [▲▼]| \(best simple\)", "", of_study), (method, row["case"])
 
 
-#: Figures of a page that are no report's: printed in a paper, of tuning cells, or of a check that the page describes.
+#: Metrics of a page that are no report's: printed in a paper, of tuning cells, or of a check that the page describes.
 NO_REPORTS = {
     "results": {"94.3", "94.4", "92.2"},
     "fedaux": {"68.5"},
@@ -107,8 +107,8 @@ NO_REPORTS = {
     [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "explanation").glob("*.md"))],
     ids=lambda page: page.stem,
 )
-def test_figures_in_sentences_are_those_of_the_reports_that_the_page_names(page: Path) -> None:
-    """Figures with a decimal, rounded: a cell that is trained again changes its report, and this finds the sentence."""
+def test_metrics_in_sentences_are_those_of_the_reports_that_the_page_names(page: Path) -> None:
+    """Metrics with a decimal, rounded: a cell that is trained again changes its report, and this finds the sentence."""
     text = page.read_text()
     named = [
         f"studies/results/{name}/report.md"
@@ -125,8 +125,8 @@ def test_figures_in_sentences_are_those_of_the_reports_that_the_page_names(page:
 
 def tables(text: str) -> list[list[dict[str, str]]]:
     """The tables of a Markdown text, in order: rows by the names of their columns."""
-    found = []
+    actual = []
     for block in re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE):
         names, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
-        found.append([dict(zip(names, row, strict=True)) for row in rows])
-    return found
+        actual.append([dict(zip(names, row, strict=True)) for row in rows])
+    return actual

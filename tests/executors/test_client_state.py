@@ -15,8 +15,8 @@ from fl_lightning import ClientModule, Participation, SequentialExecutor, Stacke
 from fl_lightning.executors import storage
 from fl_lightning.executors.storage import on_disk
 from fl_lightning.executors.store import FIRST_ROWS, ClientStore
-from fl_lightning.models import NormalisedGCN
-from fl_lightning.round.stage import ClientState, Stage
+from fl_lightning.models import NormalizedGCN
+from fl_lightning.round.stage import Persistence, Stage
 from fl_lightning.run import checkpoint
 from fl_lightning.strategies import APFL, Ditto, FedAvg, FedBABU, FedPer, Local, PFedMe
 from fl_lightning.testing.comparison import assert_same
@@ -40,7 +40,7 @@ def fit(federation, make_model, make_trainer):
 
 def who_took_part(trainer: Any, num_rounds: int = 3) -> set[int]:
     draws = (trainer.participation.draw(trainer.run.training_clients, r, trainer.seed)[0] for r in range(num_rounds))
-    return {client for effort in draws for client in effort}
+    return {client for work_fraction in draws for client in work_fraction}
 
 
 # ------------------------------------------------------------------ what is declared
@@ -99,7 +99,7 @@ def test_an_optimizer_without_state_is_nothing_to_keep(executor, fit, make_model
 
 @both_executors
 def test_statistics_that_no_server_knows_are_kept(executor, fit, make_model) -> None:
-    net = functools.partial(NormalisedGCN, hidden_channels=8)
+    net = functools.partial(NormalizedGCN, hidden_channels=8)
     for statistics in ("personal", "shared"):
         model = ClientModule(net, make_model().optimizer_factory, running_statistics=statistics)
         kept = fit(executor, FedAvg(reset_optimizer=True), model=model).state_dict()["clients"]["parameters"]
@@ -110,15 +110,15 @@ def test_statistics_that_no_server_knows_are_kept(executor, fit, make_model) -> 
 class Forgetful(FedPer):
     """Forgets to say that the classifier lives on."""
 
-    def client_state(self) -> ClientState:
-        return dataclasses.replace(super().client_state(), parameters=())
+    def persistence(self) -> Persistence:
+        return dataclasses.replace(super().persistence(), parameters=())
 
 
 class ForgetsOptimizer(Local):
     """Forgets to say that the optimizer's state lives on."""
 
-    def client_state(self) -> ClientState:
-        return dataclasses.replace(super().client_state(), optimizer=False)
+    def persistence(self) -> Persistence:
+        return dataclasses.replace(super().persistence(), optimizer=False)
 
 
 @both_executors
@@ -141,8 +141,8 @@ def test_a_checkpoint_does_not_score_as_its_run_where_too_little_is_declared(
         path = tmp_path / kind.__name__ / "last.ckpt"
         trainer = make_trainer(callbacks=[SavesAfter(3, path)])
         trainer.fit(make_model(), federation, kind())
-        found = make_trainer().test(make_model(), federation, kind(), ckpt_path=str(path))
-        scores[kind] = found["test/loss"] == trainer.run.history[-1]["test/loss"]
+        actual = make_trainer().test(make_model(), federation, kind(), ckpt_path=str(path))
+        scores[kind] = actual["test/loss"] == trainer.run.history[-1]["test/loss"]
     assert scores == {FedPer: True, Forgetful: False}
 
 
@@ -216,7 +216,7 @@ def test_what_a_callback_asks_for_leaves_clients_as_they_were(executor, fit) -> 
 def test_clients_that_have_not_trained_are_scored_by_what_is_sent(executor, fit) -> None:
     trainer = fit(executor, FedAvg(), participation=SOME)
     trained = trainer.participation.draw(range(5), 2, 1)[0].keys()
-    mixed, own = (trainer.run.scores[kind].signals["val/loss"] for kind in ("", "trained/"))
+    mixed, own = (trainer.run.scores[kind].extras["val/loss"] for kind in ("", "trained/"))
     assert {client for client in range(5) if not torch.equal(mixed[client], own[client])} == set(trained)
 
 
@@ -228,8 +228,8 @@ def test_a_cohort_is_evaluated(fit, federation, make_model, make_trainer, tmp_pa
     assert clients == trainer.run.evaluated_clients == cohort.evaluated(range(5), 1)
     assert len(clients) == 2
     everyone = fit(StackedExecutor, FedPer())
-    table = everyone.run.scores[""].rows(clients).signals["val/loss"]
-    torch.testing.assert_close(trainer.run.scores[""].signals["val/loss"], table)
+    table = everyone.run.scores[""].rows(clients).extras["val/loss"]
+    torch.testing.assert_close(trainer.run.scores[""].extras["val/loss"], table)
     tested = make_trainer(participation=cohort, seed=1, precision="64-true")
     assert tested.test(make_model(dropout=0.5), federation, FedPer(), ckpt_path=str(path))["test/acc"] >= 0
     assert tested.run.scores[""].clients == clients
@@ -282,16 +282,16 @@ def test_a_store_grows_with_its_clients_and_gives_back_what_was_put(tmp_path, mo
     monkeypatch.setattr(storage, "SMALLEST_FILE_BYTES", 1)
     for allocate in (storage.in_memory, on_disk(str(tmp_path))):
         store = ClientStore(allocate, 1000, ragged={"rows"})
-        clients = [7 * place % 1000 for place in range(100)]
+        clients = [7 * index % 1000 for index in range(100)]
         for client in clients:
             rows = torch.full((1, 1 + client % 3), float(client))
             store.put([client], {"value": torch.tensor([[client, -client]]), "rows": rows})
         assert store.clients == sorted(clients)
         assert 3 not in store
         assert store.tensors["value"].shape[0] == FIRST_ROWS * 8
-        found = store.get(clients[::-1])
-        assert found["value"].tolist() == [[client, -client] for client in clients[::-1]]
-        for client, row in zip(clients[::-1], found["rows"], strict=True):
+        actual = store.get(clients[::-1])
+        assert actual["value"].tolist() == [[client, -client] for client in clients[::-1]]
+        for client, row in zip(clients[::-1], actual["rows"], strict=True):
             assert row.tolist() == [float(client)] * (1 + client % 3) + [0.0] * (2 - client % 3)
         store.put([clients[0]], {"late": torch.ones(1)})
         assert store.get(clients[:2], ["late"])["late"].tolist() == [1.0, 0.0]

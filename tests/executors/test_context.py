@@ -16,14 +16,14 @@ from fl_lightning import ClientModule, Evaluation, Participation, Payload, Seque
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.models import GCN, NormalisedGCN, Twin
+from fl_lightning.models import GCN, NormalizedGCN, Twin
 from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import parameters_of
 from fl_lightning.round.context import Context
 from fl_lightning.round.program import PLAIN, Change, LocalProgram
-from fl_lightning.round.stage import Rows, Slot, Stage, StageAddress
+from fl_lightning.round.stage import Rows, Stage, StageAddress, StateSpec
 from fl_lightning.strategies import FedAvg, Local
-from fl_lightning.strategies.signals import graph_embedding, proxy_graph
+from fl_lightning.strategies.client_outputs import graph_embedding, proxy_graph
 
 EXECUTORS = {
     "sequential": SequentialExecutor,
@@ -37,19 +37,19 @@ class Training(FedAvg):
     """FedAvg whose training stage has more settings."""
 
     more: ClassVar[Mapping[str, Any]] = {}
-    remembers: ClassVar[Mapping[str, Slot]] = {}
+    remembers: ClassVar[Mapping[str, StateSpec]] = {}
 
     def __init__(self, *, num_epochs: int = 3, more: Mapping[str, Any] | None = None, remembers: Any = None) -> None:
         super().__init__(num_epochs=num_epochs)
         self.own_more = dict(more or {})
-        self.own_slots = dict(remembers or {})
+        self.own_state_specs = dict(remembers or {})
         self.uploads: list[Payload] = []
 
-    def memory(self) -> Mapping[str, Slot]:
-        return self.own_slots
+    def client_state(self) -> Mapping[str, StateSpec]:
+        return self.own_state_specs
 
-    def signals(self) -> Mapping[str, Any]:
-        return self.own_more.get("signals", {})
+    def client_outputs(self) -> Mapping[str, Any]:
+        return self.own_more.get("client_outputs", {})
 
     def training(self, round_idx: int) -> Stage:
         return dataclasses.replace(super().training(round_idx), **self.own_more)
@@ -82,12 +82,12 @@ def agree(fit, assert_same, make_strategy, **settings) -> list[Any]:
     (_, reference, history), *others = runs
     for _, state, own in others:
         assert_same(state.parameters, reference.parameters, tolerance=1e-9)
-        assert_same(state.signals, reference.signals, tolerance=1e-9)
+        assert_same(state.extras, reference.extras, tolerance=1e-9)
         assert_same(own, history, tolerance=1e-6)
     return [strategy for strategy, *_ in runs]
 
 
-# ------------------------------------------------------------------ anchor, inbox, step
+# ------------------------------------------------------------------ anchor, received tensors, step
 
 
 class AnchoredClient(ClientModule):
@@ -111,26 +111,26 @@ class Sends(Training):
         weight = payload.parameters["head.weight"]
         directions = torch.arange(len(self.federation.training_clients)).to(weight)[list(clients)]
         lengths = torch.tensor([30, 24, 18, 12, 8])[list(clients)]
-        places = torch.arange(30, dtype=weight.dtype).expand(len(clients), -1) * 0.1
-        rows = torch.where(torch.arange(30) < lengths[:, None], places, 0)
-        signals = {"direction": directions[:, None, None] * torch.ones_like(weight), "rows": rows}
-        return dataclasses.replace(payload, signals=signals, lengths={"rows": lengths})
+        indices = torch.arange(30, dtype=weight.dtype).expand(len(clients), -1) * 0.1
+        rows = torch.where(torch.arange(30) < lengths[:, None], indices, 0)
+        extras = {"direction": directions[:, None, None] * torch.ones_like(weight), "rows": rows}
+        return dataclasses.replace(payload, extras=extras, lengths={"rows": lengths})
 
 
 def along(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
     output = client.output(parameters, batch)
-    weights_N = context.inbox["rows"] * batch.example_mask
+    weights_N = context.received["rows"] * batch.example_mask
     loss = client.loss(output, batch) + 1e-2 * (weights_N[:, None] * output.embedding).square().sum()
-    return loss + (0.1 * (context.step + 1)) * (context.inbox["direction"] * parameters["head.weight"]).sum()
+    return loss + (0.1 * (context.step + 1)) * (context.received["direction"] * parameters["head.weight"]).sum()
 
 
-def test_inbox_and_step_reach_the_objective(fit, assert_same) -> None:
+def test_received_tensors_and_step_reach_the_objective(fit, assert_same) -> None:
     agree(fit, assert_same, lambda: Sends(more={"objective": along}), participation=Participation(num_clients=3))
 
 
 def test_bytes_of_rows_are_counted_without_padding() -> None:
     rows = torch.ones(2, 5, 3)
-    payload = Payload(clients=(0, 1), signals={"rows": rows}, lengths={"rows": torch.tensor([5, 2])})
+    payload = Payload(clients=(0, 1), extras={"rows": rows}, lengths={"rows": torch.tensor([5, 2])})
     assert payload.num_bytes == 7 * 3 * 4
     assert payload.mask("rows").sum(dim=1).tolist() == [5, 2]
     assert payload.rows([1]).num_bytes == 2 * 3 * 4
@@ -153,8 +153,12 @@ def test_a_parameter_that_the_net_lacks_is_named(executor, fit) -> None:
 def flip_second(client: Any, parameters: Any, gradients: Any, batch: Any, context: Context) -> Change:
     """The second gradient is turned around; all are added up."""
     turned = {name: gradient * (-0.5 if context.step == 1 else 1.0) for name, gradient in gradients.items()}
-    total = {name: context.memory[name] + gradient for name, gradient in gradients.items() if name in context.memory}
-    return Change(gradients=turned, memory=total)
+    total = {
+        name: context.client_state[name] + gradient
+        for name, gradient in gradients.items()
+        if name in context.client_state
+    }
+    return Change(gradients=turned, client_state=total)
 
 
 def follow(parameters: Any, context: Context) -> Change:
@@ -171,27 +175,30 @@ def pull(parameters: Any, context: Context) -> Tensor:
 
 
 def total_gradient(client: Any, parameters: Any, batch: Any, context: Context) -> dict[str, Tensor]:
-    return {"bias": context.memory["head.bias"] * (1 + context.step), "weight": context.memory["head.weight"]}
+    return {
+        "bias": context.client_state["head.bias"] * (1 + context.step),
+        "weight": context.client_state["head.weight"],
+    }
 
 
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("model", [{}, {"gradient_clip_val": 0.05}, {"optimizer": functools.partial(SGD, lr=0.2)}])
 def test_gradient_rule_moving_anchor_and_memory(busy, model, fit, assert_same, make_model) -> None:
     def strategy() -> Training:
-        first = {"head.bias": Slot(initial=torch.zeros(3).double(), lasting=False)}
-        first["head.weight"] = Slot(initial=torch.zeros(3, 8).double())
+        first = {"head.bias": StateSpec(initial=torch.zeros(3).double(), lasting=False)}
+        first["head.weight"] = StateSpec(initial=torch.zeros(3, 8).double())
         program = LocalProgram(step=flip_second, final=follow, send_anchor=True)
         more: dict[str, Any] = {"program": program, "penalty": pull}
-        return Training(num_epochs=4, more=more | {"signals": {"gradient": total_gradient}}, remembers=first)
+        return Training(num_epochs=4, more=more | {"client_outputs": {"gradient": total_gradient}}, remembers=first)
 
     participation = Participation(num_clients=4, straggler_probability=0.5) if busy else None
     strategies = agree(fit, assert_same, strategy, model=make_model(dropout=0.3, **model), participation=participation)
     last = strategies[0].uploads[-1]
-    assert set(last.signals) == {"gradient/bias", "gradient/weight"}
-    assert all(tensor.flatten(1).any(dim=1).all() for tensor in last.signals.values())
+    assert set(last.extras) == {"gradient/bias", "gradient/weight"}
+    assert all(tensor.flatten(1).any(dim=1).all() for tensor in last.extras.values())
     assert not busy or len(set(last.num_steps.tolist())) > 1
     for other in strategies[1:]:
-        assert_same(dict(other.uploads[-1].signals), dict(last.signals), tolerance=1e-9)
+        assert_same(dict(other.uploads[-1].extras), dict(last.extras), tolerance=1e-9)
         assert other.uploads[-1].num_steps.tolist() == last.num_steps.tolist()
 
 
@@ -220,10 +227,10 @@ def test_steps_of_a_stage(more, fit, assert_same) -> None:
 
 
 @each_executor
-def test_an_optimiser_of_a_stage_leaves_the_clients_own_alone(executor, fit) -> None:
+def test_an_optimizer_of_a_stage_leaves_the_clients_own_alone(executor, fit) -> None:
     trainer = fit(executor, Training(more={"optimizer": functools.partial(SGD, lr=0.1, momentum=0.9)}))
-    signals = trainer.run.executor.state().signals
-    assert not any(tensor.any() for name, tensor in signals.items() if name.startswith("optimizer/"))
+    extras = trainer.run.executor.state().extras
+    assert not any(tensor.any() for name, tensor in extras.items() if name.startswith("optimizer/"))
 
 
 @each_executor
@@ -245,30 +252,32 @@ def test_parameters_change_before_a_step(executor, fit) -> None:
 def follow_embedding(client: ClientModule, parameters: Any, gradients: Any, batch: Any, context: Context) -> Change:
     """What a step begins with, its dropout too."""
     output = client.output(parameters, batch)
-    nodes_ND = 0.5 * context.memory["of/nodes"] + (context.step + 1) * output.embedding
-    return Change(memory={"of/nodes": nodes_ND, "of/bias": context.memory["of/bias"] + parameters["convs.0.bias"]})
+    nodes_ND = 0.5 * context.client_state["of/nodes"] + (context.step + 1) * output.embedding
+    return Change(
+        client_state={"of/nodes": nodes_ND, "of/bias": context.client_state["of/bias"] + parameters["convs.0.bias"]}
+    )
 
 
 def near_followed(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
     output = client.output(parameters, batch)
-    apart_ND = (output.embedding - context.memory["of/nodes"]) * batch.example_mask[:, None]
+    apart_ND = (output.embedding - context.client_state["of/nodes"]) * batch.example_mask[:, None]
     return client.loss(output, batch) + 0.01 * apart_ND.square().sum()
 
 
 def stepping() -> Training:
-    slots = {
-        "of/nodes": Slot(initial=torch.full((8,), 0.1, dtype=torch.float64), per_example=True),
-        "of/bias": Slot(initial=torch.zeros(8, dtype=torch.float64)),
+    state_specs = {
+        "of/nodes": StateSpec(initial=torch.full((8,), 0.1, dtype=torch.float64), per_example=True),
+        "of/bias": StateSpec(initial=torch.zeros(8, dtype=torch.float64)),
     }
-    signals = {"bias": lambda client, p, batch, context: context.memory["of/bias"]}
-    more = {"objective": near_followed, "program": LocalProgram(step=follow_embedding), "signals": signals}
-    return Training(more=more, remembers=slots)
+    extras = {"bias": lambda client, p, batch, context: context.client_state["of/bias"]}
+    more = {"objective": near_followed, "program": LocalProgram(step=follow_embedding), "client_outputs": extras}
+    return Training(more=more, remembers=state_specs)
 
 
 def test_memory_that_changes_with_every_step(fit, assert_same) -> None:
     busy = Participation(num_clients=4, straggler_probability=0.5)
     for strategy in agree(fit, assert_same, stepping, participation=busy):
-        assert all(upload.signals["bias"].any() for upload in strategy.uploads)
+        assert all(upload.extras["bias"].any() for upload in strategy.uploads)
 
 
 @each_executor
@@ -278,31 +287,34 @@ def test_memory_is_of_the_parameters_that_a_step_began_with(executor, fit) -> No
         strategy = stepping()
         strategy.num_epochs = num_epochs
         fit(executor, strategy, num_rounds=1)
-        assert strategy.uploads[-1].signals["bias"].any() == moved
+        assert strategy.uploads[-1].extras["bias"].any() == moved
 
 
 def remember_nodes(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
-    return 0.5 * context.memory["nodes"] + client.output(parameters, batch).embedding
+    return 0.5 * context.client_state["nodes"] + client.output(parameters, batch).embedding
 
 
 def near_memory(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
     output = client.output(parameters, batch)
-    apart_ND = (output.embedding - context.memory["nodes"]) * batch.example_mask[:, None]
-    return client.loss(output, batch) + 0.01 * apart_ND.square().sum() + 0.1 * context.memory["count"]
+    apart_ND = (output.embedding - context.client_state["nodes"]) * batch.example_mask[:, None]
+    return client.loss(output, batch) + 0.01 * apart_ND.square().sum() + 0.1 * context.client_state["count"]
 
 
 def remembering() -> Training:
-    slots = {
-        "nodes": Slot(initial=torch.full((8,), 0.1, dtype=torch.float64), per_example=True),
-        "count": Slot(initial=torch.zeros((), dtype=torch.float64)),
+    state_specs = {
+        "nodes": StateSpec(initial=torch.full((8,), 0.1, dtype=torch.float64), per_example=True),
+        "count": StateSpec(initial=torch.zeros((), dtype=torch.float64)),
     }
     more = {
         "objective": near_memory,
-        "memory": {"nodes": remember_nodes, "count": lambda client, p, batch, context: context.memory["count"] + 1},
-        "signals": {"nodes": lambda client, p, batch, context: client.output(p, batch).embedding},
+        "client_state": {
+            "nodes": remember_nodes,
+            "count": lambda client, p, batch, context: context.client_state["count"] + 1,
+        },
+        "client_outputs": {"nodes": lambda client, p, batch, context: client.output(p, batch).embedding},
         "rows": {"nodes": Rows(of="example")},
     }
-    return Training(more=more, remembers=slots)
+    return Training(more=more, remembers=state_specs)
 
 
 def test_memory_of_nodes_and_of_clients(fit, assert_same) -> None:
@@ -311,7 +323,7 @@ def test_memory_of_nodes_and_of_clients(fit, assert_same) -> None:
         for upload in strategy.uploads:
             sizes = torch.tensor([30, 24, 18, 12, 8])[list(upload.clients)]
             assert upload.lengths["nodes"].tolist() == sizes.tolist()
-            assert not upload.signals["nodes"][~upload.mask("nodes")].any()
+            assert not upload.extras["nodes"][~upload.mask("nodes")].any()
             assert upload.num_bytes == sum(t.nbytes for t in upload.parameters.values()) + int(sizes.sum()) * 8 * 8
 
 
@@ -327,8 +339,8 @@ def test_memory_is_resumed_exactly(executor, fit, federation, make_model, make_t
     )
     resumed = make_trainer(executor=executor(), num_rounds=4, precision="64-true", seed=1, participation=busy)
     resumed.fit(make_model(dropout=0.5), federation, remembering(), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
-    assert_same(dict(resumed.run.executor.state().signals), dict(whole.run.executor.state().signals))
-    counts = whole.run.executor.state().signals["memory/count"]
+    assert_same(dict(resumed.run.executor.state().extras), dict(whole.run.executor.state().extras))
+    counts = whole.run.executor.state().extras["client_state/count"]
     assert counts.sum() == 4 * 3
 
 
@@ -338,12 +350,12 @@ def test_memory_of_a_client_that_fails_is_rolled_back(executor, fit) -> None:
         return parameters["head.bias"].sum() / (batch.example_mask.sum() != 18)
 
     strategy = remembering()
-    strategy.own_more["signals"] = {"odd": fails}
+    strategy.own_more["client_outputs"] = {"odd": fails}
     strategy.own_more["rows"] = {}
     with pytest.warns(UserWarning, match="failed in stage 'train'"):
         trainer = fit(executor, strategy)
-    assert trainer.run.executor.state().signals["memory/count"].tolist() == [3, 3, 0, 3, 3]
-    assert (trainer.run.executor.state().signals["memory/nodes"][2, :18] == 0.1).all()
+    assert trainer.run.executor.state().extras["client_state/count"].tolist() == [3, 3, 0, 3, 3]
+    assert (trainer.run.executor.state().extras["client_state/nodes"][2, :18] == 0.1).all()
 
 
 # ------------------------------------------------------------------ failures
@@ -371,7 +383,7 @@ def test_only_the_culprit_is_blamed(executor, fit, make_model) -> None:
     assert trainer.run.history[-1]["num_failures"] == 1
 
 
-@pytest.mark.parametrize("net", [functools.partial(GCN, dropout=0.5), NormalisedGCN], ids=["dropout", "statistics"])
+@pytest.mark.parametrize("net", [functools.partial(GCN, dropout=0.5), NormalizedGCN], ids=["dropout", "statistics"])
 def test_clients_beside_a_failing_one_are_trained_as_if_it_were_not_there(net, fit, make_model, assert_same) -> None:
     states = []
     for executor in ("sequential", "stacked"):
@@ -390,7 +402,7 @@ def test_memory_of_nodes_beside_a_failing_client(fit, make_model, assert_same) -
         assert trainer.run.num_failures == {"client-02": 3}
         runs.append(trainer.run.executor.state())
     for row, size in {0: 30, 1: 24, 3: 12, 4: 8}.items():
-        first, second = (run.signals["memory/nodes"][row, :size] for run in runs)
+        first, second = (run.extras["client_state/nodes"][row, :size] for run in runs)
         torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-12)
     assert_same(dict(runs[0].parameters), dict(runs[1].parameters), tolerance=1e-9)
 
@@ -400,17 +412,17 @@ def test_memory_of_nodes_beside_a_failing_client(fit, make_model, assert_same) -
 
 def reversed_classes(client: ClientModule, parameters: Any, batch: Any, context: Context) -> NetOutput:
     output = client.output(parameters, batch)
-    return NetOutput(output.logits.flip(-1) * context.inbox.get("scale", 1.0), output.embedding)
+    return NetOutput(output.logits.flip(-1) * context.received.get("scale", 1.0), output.embedding)
 
 
 class Evaluates(FedAvg):
-    """Other predictions, other optimisers, failures."""
+    """Other predictions, other optimizers, failures."""
 
     def evaluations(self, clients):
         tuning = Stage(name="adapt", num_steps=2, optimizer=functools.partial(SGD, lr=0.5), trained=("head.*",))
         payload = super().evaluations(clients)[""].payload
         scale = torch.full((len(clients),), 2.0, dtype=torch.float64)
-        scaled = dataclasses.replace(payload, signals={"scale": scale})
+        scaled = dataclasses.replace(payload, extras={"scale": scale})
         return {
             "": Evaluation(payload=payload),
             "reversed/": Evaluation(payload=scaled, output=reversed_classes),
@@ -419,18 +431,18 @@ class Evaluates(FedAvg):
         }
 
 
-def test_evaluation_with_its_own_optimiser_steps_and_predictions(fit, assert_same, federation) -> None:
+def test_evaluation_with_its_own_optimizer_steps_and_predictions(fit, assert_same, federation) -> None:
     agree(fit, assert_same, Evaluates)
     trainer = fit(SequentialExecutor, Evaluates())
     last = trainer.run.history[-1]
     assert len({last["val/loss"], last["reversed/val/loss"], last["adapted/val/loss"], last["both/val/loss"]}) == 4
-    found = [
+    actual = [
         trainer.run.executor.predict(trainer.run.strategy.evaluations((0,))["reversed/"], (0,), 0)[0],
         fit(StackedExecutor, Evaluates()).run.executor.predict(
             trainer.run.strategy.evaluations((0,))["reversed/"], (0,), 0
         )[0],
     ]
-    assert_same(found[0], found[1], tolerance=1e-6)
+    assert_same(actual[0], actual[1], tolerance=1e-6)
 
 
 @each_executor
@@ -464,12 +476,12 @@ def test_clients_are_evaluated_each_in_its_own_way(executor, fit, assert_same) -
     run = fit(executor, InTwoWays()).run
     strategy, clients = run.strategy, run.training_clients
     shared = FedAvg.evaluations(strategy, clients)[""]
-    expected = run.executor.evaluate({"": shared}, clients, 0)[""].upload.signals["val/loss"]
-    found = run.scores[""].signals["val/loss"]
+    expected = run.executor.evaluate({"": shared}, clients, 0)[""].upload.extras["val/loss"]
+    actual = run.scores[""].extras["val/loss"]
     assert run.scores[""].clients == clients
-    assert torch.equal(found[0], run.scores["trained/"].signals["val/loss"][0])
-    assert torch.equal(found[1], run.scores["reversed/"].signals["val/loss"][1])
-    assert_same(found[2:], expected[2:], tolerance=1e-6)
+    assert torch.equal(actual[0], run.scores["trained/"].extras["val/loss"][0])
+    assert torch.equal(actual[1], run.scores["reversed/"].extras["val/loss"][1])
+    assert_same(actual[2:], expected[2:], tolerance=1e-6)
     predictions = run.executor.predict(strategy.evaluations(clients)[""], clients, 0)
     assert sorted(predictions) == list(clients)
     assert_same(predictions[3], run.executor.predict(shared, clients, 0)[3], tolerance=1e-6)
@@ -554,11 +566,11 @@ def test_rewritten_graphs_are_resumed(
     whole = fit(executor, growing(), num_rounds=4, callbacks=[SavesAfter(2, tmp_path / "v" / "two.ckpt")])
     resumed = make_trainer(executor=executor(), num_rounds=4, precision="64-true", seed=1)
     resumed.fit(make_model(dropout=0.5), federation, growing(), ckpt_path=str(tmp_path / "v" / "two.ckpt"))
-    assert_same(dict(resumed.run.executor.state().signals), dict(whole.run.executor.state().signals))
+    assert_same(dict(resumed.run.executor.state().extras), dict(whole.run.executor.state().extras))
     assert_same(dict(resumed.run.executor.state().parameters), dict(whole.run.executor.state().parameters))
 
 
-# ------------------------------------------------------------------ Lightning's hooks, optimisers, addresses
+# ------------------------------------------------------------------ Lightning's hooks, optimizers, addresses
 
 
 class OwnOptimizer(ClientModule):
@@ -581,7 +593,7 @@ class Scheduled(ClientModule):
 
 
 def test_schedulers_are_refused_by_name(fit, make_model) -> None:
-    with pytest.raises(ValueError, match=r"model\.configure_optimizers returned SGD, StepLR: return one optimiser"):
+    with pytest.raises(ValueError, match=r"model\.configure_optimizers returned SGD, StepLR: return one optimizer"):
         fit(SequentialExecutor, FedAvg(), model=make_model(Scheduled))
 
 
@@ -612,9 +624,9 @@ def test_sequential_calls_the_hooks_of_a_step(fit, make_model) -> None:
 def test_a_stage_is_found_at_its_address(federation, make_model, make_trainer) -> None:
     strategy = FedAvg(num_epochs=2)
     make_trainer(num_rounds=1).fit(make_model(), federation, strategy)
-    found = strategy.stage(StageAddress(phase="round", round_idx=3, name="train"))
-    assert (found.name, found.num_epochs) == ("train", 2)
-    assert strategy.stage(StageAddress(phase="admission", round_idx=3, name="train")).upload == found.upload
+    actual = strategy.stage(StageAddress(phase="round", round_idx=3, name="train"))
+    assert (actual.name, actual.num_epochs) == ("train", 2)
+    assert strategy.stage(StageAddress(phase="onboarding", round_idx=3, name="train")).upload == actual.upload
     with pytest.raises(ValueError, match="FedAvg has no stage at StageAddress"):
         strategy.stage(StageAddress(phase="initial", round_idx=0, name="train"))
 
@@ -626,19 +638,19 @@ class Relays(FedAvg):
     """Within a round every client hears its predecessor's embedding; the server trains the average on a proxy."""
 
     def stages(self, round_idx: int) -> list[Stage]:
-        embed = Stage(name="embed", signals={"embedding": graph_embedding})
+        embed = Stage(name="embed", client_outputs={"embedding": graph_embedding})
         return [embed, *super().stages(round_idx)]
 
     def training(self, round_idx: int) -> Stage:
-        return dataclasses.replace(super().training(round_idx), objective=towards_neighbour)
+        return dataclasses.replace(super().training(round_idx), objective=toward_neighbor)
 
     def configure(self, stage: Stage, clients: Any) -> Payload:
         payload = super().configure(stage, clients)
         if stage.name == "embed":
             return payload
         rows = [self.heard.clients.index(client) for client in clients]
-        neighbours = self.heard.signals["embedding"].roll(1, dims=0)[rows]
-        return dataclasses.replace(payload, signals={"neighbour": neighbours})
+        neighbors = self.heard.extras["embedding"].roll(1, dims=0)[rows]
+        return dataclasses.replace(payload, extras={"neighbor": neighbors})
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         if stage.name == "embed":
@@ -649,13 +661,13 @@ class Relays(FedAvg):
         batch = single(GraphCollator([graph], device=torch.device("cpu"), dtype=torch.float64)([0]))
         model = {name: tensor[0].clone().requires_grad_() for name, tensor in self.models.items()}
         confidence = self.federation.client.output(model, batch).logits.logsumexp(dim=-1).sum()
-        found = torch.autograd.grad(confidence, list(model.values()), allow_unused=True)
-        for (name, parameter), gradient in zip(model.items(), found, strict=True):
+        actual = torch.autograd.grad(confidence, list(model.values()), allow_unused=True)
+        for (name, parameter), gradient in zip(model.items(), actual, strict=True):
             self.models[name] = (parameter.detach() - 0.01 * (0 if gradient is None else gradient))[None]
 
 
-def towards_neighbour(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
-    apart_D = graph_embedding(client, parameters, batch, context) - context.inbox["neighbour"]
+def toward_neighbor(client: ClientModule, parameters: Any, batch: Any, context: Context) -> Tensor:
+    apart_D = graph_embedding(client, parameters, batch, context) - context.received["neighbor"]
     return client.objective(parameters, batch, context) + 0.1 * apart_D.square().sum()
 
 

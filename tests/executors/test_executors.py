@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 @both_executors
-def test_unlabelled_nodes_are_left_out(executor, graphs, given_clients, make_model, make_trainer, assert_same) -> None:
+def test_unlabeled_nodes_are_left_out(executor, graphs, given_clients, make_model, make_trainer, assert_same) -> None:
     states = []
     for unknown in (-1, 2):  # the label of a node without a role must not matter
         changed = []
@@ -61,8 +61,8 @@ def test_groups_do_not_change_results(
         trainer = make_trainer(
             executor=executor, precision="64-true", participation=Participation(**participation), num_rounds=4
         )
-        algorithm = FedSheafHN(num_epochs=2, init_epochs=2, num_neighbors=2, refresh_every=1)
-        result = trainer.fit(make_model(), federation, algorithm)
+        strategy = FedSheafHN(num_epochs=2, init_epochs=2, num_neighbors=2, refresh_every=1)
+        result = trainer.fit(make_model(), federation, strategy)
         runs.append((trainer.run.executor.groups, trainer.state_dict()["clients"], result))
 
     assert runs[0][0] != runs[1][0]
@@ -315,7 +315,7 @@ def test_optimizer_state_lives_on_unless_reset(executor, federation, make_model,
     def steps(**settings) -> set[float]:
         trainer = make_trainer(executor=executor())
         trainer.fit(make_model(), federation, FedAvg(num_epochs=2, **settings))
-        return set(trainer.run.executor.state().signals["optimizer/step/head.bias"].tolist())
+        return set(trainer.run.executor.state().extras["optimizer/step/head.bias"].tolist())
 
     assert steps() == {6.0}
     assert steps(reset_optimizer=True) == {2.0}
@@ -324,16 +324,16 @@ def test_optimizer_state_lives_on_unless_reset(executor, federation, make_model,
 @both_executors
 def test_stragglers_step_less_and_absentees_not_at_all(executor, federation, make_model, make_trainer) -> None:
     participation = Participation(num_clients=4, straggler_probability=0.6)
-    effort, _ = participation.draw(range(5), 0, 0)
-    assert min(effort.values()) < 1 == max(effort.values())
+    work_fraction, _ = participation.draw(range(5), 0, 0)
+    assert min(work_fraction.values()) < 1 == max(work_fraction.values())
 
     trainer = make_trainer(executor=executor(), participation=participation, num_rounds=1)
     trainer.fit(make_model(), federation, Local(num_epochs=5))
 
-    steps = trainer.run.executor.state().signals["optimizer/step/head.bias"].tolist()
+    steps = trainer.run.executor.state().extras["optimizer/step/head.bias"].tolist()
     for client in range(5):
-        share = effort.get(client, 0.0)
-        assert steps[client] == (0 if client not in effort else 5 if share == 1 else 1 + int(4 * share))
+        share = work_fraction.get(client, 0.0)
+        assert steps[client] == (0 if client not in work_fraction else 5 if share == 1 else 1 + int(4 * share))
 
 
 class PartlyFrozen(GCN):
@@ -422,11 +422,11 @@ def test_predictions_agree_and_are_probabilities(federation, make_model, make_tr
 
     assert list(predictions[0]) == [0, 1, 2, 3, 4]
     for client, graph in enumerate(federation.clients):
-        found = predictions[1][client]
-        torch.testing.assert_close(found, predictions[0][client])
-        torch.testing.assert_close(found.sum(dim=1), torch.ones(graph.num_nodes))
-        correct = (found.argmax(dim=1) == graph.y_N)[graph.test_mask_N].float().mean()
-        score = trainer.run.scores[""].signals["test/acc"][client]
+        actual = predictions[1][client]
+        torch.testing.assert_close(actual, predictions[0][client])
+        torch.testing.assert_close(actual.sum(dim=1), torch.ones(graph.num_nodes))
+        correct = (actual.argmax(dim=1) == graph.y_N)[graph.test_mask_N].float().mean()
+        score = trainer.run.scores[""].extras["test/acc"][client]
         assert float(correct) == pytest.approx(float(score[0] / score[1]))
 
 

@@ -18,7 +18,7 @@ import fl_lightning
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor, strategies
 from fl_lightning.executors.failure import Failure, failure_of
 from fl_lightning.round.privacy import RecordPrivacy
-from fl_lightning.run.failures import ClientFailure, TooFewAnswers
+from fl_lightning.run.failures import ClientFailure, TooFewUpdates
 from fl_lightning.strategies import FedAux, FedAvg, FedProto, FedSage, FedSagePlus
 
 
@@ -37,9 +37,9 @@ class MaskedObjective(ClientModule):
 
 class MaskedScores(ClientModule):
     def scores(self, output: Any, batch: Any) -> Any:
-        found = super().scores(output, batch)
+        actual = super().scores(output, batch)
         assert bool(batch.train_mask.any()) or True  # a Python branch on a tensor
-        return found
+        return actual
 
 
 class Drops(nn.Module):
@@ -72,10 +72,10 @@ class Weighted(ClientModule):
 )
 def test_what_vmap_does_not_take_runs_one_by_one(model: Any, named: str, federation: Any, make_trainer: Any) -> None:
     trainer = make_trainer(num_rounds=2, executor=StackedExecutor())
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(model(), federation, FedAvg(num_epochs=1))
-    (line,) = [str(each.message) for each in told if "one after another" in str(each.message)]
+    (line,) = [str(each.message) for each in caught if "one after another" in str(each.message)]
     assert re.search(named + r" does not run on a stack \(\w+: .+\): clients are run one after another", line)
     assert "\n" not in line
     assert isinstance(trainer.run.executor, SequentialExecutor)
@@ -171,20 +171,20 @@ class Choosy(ClientModule):
 
 
 def told_in(trainer: Any, model: ClientModule, federation: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(model, federation, FedAvg(num_epochs=1))
-    return [str(each.message) for each in told if "failed" in str(each.message)]
+    return [str(each.message) for each in caught if "failed" in str(each.message)]
 
 
-def test_an_error_of_all_clients_is_told_once_with_its_line(federation: Any, make_trainer: Any) -> None:
-    trainer = make_trainer(num_rounds=5, participation=Participation(max_void_rounds=2))
-    with warnings.catch_warnings(record=True, action="always") as told, pytest.raises(TooFewAnswers) as ended:
+def test_an_error_of_all_clients_is_reported_once_with_its_line(federation: Any, make_trainer: Any) -> None:
+    trainer = make_trainer(num_rounds=5, participation=Participation(max_failed_rounds=2))
+    with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(TooFewUpdates) as ended:
         trainer.fit(Broken(), federation, FedAvg(num_epochs=1))
-    (message,) = [str(each.message) for each in told if "failed" in str(each.message)]
-    place = f"{Path(__file__)}:{LINE}, in training_step"
+    (message,) = [str(each.message) for each in caught if "failed" in str(each.message)]
+    location = f"{Path(__file__)}:{LINE}, in training_step"
     assert message == (
-        f"all 5 clients failed in stage 'train' round 0: IndexError: no such thing ({place}); they are left out, "
+        f"all 5 clients failed in stage 'train' round 0: IndexError: no such thing ({location}); they are left out, "
         "and failures like it are only counted from now on"
     )
     assert str(ended.value).count("IndexError") == 1
@@ -193,7 +193,7 @@ def test_an_error_of_all_clients_is_told_once_with_its_line(federation: Any, mak
 
 
 @pytest.mark.filterwarnings("ignore:Choosy overrides training_step")
-def test_an_error_of_some_clients_is_told_once_and_counted(federation: Any, make_trainer: Any) -> None:
+def test_an_error_of_some_clients_is_reported_once_and_counted(federation: Any, make_trainer: Any) -> None:
     trainer = make_trainer(num_rounds=3)
     (message,) = told_in(trainer, Choosy(), federation)
     assert message.startswith(
@@ -229,11 +229,13 @@ def test_an_error_on_the_stack_has_its_line_too(federation: Any, make_trainer: A
 def test_a_failure_goes_to_other_processes_whole() -> None:
     why = Failure("ValueError: no", "mine.py:3, in loss")
     again = pickle.loads(pickle.dumps(why))
-    assert (again, again.place) == (why, why.place) == ("ValueError: no (mine.py:3, in loss)", "mine.py:3, in loss")
+    assert (
+        (again, again.location) == (why, why.location) == ("ValueError: no (mine.py:3, in loss)", "mine.py:3, in loss")
+    )
     with pytest.raises(RuntimeError) as raised:
         torch.ones(2) @ torch.ones(3)
-    assert "test_own_code.py" in failure_of(raised.value).place
-    assert failure_of(ValueError("raised nowhere")).place == ""
+    assert "test_own_code.py" in failure_of(raised.value).location
+    assert failure_of(ValueError("raised nowhere")).location == ""
 
 
 # ---------------------------------------------------------------- what is given as a client
@@ -254,14 +256,16 @@ class OfLightning(lightning.pytorch.LightningModule):
     ],
     ids=["class", "LightningModule", "class of one", "net", "number"],
 )
-def test_what_is_no_client_is_told_what_to_be(client: Any, message: str, federation: Any, make_trainer: Any) -> None:
+def test_what_is_no_client_is_reported_what_to_be(
+    client: Any, message: str, federation: Any, make_trainer: Any
+) -> None:
     with pytest.raises(ValueError, match=message):
         make_trainer().fit(client, federation, FedAvg())
 
 
 def clients_of_the_package() -> list[type[ClientModule]]:
-    found = {kind.client_class for kind in vars(strategies).values() if hasattr(kind, "client_class")}
-    return sorted(found - {ClientModule}, key=lambda kind: kind.__name__)
+    actual = {kind.client_class for kind in vars(strategies).values() if hasattr(kind, "client_class")}
+    return sorted(actual - {ClientModule}, key=lambda kind: kind.__name__)
 
 
 @pytest.mark.parametrize("kind", clients_of_the_package(), ids=lambda kind: kind.__name__)

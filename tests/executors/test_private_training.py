@@ -13,12 +13,12 @@ from torch.optim import SGD, Adam
 from fl_lightning import ClientModule, FederatedTrainer, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.base import single
 from fl_lightning.callbacks import FederatedCheckpoint, RunReport
-from fl_lightning.executors import Work, private
+from fl_lightning.executors import StageRequest, private
 from fl_lightning.models import MLP, LinearModel
 from fl_lightning.models.batch_norm import BatchNorm
 from fl_lightning.round.privacy import KeyedNumbers, RecordPrivacy, epsilon_of
 from fl_lightning.round.stage import Stage, StageAddress
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import (
     MOON,
     SCAFFOLD,
@@ -67,7 +67,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_both_executors_train_alike(name, make_trainer) -> None:
-    found = [
+    actual = [
         trained(make_trainer, executor, STRATEGIES[name](num_epochs=2), make_client(privately()))
         for executor in (
             SequentialExecutor(),
@@ -76,10 +76,10 @@ def test_both_executors_train_alike(name, make_trainer) -> None:
         )
     ]
 
-    for other in found[1:]:
-        for parameter, value in parameters_of(found[0]).items():
+    for other in actual[1:]:
+        for parameter, value in parameters_of(actual[0]).items():
             torch.testing.assert_close(parameters_of(other)[parameter], value, atol=2e-5, rtol=2e-5)
-        assert other.run.history[-1]["epsilon"] == found[0].run.history[-1]["epsilon"] > 0
+        assert other.run.history[-1]["epsilon"] == actual[0].run.history[-1]["epsilon"] > 0
 
 
 @both_executors
@@ -153,9 +153,9 @@ def test_epsilon_counts_the_steps_of_each_client(executor, make_trainer) -> None
     for round_idx, row in enumerate(trainer.run.history):
         epochs = 2 * (round_idx + 1)
         expected = [epsilon_of({(4 / n, 1.0): epochs * n // 4}, 1e-4) for n in (20, 12, 32)]
-        found = [row[f"epsilon/client-{client}"] for client in range(3)]
-        assert found == pytest.approx(expected, rel=1e-9)
-        assert row["epsilon"] == max(found)
+        actual = [row[f"epsilon/client-{client}"] for client in range(3)]
+        assert actual == pytest.approx(expected, rel=1e-9)
+        assert row["epsilon"] == max(actual)
 
 
 @pytest.mark.filterwarnings("ignore:client-")
@@ -164,8 +164,8 @@ def test_a_client_stops_before_its_bound(executor, make_trainer) -> None:
     # the second client has the fewest examples, so each of its steps costs most
     bound = epsilon_of({(4 / 12, 1.0): 6}, 1e-5) * 1.001
     client = make_client(privately(max_epsilon=bound))
-    told = r"client-1 failed in stage 'train' round 2: PrivacySpent: its privacy is spent: ε would be"
-    with pytest.warns(UserWarning, match=told):
+    caught = r"client-1 failed in stage 'train' round 2: PrivacySpent: its privacy is spent: ε would be"
+    with pytest.warns(UserWarning, match=caught):
         trainer = trained(make_trainer, executor(), FedAvg(num_epochs=1), client, num_rounds=4)
 
     rows = trainer.run.history
@@ -180,7 +180,7 @@ def test_a_client_stops_before_its_bound(executor, make_trainer) -> None:
 def test_a_run_in_which_nobody_may_train_ends(executor, make_trainer) -> None:
     with (
         pytest.warns(UserWarning, match="failed in stage 'train' round 0"),
-        pytest.raises(TooFewAnswers, match="its privacy is spent"),
+        pytest.raises(TooFewUpdates, match="its privacy is spent"),
     ):
         trained(make_trainer, executor(), FedAvg(num_epochs=1), make_client(privately(max_epsilon=1e-3)))
 
@@ -309,27 +309,29 @@ def test_other_noise_is_no_resume(make_trainer) -> None:
     path = str(fit(1.0).run.folder / "checkpoints" / "last.ckpt")
     with pytest.raises(ValueError, match=r"privacy.noise_multiplier: 1.0 then, 2.0 now"):
         fit(2.0, path)
-    told = "it has taken .* steps with sampling probability .* and noise multiplier 1"
-    with pytest.warns(UserWarning, match=told):
+    caught = "it has taken .* steps with sampling probability .* and noise multiplier 1"
+    with pytest.warns(UserWarning, match=caught):
         trainer = fit(2.0, path, resume_with_changes=True)
     assert trainer.run.history[-1]["num_failures"] == 3
-    assert trainer.run.history[-1]["void"]
+    assert trainer.run.history[-1]["failed_round"]
 
 
 def test_a_report_has_no_embeddings_of_single_examples(make_trainer) -> None:
     trainer = trained(
         make_trainer, StackedExecutor(), FedAvg(num_epochs=1), make_client(privately()), callbacks=[RunReport()]
     )
-    told = json.loads((trainer.run.folder / "report.json").read_text())
-    assert "embeddings are of single examples, which model.privacy hides" in json.dumps(told)
+    caught = json.loads((trainer.run.folder / "report.json").read_text())
+    assert "embeddings are of single examples, which model.privacy hides" in json.dumps(caught)
 
 
 def test_a_stage_of_a_callbacks_is_refused(make_trainer) -> None:
     trainer = trained(make_trainer, StackedExecutor(), FedAvg(num_epochs=1), make_client(privately()))
-    stage = Stage(name="look", signals={"x": lambda client, parameters, batch, context: batch.x.sum()})
-    work = Work(stage=stage, address=StageAddress(phase="callback", round_idx=0, name="look"), effort={0: 1.0})
+    stage = Stage(name="look", client_outputs={"x": lambda client, parameters, batch, context: batch.x.sum()})
+    request = StageRequest(
+        stage=stage, address=StageAddress(phase="callback", round_idx=0, name="look"), work_fraction={0: 1.0}
+    )
     with pytest.raises(ValueError, match="does not cover this run, whose stage 'look' sends x"):
-        trainer.run.executor.run(work)
+        trainer.run.executor.run(request)
 
 
 # ---------------------------------------------------------------- learning

@@ -1,4 +1,4 @@
-"""Clients whose nets have running statistics: both executors, checkpoints, what travels, who is refused."""
+"""Clients whose nets have running statistics: both executors, checkpoints, what is communicated, who is refused."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from torch import nn
 from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.batches.graphs import GraphBatch
 from fl_lightning.callbacks import CommunicationLedger
-from fl_lightning.models import NormalisedGCN
+from fl_lightning.models import NormalizedGCN
 from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.topology import Complete
 from fl_lightning.strategies import (
@@ -38,7 +38,7 @@ BUSY = {"num_clients": 4, "dropout_probability": 0.2, "straggler_probability": 0
 
 
 class TorchNet(nn.Module):
-    """A linear layer and PyTorch's batch normalisation."""
+    """A linear layer and PyTorch's batch normalization."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class TorchNet(nn.Module):
 
 @pytest.fixture
 def fit(federation, make_model, make_trainer):
-    """Run on the graphs with a net that normalises."""
+    """Run on the graphs with a net that normalizes."""
 
     def run(strategy, executor=StackedExecutor, *, shared=False, net=None, ckpt_path=None, **settings):
         trainer = make_trainer(executor=executor(), **{"seed": 1, "precision": "64-true", **settings})
         base = make_model()
         kind = "shared" if shared else "personal"
-        net = net or functools.partial(NormalisedGCN, hidden_channels=8)
+        net = net or functools.partial(NormalizedGCN, hidden_channels=8)
         model = ClientModule(net, base.optimizer_factory, running_statistics=kind)
         trainer.fit(model, federation, strategy, ckpt_path=ckpt_path)
         return trainer
@@ -188,7 +188,7 @@ def test_pytorchs_layers_are_run_one_client_after_another(fit, assert_same) -> N
             r"model\.running_statistics is 'shared', but FedDyn does more with models than",
         ),
         (FedAvg(), True, "plain", r"model\.running_statistics is 'shared', but model\.net has none: leave it out"),
-        (FedBN(), False, "plain", "FedBN keeps normalisation layers at home, but GCN has none"),
+        (FedBN(), False, "plain", "FedBN keeps normalization layers local, but GCN has none"),
     ],
 )
 def test_what_is_refused(strategy, shared, net, message, fit, make_model) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning import ClientModule, Participation, SequentialExecutor, StackedExecutor
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.output import NetOutput
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg, Local
 
 
@@ -107,7 +107,7 @@ def test_the_first_client_may_hang_when_its_code_is_tried(federation, make_model
             return super().loss(output, batch)
 
     trainer = make_trainer(num_rounds=1, participation=Participation(time_limit_seconds=0.2))
-    with pytest.warns(UserWarning, match="TimeoutError"), pytest.raises(TooFewAnswers):
+    with pytest.warns(UserWarning, match="TimeoutError"), pytest.raises(TooFewUpdates):
         trainer.fit(make_model(AlwaysHangs), federation, FedAvg())
 
 

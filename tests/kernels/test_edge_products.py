@@ -72,12 +72,12 @@ def test_every_client_has_its_own_edges_under_vmap(own, operator) -> None:
         return edge_sums(edges, share, other, owner=nodes).sin()
 
     gradient = torch.func.grad(lambda *operands: value(*operands).sum(), argnums=(0, 1))
-    found = torch.vmap(value, (*dims, 0))(*given, NODES)
+    actual = torch.vmap(value, (*dims, 0))(*given, NODES)
     of_found = torch.vmap(gradient, (*dims, 0))(*given, NODES)
     for client in range(3):
         ends = [(x[client] if is_own else x).clone().requires_grad_() for x, is_own in zip(given, own, strict=True)]
         alone = value(*ends, NODES[client], edges=blocks(LINKED[client : client + 1]).edges)
-        assert_close(found[client], alone.detach())
+        assert_close(actual[client], alone.detach())
         assert_close([each[client] for each in of_found], torch.autograd.grad(alone.sum(), ends))
 
 
@@ -88,8 +88,8 @@ def test_a_vmap_that_is_not_over_clients(operator) -> None:
     def value(to: Tensor, other: Tensor) -> Tensor:
         return edge_sums(edges, edge_products(edges, to, other, owner=NODES[0]), other, owner=NODES[0])
 
-    found = torch.vmap(value)(to_BKND, from_BKND)
-    assert_close(found, torch.stack([value(*ends) for ends in zip(to_BKND, from_BKND, strict=True)]))
+    actual = torch.vmap(value)(to_BKND, from_BKND)
+    assert_close(actual, torch.stack([value(*ends) for ends in zip(to_BKND, from_BKND, strict=True)]))
 
 
 def test_an_entry_that_is_zero_is_no_edge() -> None:

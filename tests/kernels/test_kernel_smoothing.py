@@ -46,16 +46,16 @@ def test_series_keeps_the_permitted_error_without_waste(bandwidth: float, error:
     kernel = (-((x / bandwidth) ** 2)).exp()
     (slope,) = torch.autograd.grad(kernel.sum(), x)
 
-    def found(series: CosineSeries) -> tuple[Tensor, Tensor]:
+    def actual(series: CosineSeries) -> tuple[Tensor, Tensor]:
         weighted_P = series.weights(x.device) * series.features(torch.zeros(1, dtype=torch.float64))[0]
         features = series.features(x)
         return (features @ weighted_P - kernel).abs().max(), (
             series.derivative(features) @ weighted_P - slope
         ).abs().max() / slope.abs().max()
 
-    assert all(value <= error * (1 + 1e-9) + 1e-14 for value in found(series))
+    assert all(value <= error * (1 + 1e-9) + 1e-14 for value in actual(series))
     fewer = max(1, int(0.85 * series.num_frequencies) - 2)
-    assert found(series._replace(num_frequencies=fewer))[1] > error
+    assert actual(series._replace(num_frequencies=fewer))[1] > error
 
 
 @pytest.mark.parametrize("placement", ["uniform", "narrow", "one far"])

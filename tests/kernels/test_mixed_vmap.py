@@ -35,16 +35,16 @@ def check_all_mixtures(function, stacked: list[Tensor]) -> None:
         expected = torch.stack([function(*own) for own in alone])
         weights = random(*expected.shape, seed=9)
 
-        found = torch.vmap(function, in_dims)(*operands)
-        assert_close(found, expected)
-        of_found = torch.autograd.grad((found * weights).sum(), inputs)
+        actual = torch.vmap(function, in_dims)(*operands)
+        assert_close(actual, expected)
+        of_found = torch.autograd.grad((actual * weights).sum(), inputs)
         assert_close(of_found, torch.autograd.grad((expected * weights).sum(), inputs))
 
-        places = tuple(place for place, t in enumerate(operands) if t.is_floating_point())
-        gradient = torch.func.grad(lambda *own: function(*own).sin().sum(), argnums=places)
-        in_turn = [torch.autograd.grad(function(*own).sin().sum(), [own[place] for place in places]) for own in alone]
-        for number, found in enumerate(torch.vmap(gradient, in_dims)(*operands)):
-            assert_close(found, torch.stack([gradients[number] for gradients in in_turn]))
+        indices = tuple(index for index, t in enumerate(operands) if t.is_floating_point())
+        gradient = torch.func.grad(lambda *own: function(*own).sin().sum(), argnums=indices)
+        in_turn = [torch.autograd.grad(function(*own).sin().sum(), [own[index] for index in indices]) for own in alone]
+        for number, actual in enumerate(torch.vmap(gradient, in_dims)(*operands)):
+            assert_close(actual, torch.stack([gradients[number] for gradients in in_turn]))
 
 
 def test_linear_layer() -> None:
@@ -75,11 +75,11 @@ def test_blocks_of_the_owner_meet_one_matrix_for_all(operator, transpose) -> Non
     dense = operator.dense.mT if transpose else operator.dense
     owner = torch.zeros(3)
 
-    found = torch.vmap(lambda owner: block_matmul(operator, x, transpose=transpose, owner=owner))(owner)
+    actual = torch.vmap(lambda owner: block_matmul(operator, x, transpose=transpose, owner=owner))(owner)
 
-    assert_close(found, dense @ x)
-    weights = random(*found.shape, seed=5)
-    (gradient,) = torch.autograd.grad(found, x, weights)
+    assert_close(actual, dense @ x)
+    weights = random(*actual.shape, seed=5)
+    (gradient,) = torch.autograd.grad(actual, x, weights)
     assert_close(gradient, (dense.mT @ weights).sum(dim=0))
 
 

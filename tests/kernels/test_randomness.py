@@ -28,7 +28,7 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_every_part_of_a_key_counts() -> None:
     base = [3, "dropout", 7, 2, 5]
     changed = [
-        [*base[:place], other, *base[place + 1 :]] for place, other in enumerate([4, "dropouts", 8, 3, 6], start=0)
+        [*base[:index], other, *base[index + 1 :]] for index, other in enumerate([4, "dropouts", 8, 3, 6], start=0)
     ]
     swapped = [7, "dropout", 3, 2, 5]
     keys = {derive_key(*parts) for parts in (base, *changed, swapped, base[:-1], [*base, 0])}
@@ -90,8 +90,8 @@ def test_rows_columns_and_keys_are_independent() -> None:
 
 
 @pytest.mark.parametrize("difference", [1, 2, 3, 1 << 31, 1 << 45])
-def test_neighbouring_keys_are_independent_at_every_shift(difference) -> None:
-    # The layers of one step have neighbouring keys; a shifted copy would drop the same pattern in each layer.
+def test_neighboring_keys_are_independent_at_every_shift(difference) -> None:
+    # The layers of one step have neighboring keys; a shifted copy would drop the same pattern in each layer.
     key = key_of(0, "train", 0, 1)
     first = keep_mask(key, 300, 64, 0.5).double() * 2 - 1
     second = keep_mask(key + difference, 300, 64, 0.5).double() * 2 - 1

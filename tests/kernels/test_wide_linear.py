@@ -11,13 +11,13 @@ def test_blocks_compute_what_a_linear_layer_computes(num_outputs) -> None:
     shapes = [(4, 6), (num_outputs, 6), (num_outputs,)]
     operands = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
     upstream = torch.randn(4, num_outputs, generator=draw, dtype=torch.float64)
-    found = [operand.clone().requires_grad_() for operand in operands]
+    actual = [operand.clone().requires_grad_() for operand in operands]
     expected = [operand.clone().requires_grad_() for operand in operands]
 
-    out, reference = wide_linear(*found), F.linear(*expected)
+    out, reference = wide_linear(*actual), F.linear(*expected)
 
     torch.testing.assert_close(out, reference, rtol=1e-12, atol=1e-12)
-    gradients = torch.autograd.grad(out, found, upstream)
+    gradients = torch.autograd.grad(out, actual, upstream)
     torch.testing.assert_close(gradients, torch.autograd.grad(reference, expected, upstream), rtol=1e-11, atol=1e-11)
 
 

@@ -1,11 +1,11 @@
-"""Batch normalisation: as PyTorch's where nothing is padded, without the padding where something is."""
+"""Batch normalization: as PyTorch's where nothing is padded, without the padding where something is."""
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from fl_lightning.models import BatchNorm, NormalisedGCN
+from fl_lightning.models import BatchNorm, NormalizedGCN
 from fl_lightning.models.batch_norm import adopt_statistics, has_torch_norms, norm_parameters, statistics_of
 
 
@@ -65,9 +65,9 @@ def test_stack_and_vmap_are_one_client_after_another() -> None:
         own = {name: tensor[client].clone() for name, tensor in fresh().items()}
         alone = functional_call(layer, own, (x_CND[client], mask_CN[client]))
         torch.testing.assert_close(outputs[0][client], alone)
-        for found in (stacked, mapped):
-            torch.testing.assert_close(found["running_var"][client], own["running_var"])
-            torch.testing.assert_close(found["running_mean"][client], own["running_mean"])
+        for actual in (stacked, mapped):
+            torch.testing.assert_close(actual["running_var"][client], own["running_var"])
+            torch.testing.assert_close(actual["running_mean"][client], own["running_mean"])
 
 
 def test_pytorchs_statistics_become_parameters_without_gradient() -> None:
@@ -87,7 +87,7 @@ def test_pytorchs_statistics_become_parameters_without_gradient() -> None:
 
 
 def test_nets_with_ours() -> None:
-    net = NormalisedGCN(5, 3, hidden_channels=4)
+    net = NormalizedGCN(5, 3, hidden_channels=4)
     assert statistics_of(net) == {f"norms.{layer}.running_{kind}" for layer in (0, 1) for kind in ("mean", "var")}
     assert not has_torch_norms(net)
     with pytest.raises(ValueError, match="momentum=0 is impossible: set it above 0, to at most 1"):

@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from fl_lightning import models
 from fl_lightning.batches import ClientGraph
 from fl_lightning.models.adaptive_gcn import corrected_propagation
-from fl_lightning.models.neighbour_generator import MendingNet, NeighbourGenerator
+from fl_lightning.models.neighbor_generator import NeighborGenerationNet, NeighborGenerator
 from fl_lightning.models.plain import PyGNet
 from fl_lightning.models.routed import Routed
 
@@ -22,7 +22,7 @@ SMALL = {"hidden_channels": 5, "num_layers": 2, "dropout": 0.0}
 #: How the nets of clients that hold graphs are built.
 GRAPH_NETS: dict[str, dict[str, Any]] = {
     "GCN": SMALL,
-    "NormalisedGCN": SMALL,
+    "NormalizedGCN": SMALL,
     "MaskedGCN": SMALL,
     "ProjectionGCN": SMALL | {"tolerance": 1e-10},
     "ExpandedGCN": SMALL,
@@ -36,7 +36,7 @@ GRAPH_NETS: dict[str, dict[str, Any]] = {
 #: Names of the package that are no such nets.
 OTHERS = {"CNN", "MLP", "BatchNorm", "GRUForecaster", "LinearModel", "NetOutput", "PlainNet", "PooledGCN", "Twin"}
 #: Those whose logits are a GCN's, but for what is said of each below.
-LIKE_GCN = ("GCN", "NormalisedGCN", "MaskedGCN", "ProjectionGCN", "ExpandedGCN", "AdaptiveGCN", "AugmentedGCN")
+LIKE_GCN = ("GCN", "NormalizedGCN", "MaskedGCN", "ProjectionGCN", "ExpandedGCN", "AdaptiveGCN", "AugmentedGCN")
 
 weighted_or_not = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 
@@ -63,20 +63,22 @@ def check_gradients(compute: Callable[[dict[str, Tensor]], Any], named: dict[str
     def out_0() -> Tensor:
         return torch.zeros((), dtype=torch.float64)
 
-    found = torch.autograd.grad(total(parameters), list(parameters.values()), allow_unused=True, materialize_grads=True)
-    assert any(bool(gradient.any()) for gradient in found)
+    actual = torch.autograd.grad(
+        total(parameters), list(parameters.values()), allow_unused=True, materialize_grads=True
+    )
+    assert any(bool(gradient.any()) for gradient in actual)
     step = 1e-6
     with torch.no_grad():
-        for (name, p), gradient in zip(parameters.items(), found, strict=True):
+        for (name, p), gradient in zip(parameters.items(), actual, strict=True):
             flat = p.view(-1)
-            for place in range(len(flat)):
-                middle, ends = float(flat[place]), []
+            for index in range(len(flat)):
+                middle, ends = float(flat[index]), []
                 for shift in (step, -step):
-                    flat[place] = middle + shift
+                    flat[index] = middle + shift
                     ends.append(float(total(parameters)))
-                flat[place] = middle
+                flat[index] = middle
                 expected = (ends[0] - ends[1]) / (2 * step)
-                assert abs(expected - float(gradient.view(-1)[place])) < 1e-5 * max(1, abs(expected)), (name, place)
+                assert abs(expected - float(gradient.view(-1)[index])) < 1e-5 * max(1, abs(expected)), (name, index)
 
 
 @weighted_or_not
@@ -115,8 +117,8 @@ def test_so_they_are_where_nets_have_more_than_one_way() -> None:
         named, extra = dict(part.named_parameters()), {"below_mean": "ratio"} if len(further) == 3 else {}
 
         def compute(values, part=part, further=further, extra=extra):
-            found = functional_call(part, values, (batch, *further), extra)
-            return found if isinstance(found, tuple) else (found,)
+            actual = functional_call(part, values, (batch, *further), extra)
+            return actual if isinstance(actual, tuple) else (actual,)
 
         check_gradients(compute, named)
 
@@ -143,7 +145,7 @@ def test_logits_are_those_of_pygs_gcn_with_the_same_weights(name, weighted) -> N
             {"lin.weight": ours.detach().T, "bias": torch.zeros(5) if conv.bias is None else conv.bias}
         )
         embedding_ND = theirs(h_ND, graph.edge_index_2E, weight_E)
-        if name == "NormalisedGCN":
+        if name == "NormalizedGCN":
             embedding_ND = nn.BatchNorm1d(5, eps=net.norms[layer].eps).double()(embedding_ND)
         h_ND = embedding_ND.relu()
     torch.testing.assert_close(output.embedding, embedding_ND)
@@ -162,7 +164,7 @@ def test_logits_are_those_of_pygs_sage_with_the_same_weights(name, weighted) -> 
     h_ND = graph.x_NF.double()
     for conv in net.convs:
         theirs = SAGEConv(*conv.weight.shape).double()
-        state = {"lin_l.weight": conv.neighbour_weight.T, "lin_l.bias": conv.bias, "lin_r.weight": conv.weight.T}
+        state = {"lin_l.weight": conv.neighbor_weight.T, "lin_l.bias": conv.bias, "lin_r.weight": conv.weight.T}
         theirs.load_state_dict({key: value.detach() for key, value in state.items()})
         embedding_ND = theirs(h_ND, graph.edge_index_2E)
         h_ND = embedding_ND.relu()
@@ -217,7 +219,7 @@ def test_nets_of_pyg_take_what_their_forward_names() -> None:
 
     gcn = PyGNet(4, 3, architecture="torch_geometric.nn.GCN", arguments={"hidden_channels": 5, "num_layers": 2})
     assert takes(gcn, "edge_weight")
-    assert takes(MendingNet(gcn, NeighbourGenerator(4, 3)), "edge_weight")
+    assert takes(NeighborGenerationNet(gcn, NeighborGenerator(4, 3)), "edge_weight")
     conv = PyGNet(4, 3, architecture="torch_geometric.nn.SAGEConv")
     assert not takes(conv, "edge_weight")
     assert not takes(conv, "edge_attr")

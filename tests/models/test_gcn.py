@@ -123,9 +123,9 @@ def test_training_drops_what_dropout_drops_in_every_layer(probability, dtype, gr
 
     torch.testing.assert_close(output.logits, logits)
     torch.testing.assert_close(output.embedding, embedding)
-    found = torch.autograd.grad(output.logits.sum(), list(leaves.values()))
+    actual = torch.autograd.grad(output.logits.sum(), list(leaves.values()))
     expected = torch.autograd.grad(logits.sum(), list(plain.values()))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_chosen_blocks_are_cut_out_of_both_matrices(operator) -> None:

@@ -9,7 +9,7 @@ from fl_lightning.models import GraphSAGE
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-def test_a_convolution_is_the_mean_of_the_neighbours(sparse, graphs) -> None:
+def test_a_convolution_is_the_mean_of_the_neighbors(sparse, graphs) -> None:
     layout = {"sparse_features": sparse}
     batch = single(GraphCollator(graphs, layout=layout, device=torch.device("cpu"), dtype=torch.float64)([0]))
     torch.manual_seed(0)
@@ -19,7 +19,7 @@ def test_a_convolution_is_the_mean_of_the_neighbours(sparse, graphs) -> None:
     for node in range(len(x_NF)):
         near = edge_2E[1, edge_2E[0] == node]
         mean = x_NF[near].mean(dim=0) if len(near) else torch.zeros(6).double()
-        expected.append(x_NF[node] @ conv.weight + mean @ conv.neighbour_weight + conv.bias)
+        expected.append(x_NF[node] @ conv.weight + mean @ conv.neighbor_weight + conv.bias)
     torch.testing.assert_close(net(batch).embedding, torch.stack(expected))
 
 

@@ -172,5 +172,5 @@ def test_several_models_for_every_client_are_mapped_within_or_around_the_clients
     expected_KC = torch.stack(expected).view(4, 3)
     assert_close(value_KC, expected_KC, "values")
     leaves, weights = list(stacked.values()), random(4, 3)
-    found = torch.autograd.grad((value_KC * weights).sum(), leaves)
-    assert_close(found, torch.autograd.grad((expected_KC * weights).sum(), leaves), "gradients")
+    actual = torch.autograd.grad((value_KC * weights).sum(), leaves)
+    assert_close(actual, torch.autograd.grad((expected_KC * weights).sum(), leaves), "gradients")

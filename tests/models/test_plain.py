@@ -98,7 +98,7 @@ def test_the_embedding_is_what_the_last_layer_reads() -> None:
     torch.testing.assert_close(output.logits, F.log_softmax(model.net.conv2(hidden, edges_2E), dim=1))
 
 
-def test_an_added_head_can_stay_at_home(make_trainer: Any, federation: Any) -> None:
+def test_an_added_head_can_stay_local(make_trainer: Any, federation: Any) -> None:
     trainer = make_trainer(num_rounds=1)
     with pytest.warns(UserWarning, match="plain PyG layers"):
         trainer.fit(ClientModule(Encoder), federation, FedPer())
@@ -304,7 +304,7 @@ def test_layers_of_another_number_than_the_last_are_no_head() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "kept"), [(FedPer, "conv2.*"), (FedRep, "conv2.*"), (FedBABU, "conv2.*")])
-def test_the_last_layer_stays_at_home_whatever_its_name(
+def test_the_last_layer_stays_local_whatever_its_name(
     strategy: Any, kept: str, make_trainer: Any, federation: Any
 ) -> None:
     trainers = []

@@ -154,13 +154,13 @@ def test_projection_follows_the_covariance_for_a_wide_kernel() -> None:
     h = F.normalize(embeddings(40), dim=1)
     projection = F.normalize(embeddings(1, seed=3)[0], dim=0).requires_grad_()
     sigma = 60.0
-    centred = h - h.mean(dim=0)
-    covariance = centred.T @ centred / len(h)
+    centered = h - h.mean(dim=0)
+    covariance = centered.T @ centered / len(h)
 
     smoothed = kernel_smooth(h, projection_scores(h, projection), bandwidth=sigma, tolerance=1e-12)
 
     spread = smoothed - smoothed.mean(dim=0)
-    linear = 2 / sigma**2 * (centred @ projection)[:, None] * (covariance @ projection)
+    linear = 2 / sigma**2 * (centered @ projection)[:, None] * (covariance @ projection)
     torch.testing.assert_close(spread, linear, rtol=0, atol=1e-3 * float(linear.detach().abs().max()))
     (gradient,) = torch.autograd.grad(-0.5 * spread.square().sum(), projection)
     (turn,) = torch.autograd.grad(-0.5 * linear.square().sum(), projection)
@@ -184,10 +184,10 @@ def test_sorting_puts_padding_last() -> None:
     h, score = embeddings(4), torch.tensor([0.5, -0.2, 0.1, -0.9], dtype=torch.float64)
     real = torch.tensor([True, True, True, False])
 
-    rows, place = sorted_rows(h, score, real)
+    rows, index = sorted_rows(h, score, real)
 
     torch.testing.assert_close(rows, torch.stack([h[1], h[2], h[0], torch.zeros(4, dtype=torch.float64)]))
-    assert place.tolist() == [2, 0, 1, 3]
+    assert index.tolist() == [2, 0, 1, 3]
 
 
 def test_narrow_kernel_and_conv1d_tend_to_the_sorted_sequence() -> None:
@@ -213,8 +213,8 @@ def test_hard_ordering_does_not_depend_on_the_order_of_nodes() -> None:
     real, order = torch.ones(9, dtype=torch.bool), torch.randperm(9, generator=torch.Generator().manual_seed(0))
 
     def windows(rows: Tensor) -> Tensor:
-        sequence, place = sorted_rows(rows, projection_scores(rows, projection), real)
-        return sequence_windows(sequence, 3)[place]
+        sequence, index = sorted_rows(rows, projection_scores(rows, projection), real)
+        return sequence_windows(sequence, 3)[index]
 
     torch.testing.assert_close(windows(h[order]), windows(h)[order])
 

@@ -68,12 +68,12 @@ REFUSED = {
 
 def layers() -> list[str]:
     """Those whose ``forward`` takes features and edges, and which this machine can make."""
-    found = []
+    actual = []
     for name in conv.__all__:
         parameters = list(inspect.signature(getattr(conv, name).forward).parameters)
         if "x" in parameters[1:2] and "edge_index" in parameters and not name.startswith("CuGraph"):
-            found.append(name)
-    return [name for name in found if name != "SplineConv"]  # which needs pyg-lib
+            actual.append(name)
+    return [name for name in actual if name != "SplineConv"]  # which needs pyg-lib
 
 
 def made(name: str) -> nn.Module:

@@ -60,14 +60,14 @@ def noticed_by(fault: dict[str, str], tree: Path) -> str:
 def main() -> int:
     """Make the faults whose description has a text in it, and say who notices each."""
     faults = yaml.safe_load((Path(__file__).parent / "faults.yaml").read_text())
-    found = []
+    actual = []
     with tempfile.TemporaryDirectory() as folder:
         copy_tree(Path(folder))
         for fault in (each for each in faults if not sys.argv[1:] or sys.argv[1] in each["what"]):
-            found.append(noticed_by(fault, Path(folder)))
-            sys.stdout.write(f"{found[-1]}: {fault['what']}\n")
+            actual.append(noticed_by(fault, Path(folder)))
+            sys.stdout.write(f"{actual[-1]}: {fault['what']}\n")
             sys.stdout.flush()
-    return int(not set(found) <= set(TIERS))
+    return int(not set(actual) <= set(TIERS))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ def test_the_cut_is_the_lightest(seed) -> None:
     weight_CC = torch.rand(6, 6, generator=draw, dtype=torch.float64)
     weight_CC = weight_CC + weight_CC.T
     sides = [torch.tensor([False, *side]) for side in itertools.product([False, True], repeat=5) if any(side)]
-    found = minimum_cut(weight_CC)
-    assert weight_of(weight_CC, found) == pytest.approx(min(weight_of(weight_CC, side) for side in sides))
+    actual = minimum_cut(weight_CC)
+    assert weight_of(weight_CC, actual) == pytest.approx(min(weight_of(weight_CC, side) for side in sides))
     order = torch.randperm(6, generator=draw)
-    relabelled = minimum_cut(weight_CC[order][:, order])
-    assert torch.equal(relabelled, found[order]) or torch.equal(~relabelled, found[order])
+    relabeled = minimum_cut(weight_CC[order][:, order])
+    assert torch.equal(relabeled, actual[order]) or torch.equal(~relabeled, actual[order])

@@ -15,7 +15,7 @@ from fl_lightning.relations.topology import (
     Topology,
     WattsStrogatz,
 )
-from fl_lightning.strategies.decentralised.dpsgd import DPSGD, metropolis_hastings
+from fl_lightning.strategies.decentralized.dpsgd import DPSGD, metropolis_hastings
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_metropolis_hastings_by_hand() -> None:
     assert torch.allclose(metropolis_hastings(path), expected)
 
 
-def test_dpsgd_combines_with_the_neighbours_that_answered() -> None:
+def test_dpsgd_combines_with_the_neighbors_that_answered() -> None:
     strategy = DPSGD(topology=Ring())
     federation = Federation(
         num_clients=4,

@@ -12,7 +12,7 @@ from sites import OPEN, BadChannel, make_sites
 
 from fl_lightning.remote import GaussianNoise, LoopbackChannel, Message, NoisyMetrics, Site, SitePolicy, federate
 from fl_lightning.remote.accounting import BudgetSpent, PrivacyAccountant
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg, FedBABU, Local
 
 pytest.importorskip("dp_accounting.gaussian_mechanism", reason="needs the extra privacy")
@@ -35,15 +35,15 @@ def trained(graphs, make_model, make_trainer, tmp_path):
 
 
 def refusal(site, about, tensors) -> str:
-    answer = Message.read(site.answer(Message(kind="evaluate", about=about, tensors=tensors).wire))
-    assert not answer.tensors
-    assert answer.kind == "failure"
-    return str(answer.about["why"])
+    response = Message.read(site.respond(Message(kind="evaluate", about=about, tensors=tensors).wire))
+    assert not response.tensors
+    assert response.kind == "failure"
+    return str(response.about["why"])
 
 
 def last_evaluation(channel) -> Message:
-    """Of client 0, whose first answers are lost and who is asked again."""
-    return [question for question, _ in channel.answers if question.kind == "evaluate"][-1]
+    """Of client 0, whose first responses are lost and who is asked again."""
+    return [question for question, _ in channel.responses if question.kind == "evaluate"][-1]
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -69,16 +69,16 @@ def test_what_a_round_may_ask_adds_up(trained) -> None:
     refused = []
     for step in range(1, 6):
         tensors = {name: p + 1e-3 * step for name, p in question.tensors.items()}
-        answer = Message.read(site.answer(Message(kind="evaluate", about=question.about, tensors=tensors).wire))
-        refused.append(answer.kind == "failure")
+        response = Message.read(site.respond(Message(kind="evaluate", about=question.about, tensors=tensors).wire))
+        refused.append(response.kind == "failure")
     assert refused == [False, False, False, True, True]  # two models each, and two of the run itself: 8 in all
     again = Message(kind="evaluate", about=question.about, tensors=question.tensors)
-    assert Message.read(site.answer(again.wire)).kind == "answer"  # what was told already is told again
+    assert Message.read(site.respond(again.wire)).kind == "response"  # what was told already is told again
     rules = {"policy": site.policy, "account": site.folder}
-    restarted = Site(site.holds, site.model, site.strategy, site.folder, **rules)
-    assert Message.read(restarted.answer(again.wire)).kind == "answer"
+    restarted = Site(site.client_data, site.model, site.strategy, site.folder, **rules)
+    assert Message.read(restarted.respond(again.wire)).kind == "response"
     more = Message(kind="evaluate", about=question.about, tensors={n: p + 1 for n, p in question.tensors.items()})
-    why = Message.read(restarted.answer(more.wire)).about["why"]
+    why = Message.read(restarted.respond(more.wire)).about["why"]
     assert "policy.max_evaluations_per_round is 8" in why
     assert "before this site was started again" in why
 
@@ -108,10 +108,10 @@ def test_a_payload_only_where_the_evaluation_has_one(trained) -> None:
 
 def test_a_probe_before_the_run_tells_names_alone(trained) -> None:
     _, channel = trained()
-    starts = [answer for question, answer in channel.answers if question.kind == "start"]
+    starts = [response for question, response in channel.responses if question.kind == "start"]
     names = sorted(f"{split}/{what}" for split in ("train", "val", "test") for what in ("acc", "loss"))
-    assert all(answer.about["scored"] == names and not answer.tensors for answer in starts)
-    first = next(question.kind for question, _ in channel.answers if question.kind not in ("enrol", "start"))
+    assert all(response.about["scored"] == names and not response.tensors for response in starts)
+    first = next(question.kind for question, _ in channel.responses if question.kind not in ("enroll", "start"))
     assert first == "run"
 
 
@@ -125,7 +125,7 @@ def test_metrics_that_stay_at_one_site(trained, graphs, make_model, make_trainer
     ]
     trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
     trainer.fit(make_model(), federate(trainer, LoopbackChannel(sites), strategy), strategy)
-    counts = trainer.run.scores[""].signals["val/acc"][:, 1]
+    counts = trainer.run.scores[""].extras["val/acc"][:, 1]
     assert [bool(count) for count in counts] == [False, True, True]
     assert trainer.run.history[0]["num_failures"] == 0
 
@@ -138,7 +138,7 @@ def test_metrics_that_stay_at_one_site(trained, graphs, make_model, make_trainer
         (SitePolicy(min_examples=1, metrics="sums"), False),
         (SitePolicy(min_examples=1, filters=[GaussianNoise(clip_norm=1, noise_multiplier=1)]), False),
     ],
-    ids=["off", "off in sums", "sums without secure aggregation", "noise on answers alone"],
+    ids=["off", "off in sums", "sums without secure aggregation", "noise on responses alone"],
 )
 def test_a_run_of_which_nobody_tells_metrics_is_refused(policy, secure, trained) -> None:
     with pytest.raises(ValueError, match=r"no site tells its metrics.*policy\.metric_noise"):
@@ -148,8 +148,8 @@ def test_a_run_of_which_nobody_tells_metrics_is_refused(policy, secure, trained)
 def test_sums_alone_under_secure_aggregation(trained) -> None:
     trainer, channel = trained(SitePolicy(min_examples=1, metrics="sums"), secure=True)
     assert 0 < trainer.run.history[-1]["val/acc"] <= 1
-    answers = [answer for question, answer in channel.answers if question.kind == "evaluate"]
-    assert {tuple(answer.tensors) for answer in answers} == {("s/masked",)}
+    responses = [response for question, response in channel.responses if question.kind == "evaluate"]
+    assert {tuple(response.tensors) for response in responses} == {("s/masked",)}
 
 
 def test_noisy_metrics_are_counted_and_of_the_stated_size(tmp_path) -> None:
@@ -160,14 +160,14 @@ def test_noisy_metrics_are_counted_and_of_the_stated_size(tmp_path) -> None:
         for split in ("train", "val", "test")
         for what in ("acc", "loss")
     }
-    told = [noise(exact) for _ in range(400)]
-    values = torch.stack([each["0/val/acc"][0] for each in told])
+    reported = [noise(exact) for _ in range(400)]
+    values = torch.stack([each["0/val/acc"][0] for each in reported])
     assert values[:, 1].unique().tolist() == [1.0]  # not how many examples there are
     assert values[:, 0].mean().item() == pytest.approx(0.75, abs=5 * 0.7 / 20)
     assert values[:, 0].std().item() == pytest.approx(0.5 * 2**0.5, rel=0.15)
-    assert all(not each[name].any() for each in told for name in exact if name.partition("/")[2] not in noise.names)
+    assert all(not each[name].any() for each in reported for name in exact if name.partition("/")[2] not in noise.names)
     account = PrivacyAccountant(tmp_path, delta=1e-5)
-    assert account.num_answers == 400
+    assert account.num_responses == 400
     assert account.epsilon() == pytest.approx(
         PrivacyAccountant(tmp_path / "other", delta=1e-5).epsilon(0.5 / 20), rel=1e-9
     )
@@ -177,10 +177,10 @@ def test_the_account_moves_with_each_evaluation_and_ends_it(trained) -> None:
     noise = NoisyMetrics(noise_multiplier=3.0, max_epsilon=2.5)
     policy = SitePolicy(min_examples=1, metric_noise=noise)
     trainer, channel = trained(policy, num_rounds=4)
-    told = [json.loads((site.folder / "privacy.json").read_text()) for site in channel.sites]
-    assert all(0 < account["epsilon"] <= 2.5 for account in told)
-    spent = [account["num_answers"] for account in told]
-    assert max(spent) <= 3  # of 4 rounds; messages that come twice are answered alike and counted once
+    reported = [json.loads((site.folder / "privacy.json").read_text()) for site in channel.sites]
+    assert all(0 < account["epsilon"] <= 2.5 for account in reported)
+    spent = [account["num_answers"] for account in reported]
+    assert max(spent) <= 3  # of 4 rounds; messages that come twice are responded alike and counted once
     assert trainer.run.scores[""].clients == ()
 
 
@@ -204,7 +204,7 @@ def test_settings_out_of_range(make, message) -> None:
 
 def test_three_runs_share_one_budget(graphs, make_model, make_trainer, tmp_path) -> None:
     """Every run name had an account of its own: three runs at max_epsilon 5 came to 9.6."""
-    answered = []
+    responded = []
     for run in range(3):
         sites = [
             Site(
@@ -222,12 +222,12 @@ def test_three_runs_share_one_budget(graphs, make_model, make_trainer, tmp_path)
             for graph in graphs[:3]
         ]
         trainer, strategy = make_trainer(num_rounds=3), FedAvg(num_epochs=1)
-        with contextlib.suppress(TooFewAnswers):
+        with contextlib.suppress(TooFewUpdates):
             trainer.fit(make_model(), federate(trainer, LoopbackChannel(sites), strategy), strategy)
-        answered += [row["void"] == 0 for row in trainer.run.history]
+        responded += [row["failed_round"] == 0 for row in trainer.run.history]
     account = PrivacyAccountant(tmp_path / "account" / graphs[0].name, delta=1e-5)
     assert account.epsilon() <= 5 < account.epsilon(2.0)
-    assert answered == [place < account.num_answers for place in range(9)]
+    assert responded == [index < account.num_responses for index in range(9)]
 
 
 def _spend(folder, barrier, outcomes) -> None:
@@ -253,7 +253,7 @@ def test_two_jobs_at_once_share_one_budget(tmp_path) -> None:
     for job in jobs:
         job.join()
     account = PrivacyAccountant(tmp_path, delta=1e-5)
-    assert account.num_answers == sum(done)  # none was lost
+    assert account.num_responses == sum(done)  # none was lost
     assert account.epsilon() <= 4.0 < account.epsilon(3.0)
 
 
@@ -273,14 +273,14 @@ def test_what_was_counted_before_a_crash_stays_counted(trained, monkeypatch, tmp
     monkeypatch.setattr(filters, "normal_numbers", killed)
     with pytest.raises(KeyboardInterrupt):
         noise.change(torch.ones(3), 1)
-    assert PrivacyAccountant(tmp_path, delta=1e-5).num_answers == 1
+    assert PrivacyAccountant(tmp_path, delta=1e-5).num_responses == 1
 
 
-def test_a_damaged_account_ends_the_answers(tmp_path) -> None:
+def test_a_damaged_account_ends_the_updates(tmp_path) -> None:
     account = PrivacyAccountant(tmp_path, delta=1e-5)
     account.spend(1.0)
     whole = (tmp_path / "privacy.json").read_text()
-    assert account.num_answers == 1
+    assert account.num_responses == 1
     less = whole.replace('"precision": 1.0', '"precision": 0.1')
     assert less != whole
     for text in (
@@ -300,7 +300,7 @@ def test_the_files_are_their_owners_alone(trained) -> None:
     _, channel = trained(SitePolicy(min_examples=1, metric_noise=NoisyMetrics(noise_multiplier=5.0)), secure=True)
     folder = channel.sites[0].folder
     names = {path.name for path in folder.iterdir()}
-    assert {"privacy.json", "sums.sqlite", "account_key", "sum.json", "answer", "scores", "start"} <= names
+    assert {"privacy.json", "sums.sqlite", "account_key", "sum.json", "response", "scores", "start"} <= names
     for path in (folder, *folder.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
 

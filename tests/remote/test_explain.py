@@ -44,13 +44,13 @@ def told(tmp_path, capsys):
 def test_parameters_with_sizes_evaluations_and_counts_in_a_round_and_in_all(told) -> None:
     code, said = told("FedPer", as_job=True)
     assert code == 0
-    assert "the job wards: FedPer, 4 rounds, 2 sites, the server learns each answer" in said
+    assert "the job wards: FedPer, 4 rounds, 2 sites, the server learns each response" in said
     assert "each round, stage train: all parameters but head.*; and the numbers of training examples" in said
     numbers = 6 * 8 + 8 + 8 * 8 + 8
     sizes = "convs.0.weight 6x8, convs.0.bias 8, convs.1.weight 8x8, convs.1.bias 8"
     assert f"parameters: {numbers} numbers in a round, {4 * numbers} in all ({sizes})" in said
     assert "evaluations: 2 models in a round, 4 in all: the result (received), trained (own)" in said
-    assert f"in all {4 * numbers} numbers of parameters; every answer passes no filter" in said
+    assert f"in all {4 * numbers} numbers of parameters; every response passes no filter" in said
     assert "refused" not in said
 
 

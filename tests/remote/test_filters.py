@@ -20,7 +20,7 @@ def answer() -> Payload:
     return Payload(
         clients=(3,),
         parameters={"w": torch.tensor([[1.0, 2.0, 10.0]])},
-        signals={"embedding": torch.tensor([[-3.0, 0.1]], dtype=torch.bfloat16)},
+        extras={"embedding": torch.tensor([[-3.0, 0.1]], dtype=torch.bfloat16)},
         num_examples=torch.tensor([17]),
         num_steps=torch.tensor([4]),
     )
@@ -29,19 +29,19 @@ def answer() -> Payload:
 KNOWN = {"w": torch.tensor([[1.0, 0.0, 9.5]]), "other": torch.zeros(1)}  # changes: 0, 2, 0.5; -3, 0.1
 
 
-def test_only_the_largest_changes_of_parameters_and_signals_leave(answer) -> None:
-    found = TopK(fraction=0.4)(answer, KNOWN)
-    assert found.parameters["w"].tolist() == [[1.0, 2.0, 9.5]]
-    assert found.signals["embedding"].tolist() == [[-3.0, 0.0]]
-    assert found.signals["embedding"].dtype == torch.bfloat16
-    assert (found.num_examples, found.num_steps) == (answer.num_examples, answer.num_steps)
+def test_only_the_largest_changes_of_parameters_and_outputs_leave(answer) -> None:
+    actual = TopK(fraction=0.4)(answer, KNOWN)
+    assert actual.parameters["w"].tolist() == [[1.0, 2.0, 9.5]]
+    assert actual.extras["embedding"].tolist() == [[-3.0, 0.0]]
+    assert actual.extras["embedding"].dtype == torch.bfloat16
+    assert (actual.num_examples, actual.num_steps) == (answer.num_examples, answer.num_steps)
     assert TopK(fraction=1.0)(answer, KNOWN).parameters["w"].tolist() == answer.parameters["w"].tolist()
 
 
 def test_changes_below_the_percentile_are_dropped_and_large_ones_cut(answer) -> None:
-    found = Percentile(percentile=60, limit=1.5)(answer, KNOWN)
-    assert found.parameters["w"].tolist() == [[1.0, 1.5, 10.0]]
-    assert found.signals["embedding"].tolist() == [[-1.5, 0.0]]
+    actual = Percentile(percentile=60, limit=1.5)(answer, KNOWN)
+    assert actual.parameters["w"].tolist() == [[1.0, 1.5, 10.0]]
+    assert actual.extras["embedding"].tolist() == [[-1.5, 0.0]]
     assert Percentile(percentile=0, limit=None)(answer, KNOWN).parameters["w"].tolist() == [[1.0, 2.0, 10.0]]
 
 
@@ -74,11 +74,11 @@ def test_the_account_is_that_of_the_library_and_lives_in_the_folder(tmp_path) ->
         library.compose(GaussianDpEvent(multiplier))
     assert account.epsilon() == pytest.approx(library.get_epsilon(1e-5), rel=1e-3)
     again = PrivacyAccountant(tmp_path, delta=1e-5)
-    assert again.num_answers == 3
+    assert again.num_responses == 3
     assert again.epsilon() == account.epsilon() < again.epsilon(4.0)
 
 
-def test_the_budget_ends_the_answers(answer, tmp_path) -> None:
+def test_the_budget_ends_the_updates(answer, tmp_path) -> None:
     noise = GaussianNoise(clip_norm=1.0, noise_multiplier=2.0, max_epsilon=2.5)
     noise.open(tmp_path)
     assert PrivacyAccountant(tmp_path, delta=1e-5).epsilon(2.0) < 2.5
@@ -96,14 +96,14 @@ def test_noise_that_is_shared_in_a_sum(tmp_path) -> None:
     assert noise(many, {}, summed_with=4).parameters["w"].std().item() == pytest.approx(1.5, rel=0.05)  # 3 / 4^1/2
     with pytest.raises(CannotFilter, match="distributed is for secure aggregation"):
         noise(many, {})
-    assert PrivacyAccountant(tmp_path, delta=1e-5).num_answers == 1
+    assert PrivacyAccountant(tmp_path, delta=1e-5).num_responses == 1
 
 
 def test_what_cannot_be_filtered_is_refused(answer, tmp_path) -> None:
-    whole = Payload(clients=(0,), signals={"votes": torch.tensor([[1, 2]])})
+    whole = Payload(clients=(0,), extras={"votes": torch.tensor([[1, 2]])})
     with pytest.raises(CannotFilter, match="votes are whole"):
         TopK(fraction=0.5)(whole, {})
-    rows = Payload(clients=(0,), signals={"soft": torch.ones(1, 2, 3)}, lengths={"soft": torch.tensor([2])})
+    rows = Payload(clients=(0,), extras={"soft": torch.ones(1, 2, 3)}, lengths={"soft": torch.tensor([2])})
     noise = GaussianNoise(clip_norm=1.0, noise_multiplier=1.0)
     noise.open(tmp_path)
     with pytest.raises(CannotFilter, match="soft have a row for each"):
@@ -145,8 +145,8 @@ def test_a_federation_with_noise_on_all_that_leaves(kind, graphs, make_model, ma
 
     trainer.fit(make_model(), federate(trainer, channel, strategy, relation_graph=Ring()), strategy)
 
-    runs = [answer for question, answer in channel.answers if question.kind == "run"]
-    assert {int(answer.tensors["num_examples"]) for answer in runs} == {1}
+    runs = [response for question, response in channel.responses if question.kind == "run"]
+    assert {int(response.tensors["num_examples"]) for response in runs} == {1}
     accounts = [json.loads((site.folder / "privacy.json").read_text()) for site in sites]
     stages = 2 + (kind is FedSheafHN)
     assert [account["num_answers"] for account in accounts] == [stages] * 3  # what is resent has no noise of its own

@@ -149,8 +149,8 @@ def run(
 
     whole = Parts(["--config", config]).trainer.config
     submission = Submission.of_config(whole, name=name, sites=trial.sites, timeout_seconds=PATIENCE, **settings)
-    told = [] if warnings is None else warnings
-    return follow(session, submission, folder, attempts=1 if warnings is None else 3, watch=look, warn=told.append)
+    reported = [] if warnings is None else warnings
+    return follow(session, submission, folder, attempts=1 if warnings is None else 3, watch=look, warn=reported.append)
 
 
 def assert_same_run(remote: dict[str, Any], trainer: Any, assert_same) -> None:
@@ -215,7 +215,7 @@ def test_a_killed_worker_is_resubmitted_and_nothing_changes(trial, session, held
     assert_as_in_process(trial, config, outcome.folder, "killed", assert_same, tmp_path)
 
 
-def test_secure_sums_of_filtered_answers_are_those_of_the_loopback(trial, session, assert_same, tmp_path) -> None:
+def test_secure_sums_of_filtered_updates_are_those_of_the_loopback(trial, session, assert_same, tmp_path) -> None:
     config = configuration(tmp_path, "FedAvg")
     policy = {
         "secure_only": True,
@@ -264,8 +264,8 @@ def by_hand(trial: Trial, session: Any, folder: Path, change: Callable[[Path], N
 def outcome_of(session: Any, job_id: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """What the server says of a job, and the names of all files that come back."""
     result = Path(session.download_job_result(job_id, destination=str(folder / "result")))
-    found = next(result.rglob("outcome.json"))
-    return json.loads(found.read_text()), [path.name for path in result.rglob("*")]
+    actual = next(result.rglob("outcome.json"))
+    return json.loads(actual.read_text()), [path.name for path in result.rglob("*")]
 
 
 def server_log(trial: Trial) -> str:
@@ -293,32 +293,32 @@ def test_a_run_named_as_another_folder_brings_no_key_back(trial, session, tmp_pa
     """The server's folder startup has its private key, and federations/../startup was that folder."""
 
     def rename(app: Path) -> None:
-        told = json.loads((app / "config" / "job.json").read_text())
-        (app / "config" / "job.json").write_text(json.dumps({**told, "name": "../startup"}))
+        reported = json.loads((app / "config" / "job.json").read_text())
+        (app / "config" / "job.json").write_text(json.dumps({**reported, "name": "../startup"}))
 
     job_id, _ = by_hand(trial, session, tmp_path, rename)
-    told, files = outcome_of(session, job_id, tmp_path)
+    reported, files = outcome_of(session, job_id, tmp_path)
 
-    assert told["status"] == "refused"
-    assert "the name of the run is '../startup'" in told["message"]
+    assert reported["status"] == "refused"
+    assert "the name of the run is '../startup'" in reported["message"]
     assert not {"server.key", "server.crt", "rootCA.pem"} & set(files)
 
 
-def test_a_net_that_imports_what_it_is_told_is_refused(trial, session, tmp_path) -> None:
+def test_a_net_that_imports_what_it_is_reported_is_refused(trial, session, tmp_path) -> None:
     marker = tmp_path / "was-here"
     arguments = {"args": f"touch {marker}", "shell": True}
     net = {"class": "PyGNet", "settings": {"architecture": "subprocess.Popen", "arguments": arguments}}
 
     def name_it(app: Path) -> None:
-        told = json.loads((app / "config" / "job.json").read_text())
-        told["model"] = {"class": "ClientModule", "settings": {"net": net}}
-        (app / "config" / "job.json").write_text(json.dumps(told))
+        reported = json.loads((app / "config" / "job.json").read_text())
+        reported["model"] = {"class": "ClientModule", "settings": {"net": net}}
+        (app / "config" / "job.json").write_text(json.dumps(reported))
 
     job_id, _ = by_hand(trial, session, tmp_path, name_it)
-    told, _ = outcome_of(session, job_id, tmp_path)
+    reported, _ = outcome_of(session, job_id, tmp_path)
 
-    assert told["status"] == "refused"
-    assert "'PyGNet' is no class that a job may name here" in told["message"]
+    assert reported["status"] == "refused"
+    assert "'PyGNet' is no class that a job may name here" in reported["message"]
     assert not marker.exists()
 
 
@@ -328,9 +328,9 @@ def test_a_job_uses_no_class_of_flare(trial, session, tmp_path) -> None:
 
     def add(app: Path) -> None:
         file = app / "config" / "config_fed_server.json"
-        told = json.loads(file.read_text())
-        told["components"] = [{"id": "persistor", "path": path, "args": {}}]
-        file.write_text(json.dumps(told))
+        reported = json.loads(file.read_text())
+        reported["components"] = [{"id": "persistor", "path": path, "args": {}}]
+        file.write_text(json.dumps(reported))
 
     _, status = by_hand(trial, session, tmp_path, add)
 

@@ -1,4 +1,4 @@
-"""The way over NVFlare without its processes: what the server hears of clients that answer, fail, are late or gone."""
+"""The way over NVFlare without its processes: what the server hears of clients that respond, fail, are late or gone."""
 
 import contextlib
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ class Clients:
             task.completion_status = TaskCompletionStatus.TIMEOUT
         else:
             result = make_reply(ReturnCode.OK if name == "answers" else ReturnCode.EXECUTION_EXCEPTION)
-            result["wire"] = Message(kind="answer", about={"to": Message.read(task.data["wire"]).name}).wire
+            result["wire"] = Message(kind="response", about={"to": Message.read(task.data["wire"]).name}).wire
             task.result_received_cb(client_task=SimpleNamespace(result=result), fl_ctx=context)
             task.completion_status = TaskCompletionStatus.OK
         task.task_done_cb(task=task, fl_ctx=context)
@@ -48,14 +48,14 @@ def channel() -> FlareChannel:
 
 
 def test_each_client_is_asked_by_itself_and_one_that_is_gone_is_not(channel) -> None:
-    messages = {client: Message(kind="enrol", about={"client": client}) for client in range(4)}
+    messages = {client: Message(kind="enroll", about={"client": client}) for client in range(4)}
 
     heard = dict(channel.ask(messages))
 
     assert heard.pop(0).about == {"to": messages[0].name}
     assert heard == {
         1: "its site failed (EXECUTION_EXCEPTION)",
-        2: "its site did not answer (timeout)",
+        2: "its site did not respond (timeout)",
         3: "its site is disconnected",
     }
     assert channel.controller.asked == NAMES[:3]
@@ -65,4 +65,4 @@ def test_each_client_is_asked_by_itself_and_one_that_is_gone_is_not(channel) -> 
 def test_a_job_that_is_ended_asks_no_more(channel) -> None:
     channel.abort_signal.trigger(True)
     with pytest.raises(Aborted):
-        list(channel.ask({0: Message(kind="enrol")}))
+        list(channel.ask({0: Message(kind="enroll")}))

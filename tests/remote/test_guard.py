@@ -27,7 +27,7 @@ def three(graphs, given_clients):
 
 @pytest.fixture
 def run(three, make_model, make_trainer, tmp_path):
-    """A remote run of three clients, and the channel, which has all messages and answers."""
+    """A remote run of three clients, and the channel, which has all messages and responses."""
 
     def fit(make: Any = lambda: FedAvg(num_epochs=1), num_rounds: int = 2, **policy: Any) -> BadChannel:
         rules = SitePolicy(**{"min_examples": 1, **policy})
@@ -42,7 +42,7 @@ def run(three, make_model, make_trainer, tmp_path):
 
 
 def answers(channel: BadChannel, kind: str) -> list[Message]:
-    return [answer for question, answer in channel.answers if question.kind == kind]
+    return [response for question, response in channel.responses if question.kind == kind]
 
 
 @pytest.fixture
@@ -55,16 +55,16 @@ def started(three, make_model, tmp_path, make_trainer):
         channel, strategy = BadChannel(sites), FedAvg(num_epochs=1)
         trainer = make_trainer(num_rounds=1)
         trainer.fit(make_model(), federate(trainer, channel, strategy), strategy)
-        asked = {question.kind: question for question, _ in channel.answers}
+        asked = {question.kind: question for question, _ in channel.responses}
         return sites[0], asked
 
     return start
 
 
 def why(site: Any, message: Message) -> str:
-    answer = Message.read(site.answer(message.wire))
-    assert answer.kind == "failure"
-    return str(answer.about["why"])
+    response = Message.read(site.respond(message.wire))
+    assert response.kind == "failure"
+    return str(response.about["why"])
 
 
 # -------------------------------------------------------------------- parameters
@@ -77,7 +77,7 @@ def test_a_submitter_cannot_widen_what_a_site_keeps(run) -> None:
     assert not answers(run.channel, "run")
     sent = answers(run(lambda: FedPer(num_epochs=1), local=["head.*"]), "run")
     assert sent
-    assert not [name for answer in sent for name in answer.tensors if "head" in name]
+    assert not [name for response in sent for name in response.tensors if "head" in name]
 
 
 def test_only_named_parameters_leave(run) -> None:
@@ -88,7 +88,7 @@ def test_only_named_parameters_leave(run) -> None:
     assert run(lambda: FedPer(num_epochs=1), parameters=["convs.*"])
 
 
-def test_what_is_called_as_a_parameter_that_stays_does_not_leave_as_a_signal() -> None:
+def test_what_is_called_as_a_parameter_that_stays_does_not_leave_as_a_output() -> None:
     policy = SitePolicy(min_examples=1, local=["head.*", "projection"])
     for name in ("gradients/head.weight", "head.weight", "projection"):
         with pytest.raises(Refused, match=r"policy\.local keeps"):
@@ -117,7 +117,7 @@ def test_outputs_leave_by_name_and_by_kind(run) -> None:
 
 def test_rows_of_single_examples_need_a_site_that_lets_one_example_speak() -> None:
     rows = {"hidden": Rows(of="example"), "shown": Rows(of="single")}
-    stage = Stage(name="exchange", signals={"hidden": None, "shown": None}, rows=rows)
+    stage = Stage(name="exchange", client_outputs={"hidden": None, "shown": None}, rows=rows)
     for name in ("hidden", "shown", "shown/features"):
         assert kind_of(stage, name) == "example"
         with pytest.raises(Refused, match="numbers of one example each"):
@@ -128,7 +128,7 @@ def test_rows_of_single_examples_need_a_site_that_lets_one_example_speak() -> No
 def test_a_mean_of_too_few_examples_is_withheld_for_its_class_alone(run) -> None:
     """FedProto at a site that asks for several examples sent a mean of one."""
     whole = answers(run(lambda: FedProto(num_epochs=1), num_rounds=1), "run")
-    counts = torch.cat([answer.tensors["s/class/counts"] for answer in whole])
+    counts = torch.cat([response.tensors["s/class/counts"] for response in whole])
     least = int(counts[counts > 0].min()) + 1
     assert bool((counts >= least).any())
 
@@ -150,27 +150,27 @@ def test_a_statistic_of_classes_without_counts_is_held_against_the_labels(three,
     holds = three.clients[0]
     counts_K = torch.bincount(holds.y_N[holds.train_mask_N], minlength=4)
     least = int(counts_K.max())
-    stage = Stage(name="s", signals={"r": None}, rows=dict.fromkeys(("r", "of/present"), Rows(of="class")))
-    signals = {"r": torch.ones(1, 4), "of/present": torch.ones(1, 4, dtype=torch.bool), "mean": torch.ones(1, 2)}
+    stage = Stage(name="s", client_outputs={"r": None}, rows=dict.fromkeys(("r", "of/present"), Rows(of="class")))
+    extras = {"r": torch.ones(1, 4), "of/present": torch.ones(1, 4, dtype=torch.bool), "mean": torch.ones(1, 2)}
     guard = Guard(SitePolicy(min_examples=least), holds, SumLedger(tmp_path))
 
-    left = guard.leaving(Payload(clients=(0,), signals=signals), stage).signals
+    left = guard.leaving(Payload(clients=(0,), extras=extras), stage).extras
 
     assert torch.equal(left["r"][0], (counts_K >= least).float())
     assert torch.equal(left["of/present"][0], counts_K >= least)
-    assert torch.equal(left["mean"], signals["mean"])
+    assert torch.equal(left["mean"], extras["mean"])
 
 
 @pytest.mark.parametrize("as_mapping", [False, True])
 def test_a_score_of_too_few_examples_says_nothing(three, as_mapping, tmp_path) -> None:
     guard = Guard(SitePolicy(min_examples=5), three.clients[0], SumLedger(tmp_path))
-    stage = Stage(name="try", signals={"score": None}, rows={"score": Rows(of="score")})
+    stage = Stage(name="try", client_outputs={"score": None}, rows={"score": Rows(of="score")})
     for count in (4.0, 5.0):
-        signals = {"score": torch.tensor([[3.0, count]])}
+        extras = {"score": torch.tensor([[3.0, count]])}
         if as_mapping:
-            signals = {"score/right": torch.tensor([3.0]), "score/count": torch.tensor([count])}
-        left = guard.leaving(Payload(clients=(0,), signals=signals), stage).signals
-        assert all(torch.equal(tensor, signals[name] * (count >= 5)) for name, tensor in left.items())
+            extras = {"score/right": torch.tensor([3.0]), "score/count": torch.tensor([count])}
+        left = guard.leaving(Payload(clients=(0,), extras=extras), stage).extras
+        assert all(torch.equal(tensor, extras[name] * (count >= 5)) for name, tensor in left.items())
 
 
 # -------------------------------------------------------------------- bounds
@@ -207,11 +207,11 @@ def test_the_strategys_own_net_is_counted_where_the_job_names_none(three, tmp_pa
     for net in (None, MaskedGCN):
         (site,) = make_sites(three.clients[:1], tmp_path / str(net), lambda net=net: (ClientModule(net), FedPub()))
         site.policy = site.guard.policy = SitePolicy(min_examples=1, max_parameters=30_000)
-        about = Message.read(site.answer(Message(kind="enrol", about={"strategy": "FedPub"}).wire)).about
-        told = why(site, a_start(site, about))
-        assert "parameters, policy.max_parameters is 30000 here" in told
-        assert message in (None, told)
-        message = told
+        about = Message.read(site.respond(Message(kind="enroll", about={"strategy": "FedPub"}).wire)).about
+        reported = why(site, a_start(site, about))
+        assert "parameters, policy.max_parameters is 30000 here" in reported
+        assert message in (None, reported)
+        message = reported
 
 
 def a_start(site: Any, card: Any) -> Message:
@@ -265,10 +265,10 @@ def test_models_to_score_are_bounded_in_a_round_whatever_the_federation(started)
 
     assert "evaluations must be a list of 0 to 64 things" in why(site, asking(1, 7, 470))
     assert "an evaluation is asked for twice" in why(site, asking(1, 7, 64))
-    assert Message.read(site.answer(asking(1, 7).wire)).kind == "answer"
-    site.answer(asked["start"].wire)
+    assert Message.read(site.respond(asking(1, 7).wire)).kind == "response"
+    site.respond(asked["start"].wire)
     assert "2 models are scored in round 7 and 2 more asked for" in why(site, asking(2, 7))
-    assert Message.read(site.answer(asking(2, 7, 1).wire)).kind == "answer"
+    assert Message.read(site.respond(asking(2, 7, 1).wire)).kind == "response"
     site.policy = site.guard.policy = SitePolicy(min_examples=1, evaluations=["own"])
     assert "a model that is received is to be scored, policy.evaluations lets own be" in why(site, asking(1, 8))
 
@@ -276,7 +276,7 @@ def test_models_to_score_are_bounded_in_a_round_whatever_the_federation(started)
 def test_training_before_an_evaluation_ends(three, tmp_path) -> None:
     guard = Guard(SitePolicy(max_steps_per_round=100), three.clients[0], SumLedger(tmp_path))
     guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="a")
-    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="a")  # again, and answered alike
+    guard.admit_evaluations([Evaluation(tuning=tune(60))], 0, 1, asked="a")  # again, and responded alike
     with pytest.raises(
         Refused, match=r"60 steps of round 0 are taken and 60 more asked for, policy\.max_steps_per_rou"
     ):
@@ -293,9 +293,9 @@ def test_steps_of_a_round_are_bounded(run) -> None:
 
 
 @pytest.mark.parametrize("effort", [1e9, -1, float("nan"), "1", True, None])
-def test_effort_is_a_share(three, effort, tmp_path) -> None:
+def test_work_fraction_is_a_share(three, effort, tmp_path) -> None:
     guard = Guard(OPEN, three.clients[0], SumLedger(tmp_path))
-    with pytest.raises(Refused, match=r"the effort must be in \[0, 1\]"):
+    with pytest.raises(Refused, match=r"the work fraction must be in \[0, 1\]"):
         guard.admit_stage(Stage(name="train", num_epochs=1), (), 0, effort, 1, asked="a")
 
 
@@ -316,9 +316,9 @@ def test_a_stage_has_no_longer_than_the_site_gives_it(started) -> None:
 
 def test_messages_are_counted_and_weighed_before_they_are_read(started) -> None:
     site, asked = started(max_message_mib=1)
-    assert "policy.max_message_mib is 1" in Message.read(site.answer(bytes(2**20 + 1))).about["why"]
+    assert "policy.max_message_mib is 1" in Message.read(site.respond(bytes(2**20 + 1))).about["why"]
     site.guard.num_messages = site.policy.max_messages
-    assert "policy.max_messages is 100000" in why(site, asked["enrol"])
+    assert "policy.max_messages is 100000" in why(site, asked["enroll"])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sites import OPEN
 
 from fl_lightning.remote import LoopbackChannel, Message, Site, federate
 from fl_lightning.remote.identity import Identity, Unproven
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg
 
 pytest.importorskip("Crypto.Protocol.SecretSharing", reason="needs the extra remote")
@@ -62,15 +62,15 @@ def signed(authority, graphs, make_model, make_trainer, tmp_path):
             FedAvg(num_epochs=1),
             tmp_path / graph.name,
             policy=OPEN,
-            identity=authority.identity(f"ward-{place}"),
+            identity=authority.identity(f"ward-{index}"),
         )
-        for place, graph in enumerate(graphs[:4])
+        for index, graph in enumerate(graphs[:4])
     ]
     trainer, strategy = make_trainer(num_rounds=2), FedAvg(num_epochs=1)
 
     def fit(channel=LoopbackChannel):
         way = channel(sites)
-        with contextlib.suppress(TooFewAnswers):
+        with contextlib.suppress(TooFewUpdates):
             trainer.fit(make_model(), federate(trainer, way, strategy, secure=True), strategy)
         return trainer, way
 
@@ -89,15 +89,15 @@ class Meddler(LoopbackChannel):
             sent = message
             if message.kind == self.kind:
                 sent = dataclasses.replace(message, about=self.change(client, json.loads(json.dumps(message.about))))
-            answer = Message.read(self.sites[client].answer(sent.wire))
-            yield client, dataclasses.replace(answer, about={**answer.about, "to": message.name})
+            response = Message.read(self.sites[client].respond(sent.wire))
+            yield client, dataclasses.replace(response, about={**response.about, "to": message.name})
 
 
 def test_a_federation_whose_sites_sign(signed) -> None:
     trainer, channel = signed()
-    assert [row["void"] for row in trainer.run.history] == [0, 0]
+    assert [row["failed_round"] for row in trainer.run.history] == [0, 0]
     assert trainer.run.history[-1]["num_failures"] == 0
-    assert channel.sites[0].sum.kept["names"] == {str(place): f"ward-{place}" for place in range(4)}
+    assert channel.sites[0].sum.state["names"] == {str(index): f"ward-{index}" for index in range(4)}
 
 
 def keys_of(identity: Identity, facts: list, own: dict) -> dict:
@@ -122,8 +122,8 @@ def test_members_that_are_no_sites(name, role, days, why, signed, authority) -> 
 
     def change(client, about):
         if client != 3:
-            run, place = sites[0].member.label, sites[0].sum.kept["place"]
-            about["keys"]["3"] = keys_of(invented, ["keys", run, place, 3], about["keys"]["3"])
+            run, index = sites[0].member.label, sites[0].sum.state["place"]
+            about["keys"]["3"] = keys_of(invented, ["keys", run, index, 3], about["keys"]["3"])
         return about
 
     sites: list[Site] = []
@@ -134,7 +134,7 @@ def test_members_that_are_no_sites(name, role, days, why, signed, authority) -> 
 
     with pytest.warns(UserWarning, match=why):
         trainer, _ = signed(channel)
-    assert [row["void"] for row in trainer.run.history] == [1, 1]
+    assert [row["failed_round"] for row in trainer.run.history] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -151,25 +151,25 @@ def test_keys_that_no_site_has_signed(change, why, signed) -> None:
 
     with pytest.warns(UserWarning, match=why):
         trainer, _ = signed(channel)
-    assert [row["void"] for row in trainer.run.history] == [1, 1]
+    assert [row["failed_round"] for row in trainer.run.history] == [1, 1]
 
 
 def test_one_site_in_two_places(authority, graphs, make_model, make_trainer, tmp_path) -> None:
     """Two members with keys of their own and one certificate."""
-    own = [authority.identity(f"ward-{place}") for place in range(3)]
+    own = [authority.identity(f"ward-{index}") for index in range(3)]
     sites = [
         Site(graph, make_model(), FedAvg(num_epochs=1), tmp_path / graph.name, policy=OPEN, identity=identity)
         for graph, identity in zip(graphs[:4], [*own, own[0]], strict=True)
     ]
     trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
-    with pytest.warns(UserWarning, match="one site is there twice"), contextlib.suppress(TooFewAnswers):
+    with pytest.warns(UserWarning, match="one site is there twice"), contextlib.suppress(TooFewUpdates):
         trainer.fit(make_model(), federate(trainer, LoopbackChannel(sites), strategy, secure=True), strategy)
-    assert trainer.run.history[0]["void"] == 1
+    assert trainer.run.history[0]["failed_round"] == 1
 
 
 @pytest.mark.parametrize("confirmed", ["none", "others"])
 def test_survivors_must_be_confirmed_by_their_signatures(confirmed, signed) -> None:
-    """The consistency check: who answers the last step has seen that as many agree on who survived."""
+    """The consistency check: who responds the last step has seen that as many agree on who survived."""
 
     def change(client, about):
         signed = about["confirmed"]
@@ -181,7 +181,7 @@ def test_survivors_must_be_confirmed_by_their_signatures(confirmed, signed) -> N
     )
     with pytest.warns(UserWarning, match=why):
         trainer, _ = signed(lambda sites: Meddler(sites, "sum_reveal", change))
-    assert [row["void"] for row in trainer.run.history] == [1, 1]
+    assert [row["failed_round"] for row in trainer.run.history] == [1, 1]
 
 
 def test_a_sites_peers(authority) -> None:
@@ -202,9 +202,9 @@ def test_the_certificates_of_a_kit(authority, tmp_path) -> None:
     (tmp_path / "client.crt").write_text(made.pem)
     (tmp_path / "rootCA.pem").write_bytes(authority.certificate.public_bytes(Encoding.PEM))
     (tmp_path / "fed_client.json").write_text(json.dumps({"servers": [{"identity": "localhost"}]}))
-    found = Identity.of_kit(tmp_path)
-    assert (found.name, found.server) == ("ward", "localhost")
-    assert found.verify(["fact"], made.sign(["fact"]), made.pem) == "ward"
+    actual = Identity.of_kit(tmp_path)
+    assert (actual.name, actual.server) == ("ward", "localhost")
+    assert actual.verify(["fact"], made.sign(["fact"]), made.pem) == "ward"
     (tmp_path / "client.crt").write_text("damaged")
     with pytest.raises(ValueError, match="restore the kit"):
         Identity.of_kit(tmp_path)

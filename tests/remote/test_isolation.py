@@ -17,7 +17,7 @@ pytestmark = pytest.mark.full  # each starts a process
 def in_process(code: str, cwd: Path, **environment: str) -> str:
     """What a new process says that was started in a folder, as FLARE starts those of jobs (``python -m``)."""
     (cwd / "started.py").write_text(code)
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-m", "started"],
         cwd=cwd,
         env={**os.environ, **environment},
@@ -26,8 +26,8 @@ def in_process(code: str, cwd: Path, **environment: str) -> str:
         timeout=120,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    assert actual.returncode == 0, actual.stderr
+    return actual.stdout
 
 
 ISOLATE = """

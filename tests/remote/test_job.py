@@ -53,7 +53,7 @@ def test_a_site_without_data_of_its_own_takes_part_in_nothing(job, tmp_path) -> 
 def test_a_site_builds_its_own_data_and_the_jobs_strategy_alone(job, data, tmp_path) -> None:
     own = {"data": data, "client": 1, "named_as": "data"}
     site = open_site(job, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site", "site-1")
-    assert site.holds.name == "client-01"
+    assert site.client_data.name == "client-01"
     built = yaml.safe_load((tmp_path / "site" / "settings.yaml").read_text())
     assert set(built) == {"seed_everything", "strategy", "model", "data", "trainer"}
     assert built["trainer"] == {"accelerator": "cpu", "callbacks": [], "logger": False}
@@ -94,9 +94,9 @@ def test_a_job_is_refused_before_anything_is_built(data, tmp_path, monkeypatch) 
     assert {path.name for path in tmp_path.iterdir()} == {"site.yaml"}
 
 
-def test_a_site_that_answers_under_secure_aggregation_alone_builds_nothing_else(job, data, tmp_path) -> None:
+def test_a_site_that_updates_under_secure_aggregation_alone_builds_nothing_else(job, data, tmp_path) -> None:
     site_file = Path(written(tmp_path / "site.yaml", {"data": data, "policy": {"secure_only": True}}))
-    with pytest.raises(Refused, match="this site answers under secure aggregation alone"):
+    with pytest.raises(Refused, match="this site responds under secure aggregation alone"):
         open_site(job, site_file, tmp_path / "site")
     assert open_site(dataclasses.replace(job, secure=True), site_file, tmp_path / "site").policy.secure_only
 
@@ -137,11 +137,11 @@ def test_a_sites_file_names_its_data_and_what_it_refuses(job, tmp_path) -> None:
 
     site = open_site(job, Path(written(tmp_path / "site.yaml", own)), tmp_path / "site", "berlin")
 
-    assert site.holds.num_nodes == 12
-    assert site.holds.name == "berlin"  # at every such site it is client-00 of one
-    assert site.own.class_names == ("x", "y", "z")
-    assert site.own.names == tuple(texts["node_names"])
-    assert site.own.number_N.tolist() == list(range(12))
+    assert site.client_data.num_nodes == 12
+    assert site.client_data.name == "berlin"  # at every such site it is client-00 of one
+    assert site.names.class_names == ("x", "y", "z")
+    assert site.names.names == tuple(texts["node_names"])
+    assert site.names.number_N.tolist() == list(range(12))
     assert site.policy.min_examples == 2
     assert isinstance(site.policy.filters[0], TopK)
 
@@ -228,9 +228,9 @@ def test_mistakes_end_in_one_line(words, message, tmp_path, monkeypatch, capsys)
 def test_a_federation_that_cannot_be(changed, message, tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("nvflare", reason="needs the extra flare")
     monkeypatch.chdir(tmp_path)
-    told = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"} | changed
+    settings = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"} | changed
     with pytest.raises(SystemExit):
-        command_line.main(["provision", written(tmp_path / "federation.yaml", told)])
+        command_line.main(["provision", written(tmp_path / "federation.yaml", settings)])
     assert f"{tmp_path / 'federation.yaml'}: {message}" in capsys.readouterr().err
     assert not (tmp_path / "kits").exists()
 
@@ -238,8 +238,8 @@ def test_a_federation_that_cannot_be(changed, message, tmp_path, monkeypatch, ca
 def test_a_folder_that_nvflare_would_split_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("nvflare", reason="needs the extra flare")
     monkeypatch.chdir(tmp_path)
-    told = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"}
-    file = written(tmp_path / "federation.yaml", told)
+    settings = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"}
+    file = written(tmp_path / "federation.yaml", settings)
     for words in (
         ["provision", file, "--folder", "my kits"],
         ["sites", "--folder", "my kits", "--config", "run.yaml"],
@@ -265,9 +265,9 @@ def test_keys_are_their_owners_alone_from_the_moment_they_are_made(tmp_path, mon
         seen.append(Path(state.state_dir, "cert.json").stat().st_mode & 0o777)
 
     monkeypatch.setattr(cert._CertState, "persist", look)
-    told = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"}
+    settings = {"name": "wards", "server": "fl.example.org", "sites": ["berlin"], "admin": "lead@example.org"}
     try:
-        command_line.main(["provision", written(tmp_path / "federation.yaml", told)])
+        command_line.main(["provision", written(tmp_path / "federation.yaml", settings)])
         assert os.umask(0o022) == 0o022
     finally:
         os.umask(before)
@@ -288,8 +288,8 @@ def test_keys_are_their_owners_alone_from_the_moment_they_are_made(tmp_path, mon
 def test_kits_have_certificates_and_leave_what_is_allowed_to_their_owners(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("nvflare", reason="needs the extra flare")
     monkeypatch.chdir(tmp_path)
-    told = {"name": "wards", "server": "fl.example.org", "sites": ["berlin", "rome"], "admin": "lead@example.org"}
-    assert command_line.main(["provision", written(tmp_path / "federation.yaml", told)]) == 0
+    content = {"name": "wards", "server": "fl.example.org", "sites": ["berlin", "rome"], "admin": "lead@example.org"}
+    assert command_line.main(["provision", written(tmp_path / "federation.yaml", content)]) == 0
     kits = tmp_path / "kits" / "wards" / "prod_00"
     assert str(kits.name) in capsys.readouterr().out
     assert {path.name for path in kits.iterdir() if path.is_dir()} == {

@@ -59,10 +59,10 @@ def test_every_configuration_is_a_job(path, registry) -> None:
 def test_every_setting_of_every_class_can_be_said_or_is_left_out_by_name(registry) -> None:
     """A setting whose annotation no job can fill would be lost without a word."""
     left_out = set()
-    for name, found in registry.named.items():
-        first = next(iter(settings_of(found)), "")
+    for name, actual in registry.named.items():
+        first = next(iter(settings_of(actual)), "")
         skip = 2 if first.startswith("in_") or "features" in first else 0  # which the user of a net gives
-        for setting, annotation in settings_of(found, skip).items():
+        for setting, annotation in settings_of(actual, skip).items():
             for kind in _kinds(annotation):
                 if kind not in (bool, int, float, str, type(None)) and not registry.fitting(kind):
                     left_out.add(f"{name}.{setting}")
@@ -73,8 +73,8 @@ def test_every_setting_of_every_class_can_be_said_or_is_left_out_by_name(registr
 
 def test_what_stands_where_nothing_is_said_can_be_said(registry) -> None:
     """A whole configuration, such as the saved one of a run, names the defaults."""
-    for name, found in list(registry.named.items()):
-        for setting, parameter in inspect.signature(found).parameters.items():
+    for name, actual in list(registry.named.items()):
+        for setting, parameter in inspect.signature(actual).parameters.items():
             default = parameter.default
             if default is not parameter.empty and (inspect.isclass(default) or inspect.isfunction(default)):
                 assert registry.named[default.__name__] is default, f"{name}.{setting}"

@@ -21,17 +21,17 @@ def test_types_shapes_values_and_order_survive() -> None:
         "nothing": torch.zeros(0, 3),
         "spread": torch.ones(1).expand(5, 1),
     }
-    message = Message(kind="run", about={"effort": 0.1 + 0.2, "list": [1, None, "é"]}, tensors=tensors)
+    message = Message(kind="run", about={"work_fraction": 0.1 + 0.2, "list": [1, None, "é"]}, tensors=tensors)
 
-    found = Message.read(message.wire)
+    actual = Message.read(message.wire)
 
-    assert (found.kind, found.about) == ("run", message.about)
-    assert list(found.tensors) == list(tensors)
+    assert (actual.kind, actual.about) == ("run", message.about)
+    assert list(actual.tensors) == list(tensors)
     for name, tensor in tensors.items():
-        assert found.tensors[name].dtype == tensor.dtype
-        assert torch.equal(found.tensors[name], tensor)
-    assert found.name == message.name == Message(kind="run", about=message.about, tensors=tensors).name
-    assert Message(kind="run", about={**message.about, "effort": 0.3}, tensors=tensors).name != message.name
+        assert actual.tensors[name].dtype == tensor.dtype
+        assert torch.equal(actual.tensors[name], tensor)
+    assert actual.name == message.name == Message(kind="run", about=message.about, tensors=tensors).name
+    assert Message(kind="run", about={**message.about, "work_fraction": 0.3}, tensors=tensors).name != message.name
 
 
 @pytest.mark.parametrize("wire", [b"", b"123", pickle.dumps({"kind": "run"}), b"\xff" * 40], ids=len)
@@ -40,11 +40,11 @@ def test_other_bytes_are_refused(wire: bytes) -> None:
         Message.read(wire)
 
 
-def test_one_clients_row_travels_without_padding() -> None:
+def test_one_clients_row_is_communicated_without_padding() -> None:
     payload = Payload(
         clients=(2, 5),
         parameters={"w": torch.tensor([[1.0], [2.0]])},
-        signals={"rows": torch.arange(12.0).view(2, 3, 2)},
+        extras={"rows": torch.arange(12.0).view(2, 3, 2)},
         num_examples=torch.tensor([7, 9]),
         lengths={"rows": torch.tensor([1, 3])},
     )
@@ -53,8 +53,8 @@ def test_one_clients_row_travels_without_padding() -> None:
         Message(kind="run", tensors=packed(payload, client, "0/")).payload((client,), "0/") for client in (2, 5)
     )
 
-    assert first.signals["rows"].shape == (1, 1, 2)
-    assert second.signals["rows"].shape == (1, 3, 2)
+    assert first.extras["rows"].shape == (1, 1, 2)
+    assert second.extras["rows"].shape == (1, 3, 2)
     assert first.num_examples.tolist() == [7]
     assert torch.equal(second.parameters["w"], torch.tensor([[2.0]]))
     assert packed(None, 2) == {}

@@ -22,7 +22,7 @@ from fl_lightning.remote.job_schema import Job, NotAJob, job_of
 from fl_lightning.remote.policy import Refused
 from fl_lightning.remote.registry import Registry
 from fl_lightning.round.privacy import RecordPrivacy, epsilon_of
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg, FedProto
 from fl_lightning.tasks import Drawing, ExampleClassification
 
@@ -74,9 +74,9 @@ def test_each_site_counts_its_own_steps_once(make_trainer, tmp_path) -> None:
         assert kept["record_epsilon"] == pytest.approx(epsilon_of({(4 / num_examples, 1.0): 3 * steps}, 1e-5))
     last = trainer.run.history[-1]
     assert not [name for name in last if name.startswith("epsilon")], "an account is its site's"
-    told = trainer.run.scores[""].signals["val/acc"]
-    assert told[:2].count_nonzero() == 0, "metrics have no noise, so they stay at the sites"
-    assert told[2, 1] == 16, "but at one that says otherwise"
+    reported = trainer.run.scores[""].extras["val/acc"]
+    assert reported[:2].count_nonzero() == 0, "metrics have no noise, so they stay at the sites"
+    assert reported[2, 1] == 16, "but at one that says otherwise"
 
 
 def test_the_noise_is_no_draw_of_the_runs_seed(make_trainer, tmp_path) -> None:
@@ -103,7 +103,7 @@ def test_the_bound_is_of_all_jobs(make_trainer, tmp_path) -> None:
 
 def test_where_nobody_may_train_the_run_ends(make_trainer, tmp_path) -> None:
     sites = sites_of(tmp_path, max_record_epsilon=0.1)
-    with pytest.warns(UserWarning, match="failed"), pytest.raises(TooFewAnswers, match="max_record_epsilon is"):
+    with pytest.warns(UserWarning, match="failed"), pytest.raises(TooFewUpdates, match="max_record_epsilon is"):
         federation(make_trainer, LoopbackChannel(sites), num_rounds=1)
     assert not (tmp_path / "account" / "client-0" / "privacy.json").exists()
 
@@ -111,9 +111,9 @@ def test_where_nobody_may_train_the_run_ends(make_trainer, tmp_path) -> None:
 def test_a_site_with_a_bound_trains_for_no_job_without_privacy(tmp_path) -> None:
     with pytest.raises(Refused, match=r"trains with model.privacy alone \(policy.max_record_epsilon\)"):
         sites_of(tmp_path, noise=None, max_record_epsilon=1.0)
-    assert sites_of(tmp_path, noise=None)[0].policy.told_metrics == "plain"
-    assert sites_of(tmp_path)[0].policy.told_metrics == "off"
-    assert sites_of(tmp_path, metrics="plain")[0].policy.told_metrics == "plain"
+    assert sites_of(tmp_path, noise=None)[0].policy.disclosed_metrics == "plain"
+    assert sites_of(tmp_path)[0].policy.disclosed_metrics == "off"
+    assert sites_of(tmp_path, metrics="plain")[0].policy.disclosed_metrics == "plain"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_other_strategies_are_refused_by_the_site_itself(make_trainer, monkeypat
         trainer.fit(make_client(), data, strategy)
 
 
-def test_an_account_of_answers_and_steps(tmp_path) -> None:
+def test_an_account_of_updates_and_steps(tmp_path) -> None:
     accountant = PrivacyAccountant(tmp_path, delta=1e-5)
     accountant.spend(5.0)
     accountant.spend_steps(0.1, 1.0, 30)
@@ -149,7 +149,7 @@ def test_an_account_of_answers_and_steps(tmp_path) -> None:
 
     whole = epsilon_of({(0.1, 1.0): 35, (0.2, 2.0): 7}, 1e-5, precision=1 / 25)
     assert again.record_epsilon() == pytest.approx(whole)
-    assert again.num_answers == 1, "steps are no answers, and say nothing of the client as a whole"
+    assert again.num_responses == 1, "steps are no responses, and say nothing of the client as a whole"
     assert again.epsilon() == pytest.approx(PrivacyAccountant(tmp_path / "other", delta=1e-5).epsilon(5.0))
     with pytest.raises(BudgetSpent, match="the privacy of this site's examples is spent"):
         again.spend_steps(0.1, 1.0, 1, whole)
@@ -160,11 +160,11 @@ def test_an_account_of_answers_and_steps(tmp_path) -> None:
     assert kept["record_epsilon"] == pytest.approx(again.record_epsilon()), "the file says it as well"
 
 
-def test_noise_on_answers_counts_for_the_examples_too(make_trainer, tmp_path) -> None:
+def test_noise_on_updates_counts_for_the_examples_too(make_trainer, tmp_path) -> None:
     sites = sites_of(tmp_path, steps=2)  # a number that does not tell how many examples there are
     for site in sites:
         noise = GaussianNoise(clip_norm=1.0, noise_multiplier=4.0)
-        noise.open(tmp_path / "account" / site.holds.name)
+        noise.open(tmp_path / "account" / site.client_data.name)
         site.policy = dataclasses.replace(site.policy, filters=[noise])
     federation(make_trainer, LoopbackChannel(sites))
 
@@ -201,11 +201,11 @@ def test_a_site_explains_what_a_job_tells_of_each_example(tmp_path) -> None:
     lines, refused = explain(job_of(config, name="run", sites=["a", "b"])[0], site_file)
 
     assert refused == []
-    told = [line for line in lines if line.startswith("private training")]
-    found = re.fullmatch(
-        r"private training: (\d+) steps in all, an example in each with probability (\S+), .*", told[0]
+    reported = [line for line in lines if line.startswith("private training")]
+    actual = re.fullmatch(
+        r"private training: (\d+) steps in all, an example in each with probability (\S+), .*", reported[0]
     )
-    num_examples = 20 / float(found[2])
-    assert int(found[1]) == 4 * math.ceil(num_examples / 20 - 1e-2)
-    assert "noise multiplier 2: ε " in told[0]
+    num_examples = 20 / float(actual[2])
+    assert int(actual[1]) == 4 * math.ceil(num_examples / 20 - 1e-2)
+    assert "noise multiplier 2: ε " in reported[0]
     assert any("their metrics stay here" in line for line in lines)

@@ -14,7 +14,7 @@ from strategies.test_contract import STRATEGIES, tiny
 from fl_lightning import Payload, SequentialExecutor, Stage
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, TopK, federate, masking
 from fl_lightning.remote.secure import check_share, check_stage, mean_of, summand, threshold_of, weighting_of
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg, FedPer, FedProto
 from fl_lightning.strategies.mixing import CoordinateMedian
 
@@ -35,11 +35,11 @@ SUMS = [kind for kind in STRATEGIES if sums(kind)]
 
 def void():
     """A run of which no round counts ends so; what became of its rounds is looked at afterwards."""
-    return contextlib.suppress(TooFewAnswers)
+    return contextlib.suppress(TooFewUpdates)
 
 
 class Lossy(LoopbackChannel):
-    """Loses the answers of some clients to messages of some kinds, from a round on.
+    """Loses the responses of some clients to messages of some kinds, from a round on.
 
     Args:
         sites: The sites.
@@ -54,13 +54,13 @@ class Lossy(LoopbackChannel):
 
     def ask(self, messages):
         for client, message in messages.items():
-            place = message.about.get("place")
-            self.round_idx = place[1] if place else self.round_idx
-            answer = Message.read(self.sites[client].answer(message.wire))
-            self.heard.append((client, message, answer))
+            address = message.about.get("place")
+            self.round_idx = address[1] if address else self.round_idx
+            response = Message.read(self.sites[client].respond(message.wire))
+            self.heard.append((client, message, response))
             if (message.kind, client) in self.lost and self.round_idx >= self.since:
                 continue
-            yield client, answer
+            yield client, response
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_shares_tell_a_secret_from_the_threshold_on() -> None:
     secret = bytes(range(32))
     shares = masking.split_secret(secret, 3, 5)
     for chosen in itertools.combinations(range(5), 3):
-        assert masking.join_secret({place: shares[place] for place in chosen}, 3) == secret
+        assert masking.join_secret({address: shares[address] for address in chosen}, 3) == secret
     assert masking.join_secret(dict(enumerate(shares)), 3) == secret
     with pytest.raises(ValueError, match="do not fit together"):
         masking.join_secret(dict(list(enumerate(shares))[:2]), 3)
@@ -149,7 +149,7 @@ def test_the_threshold() -> None:
 
 def test_the_weighted_mean_of_an_answer() -> None:
     like = {"w": torch.zeros(2, 500), "b": torch.zeros(3)}
-    answers = [
+    responses = [
         Payload(
             clients=(client,),
             parameters={name: torch.randn(1, *p.shape) for name, p in like.items()},
@@ -157,13 +157,13 @@ def test_the_weighted_mean_of_an_answer() -> None:
         )
         for client in range(3)
     ]
-    total_D = masking.from_whole(sum(masking.to_whole(*summand(each, "examples"), 3) for each in answers))
+    total_D = masking.from_whole(sum(masking.to_whole(*summand(each, "examples"), 3) for each in responses))
     whole = mean_of(total_D, (0, 1, 2), Stage(name="train", upload=("w", "b")), like)
     for name in like:
-        mean = sum((5 + client) * answers[client].parameters[name] for client in range(3)) / 18
+        mean = sum((5 + client) * responses[client].parameters[name] for client in range(3)) / 18
         assert torch.allclose(whole.parameters[name], mean.expand(3, *like[name].shape), atol=1e-6)
-    with pytest.raises(ValueError, match="asks for the signals a"):
-        check_stage(Stage(name="s", signals={"a": lambda *_: torch.ones(1)}))
+    with pytest.raises(ValueError, match="asks for the client outputs a"):
+        check_stage(Stage(name="s", client_outputs={"a": lambda *_: torch.ones(1)}))
 
 
 # ---------------------------------------------------------------- federations
@@ -172,7 +172,7 @@ def test_the_weighted_mean_of_an_answer() -> None:
 def test_which_strategies_are_content_with_sums() -> None:
     assert {"FedAvg", "FedProx", "FedPer", "FedOpt", "Ditto", "APFL", "PerFedAvg"} <= {kind.__name__ for kind in SUMS}
     assert not {"PFedMe", "SCAFFOLD", "FedAux", "FedSheafHN", "DPSGD", "FedProto"} & {kind.__name__ for kind in SUMS}
-    with pytest.raises(ValueError, match=r"strategy\.aggregation of FedAvg needs the answer of each client"):
+    with pytest.raises(ValueError, match=r"strategy\.aggregation of FedAvg needs the response of each client"):
         weighting_of(FedAvg(aggregation=CoordinateMedian()))
 
 
@@ -187,11 +187,11 @@ def test_the_server_learns_the_sum_alone_and_that_is_enough(
     result = trainer.fit(model, data, strategy)
 
     assert_same(trainer.state_dict()["strategy"], local.state_dict()["strategy"], tolerance=2e-4)
-    for question, answer in channel.answers:
+    for question, response in channel.responses:
         if question.kind in ("run", "evaluate"):
-            assert tuple(answer.tensors) == ("s/masked",)
+            assert tuple(response.tensors) == ("s/masked",)
         else:
-            assert not answer.tensors
+            assert not response.tensors
     assert result["val/acc"] == pytest.approx(expected["val/acc"], abs=0.05)
     assert result["test/acc_weighted"] == pytest.approx(expected["test/acc_weighted"], abs=0.05)
     assert not [name for name in result if name.endswith(("_std", "_worst"))]
@@ -209,7 +209,7 @@ def test_metrics_are_the_open_runs_and_of_no_client(federation_of, graphs, make_
     for secure, plainly in zip(trainer.run.history, plain.run.history, strict=True):
         for name in ("val/acc", "test/acc", "test/acc_weighted", "train/loss", "trained/val/acc"):
             assert secure[name] == pytest.approx(plainly[name], abs=1e-5), name
-    assert all(not scores.signals for scores in trainer.run.scores.values())
+    assert all(not scores.extras for scores in trainer.run.scores.values())
     assert not [name for name in trainer.run.history[-1] if name.endswith(("_std", "_worst"))]
 
 
@@ -221,7 +221,7 @@ def test_filters_come_before_the_masks(federation_of) -> None:
 
 
 def test_strategies_that_need_rows_are_refused(federation_of) -> None:
-    with pytest.raises(ValueError, match="FedProto needs the answer of each client"):
+    with pytest.raises(ValueError, match="FedProto needs the response of each client"):
         federation_of(FedProto)
 
 
@@ -241,20 +241,20 @@ def test_a_drop_out_at_any_step_leaves_the_sum_of_the_others(
     present = 4 if kind == "sum_reveal" else 3
     local, averaged = make_trainer(num_rounds=1, executor=SequentialExecutor()), FedAvg(num_epochs=1)
     local.fit(make_model(), given_clients(graphs[:present]), averaged)
-    assert trainer.run.history[0]["void"] == 0
+    assert trainer.run.history[0]["failed_round"] == 0
     assert trainer.run.history[0]["num_failures"] == 4 - present
     for name, tensor in strategy.models.items():
         assert torch.allclose(tensor, averaged.models[name], atol=1e-6), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_below_the_threshold_a_round_is_void_and_says_why(kind, federation_of) -> None:
+def test_below_the_threshold_a_round_is_failed_and_says_why(kind, federation_of) -> None:
     trainer, data, strategy, model, _ = federation_of(
         channel=lambda sites: Lossy(sites, {(kind, 2), (kind, 3)}, since=1), num_rounds=2, count=4
     )
-    with pytest.warns(UserWarning, match=r"the sum is void: 2 clients .*, 3 are needed .*\(secure aggregation\)"):
+    with pytest.warns(UserWarning, match=r"the secure sum failed: 2 clients .*, 3 are needed .*\(secure aggregation\)"):
         trainer.fit(model, data, strategy)
-    assert [row["void"] for row in trainer.run.history] == [0, 1]
+    assert [row["failed_round"] for row in trainer.run.history] == [0, 1]
 
 
 def test_three_clients_need_all_three(federation_of) -> None:
@@ -262,9 +262,9 @@ def test_three_clients_need_all_three(federation_of) -> None:
         return BadChannel(sites, absent={(0, 2)})
 
     trainer, data, strategy, model, _ = federation_of(lambda: FedPer(num_epochs=1), channel)
-    with pytest.warns(UserWarning, match=r"the sum is void: 2 clients .*, 3 are needed .*site-2"):
+    with pytest.warns(UserWarning, match=r"the secure sum failed: 2 clients .*, 3 are needed .*site-2"):
         trainer.fit(model, data, strategy)
-    assert [row["void"] for row in trainer.run.history] == [1, 0]
+    assert [row["failed_round"] for row in trainer.run.history] == [1, 0]
 
 
 def test_a_client_whose_answer_was_lost_goes_on(federation_of) -> None:
@@ -272,9 +272,9 @@ def test_a_client_whose_answer_was_lost_goes_on(federation_of) -> None:
 
     class LostOnce(Lossy):
         def ask(self, messages):
-            for client, answer in super().ask(messages):
+            for client, response in super().ask(messages):
                 if not (self.heard[-1][1].kind == "run" and client == 3 and self.round_idx == 0):
-                    yield client, answer
+                    yield client, response
 
     trainer, data, strategy, model, _ = federation_of(channel=LostOnce, num_rounds=3, count=4)
     trainer.fit(model, data, strategy)
@@ -285,9 +285,9 @@ def test_a_resume_sums_the_same_again(federation_of, make_model, make_trainer, a
     trainer, data, strategy, model, channel = federation_of(num_rounds=3, count=4)
     trainer.callbacks.append(SavesAfter(1, tmp_path / "v" / "one.ckpt"))
     whole = trainer.fit(model, data, strategy)
-    again, algorithm = make_trainer(num_rounds=3), FedAvg(num_epochs=1)
-    way = federate(again, channel, algorithm, secure=True)
-    assert_same(again.fit(make_model(), way, algorithm, ckpt_path=str(tmp_path / "v" / "one.ckpt")), whole)
+    again, the_strategy = make_trainer(num_rounds=3), FedAvg(num_epochs=1)
+    way = federate(again, channel, the_strategy, secure=True)
+    assert_same(again.fit(make_model(), way, the_strategy, ckpt_path=str(tmp_path / "v" / "one.ckpt")), whole)
     assert [row["num_failures"] for row in again.run.history] == [0, 0, 0]
 
 
@@ -295,11 +295,11 @@ def test_a_resume_over_other_clients_is_refused_by_the_sites(federation_of, make
     trainer, data, strategy, model, channel = federation_of(num_rounds=3, count=4)
     trainer.callbacks.append(SavesAfter(1, tmp_path / "v" / "one.ckpt"))
     trainer.fit(model, data, strategy)
-    again, algorithm = make_trainer(num_rounds=3), FedAvg(num_epochs=1)
-    way = federate(again, Lossy(channel.sites, {("sum_keys", 3)}), algorithm, secure=True)
+    again, the_strategy = make_trainer(num_rounds=3), FedAvg(num_epochs=1)
+    way = federate(again, Lossy(channel.sites, {("sum_keys", 3)}), the_strategy, secure=True)
     with pytest.warns(UserWarning, match="a sum was made from its state already, over other clients"):
-        again.fit(make_model(), way, algorithm, ckpt_path=str(tmp_path / "v" / "one.ckpt"))
-    assert again.run.history[1]["void"] == 1
+        again.fit(make_model(), way, the_strategy, ckpt_path=str(tmp_path / "v" / "one.ckpt"))
+    assert again.run.history[1]["failed_round"] == 1
 
 
 # ---------------------------------------------------------------- a lying server
@@ -322,32 +322,32 @@ class Liar:
         self.tensors = {f"p/{name}": tensor for name, tensor in models.items()}
 
     def ask(self, client, kind, **about) -> Message:
-        return Message.read(self.sites[client].answer(self.message(kind, **about).wire))
+        return Message.read(self.sites[client].respond(self.message(kind, **about).wire))
 
     def message(self, kind, **about) -> Message:
         return Message(kind=kind, about=about, tensors=self.tensors if kind == "run" else {})
 
-    def keys(self, clients, place, states=None):
+    def keys(self, clients, address, states=None):
         self.nonce += 1
-        about = {"purpose": "run", "place": list(place), "nonce": f"{self.nonce:032x}"}
-        answers = {c: self.ask(c, "sum_keys", **about, state=(states or self.digests)[c]) for c in clients}
-        return {str(c): {name: answer.about[name] for name in KEYS} for c, answer in answers.items()}
+        about = {"purpose": "run", "place": list(address), "nonce": f"{self.nonce:032x}"}
+        responses = {c: self.ask(c, "sum_keys", **about, state=(states or self.digests)[c]) for c in clients}
+        return {str(c): {name: response.about[name] for name in KEYS} for c, response in responses.items()}
 
     def shares(self, clients, keys):
-        answers = {c: self.ask(c, "sum_shares", keys=keys) for c in clients}
-        return {c: answer.about.get("shares", answer.about.get("why")) for c, answer in answers.items()}
+        responses = {c: self.ask(c, "sum_shares", keys=keys) for c in clients}
+        return {c: response.about.get("shares", response.about.get("why")) for c, response in responses.items()}
 
-    def run(self, client, shares, place, members, states=None) -> Message:
+    def run(self, client, shares, stage_address, members, states=None) -> Message:
         sealed = {str(peer): shares[peer][str(client)] for peer in members if peer != client}
-        address = dict(zip(("phase", "round_idx", "name"), place, strict=True))
+        address = dict(zip(("phase", "round_idx", "name"), stage_address, strict=True))
         state = (states or self.digests)[client]
-        return self.ask(client, "run", address=address, effort=1.0, state=state, shares=sealed)
+        return self.ask(client, "run", address=address, work_fraction=1.0, state=state, shares=sealed)
 
-    def whole(self, clients, place, states=None):
-        """All up to the masked numbers; the answers by client."""
-        keys = self.keys(clients, place, states)
+    def whole(self, clients, address, states=None):
+        """All up to the masked numbers; the responses by client."""
+        keys = self.keys(clients, address, states)
         shares = self.shares(clients, keys)
-        return {c: self.run(c, shares, place, clients, states) for c in clients}
+        return {c: self.run(c, shares, address, clients, states) for c in clients}
 
 
 KEYS = ("sealing", "masking", "certificate", "signature")
@@ -358,23 +358,23 @@ def test_one_client_several_times_is_no_set(four) -> None:
     """[c, c, c] passed the count and drew no mask."""
     keys = four.keys([0], ROUND_1)
     own = keys["0"]
-    for told in ({"0": own, "1": own, "2": own}, {"0": own}, {"0": own, "1": own}):
-        assert "distinct" in (four.shares([0], told)[0]) or "at the least" in four.shares([0], told)[0]
-    answer = four.ask(
+    for reported in ({"0": own, "1": own, "2": own}, {"0": own}, {"0": own, "1": own}):
+        assert "distinct" in (four.shares([0], reported)[0]) or "at the least" in four.shares([0], reported)[0]
+    response = four.ask(
         0,
         "run",
         address={"phase": "round", "round_idx": 1, "name": "train"},
-        effort=1.0,
+        work_fraction=1.0,
         state=four.digests[0],
         shares={"0": "00", "1": "00"},
     )
-    assert answer.kind == "failure"
-    assert not answer.tensors
+    assert response.kind == "failure"
+    assert not response.tensors
     old = four.ask(
         0,
         "run",
         address={"phase": "round", "round_idx": 1, "name": "train"},
-        effort=1.0,
+        work_fraction=1.0,
         state=four.digests[0],
         clients=[0, 0, 0],
     )
@@ -382,21 +382,23 @@ def test_one_client_several_times_is_no_set(four) -> None:
 
 
 def test_two_rounds_from_one_state_are_refused(four) -> None:
-    """Sets 0123 and 012 from one state told client 3's answer exactly."""
+    """Sets 0123 and 012 from one state told client 3's response exactly."""
     before = dict(four.digests)
     first = four.whole([0, 1, 2, 3], ROUND_1)
-    assert all(answer.kind == "answer" for answer in first.values())
-    for place in (ROUND_1, ("round", 2, "train")):
-        about = {"purpose": "run", "place": list(place), "nonce": "99" * 16}
+    assert all(response.kind == "response" for response in first.values())
+    for address in (ROUND_1, ("round", 2, "train")):
+        about = {"purpose": "run", "place": list(address), "nonce": "99" * 16}
         keys = {str(c): four.ask(c, "sum_keys", **about, state=before[c]) for c in (0, 1, 2)}
         moved = [keys[c].about["state"] != before[int(c)] for c in keys]
         public = {c: {name: keys[c].about[name] for name in KEYS} for c in keys}
         shares = four.shares([0, 1, 2], public)
         for client in (0, 1, 2):
-            answer = four.run(client, shares, place, [0, 1, 2], before)
-            assert answer.kind == "failure"
-            assert not answer.tensors
-        assert all(moved) == (place != ROUND_1)  # a site goes on from the next state, where a server lost its answer
+            response = four.run(client, shares, address, [0, 1, 2], before)
+            assert response.kind == "failure"
+            assert not response.tensors
+        assert all(moved) == (
+            address != ROUND_1
+        )  # a site goes on from the next state, where a server lost its response
 
 
 def test_a_state_is_summed_over_the_same_clients_in_every_run(
@@ -405,24 +407,24 @@ def test_a_state_is_summed_over_the_same_clients_in_every_run(
     """A second start under another label, and an honest run with a site less, from the same common start."""
     trainer, data, strategy, model, channel = federation_of(num_rounds=1, count=4)
     trainer.fit(model, data, strategy)
-    fewer, algorithm = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
-    way = federate(fewer, LoopbackChannel(channel.sites[:3]), algorithm, secure=True)
+    fewer, the_strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
+    way = federate(fewer, LoopbackChannel(channel.sites[:3]), the_strategy, secure=True)
     with void(), pytest.warns(UserWarning, match="over other clients .* in a run with another seed"):
-        fewer.fit(make_model(), way, algorithm)
-    assert [row["void"] for row in fewer.run.history] == [1]
+        fewer.fit(make_model(), way, the_strategy)
+    assert [row["failed_round"] for row in fewer.run.history] == [1]
 
 
 @pytest.mark.parametrize("same_account", [True, False])
 def test_another_run_name_does_not_help(same_account, graphs, make_model, make_trainer, tmp_path) -> None:
     """Each run has a folder of its own; the book of sums is the site's. Without it the attack would go through."""
-    found = []
+    actual = []
     for name, count in (("one", 4), ("two", 3)):
         sites = [_site(graph, make_model, tmp_path, name, same_account) for graph in graphs[:count]]
         trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
         with void():
             trainer.fit(make_model(), federate(trainer, LoopbackChannel(sites), strategy, secure=True), strategy)
-        found.append(trainer.run.history[0]["void"])
-    assert found == [0, int(same_account)]
+        actual.append(trainer.run.history[0]["failed_round"])
+    assert actual == [0, int(same_account)]
 
 
 def _site(graph, make_model, folder, run_name, same_account):
@@ -435,14 +437,16 @@ def test_a_run_with_another_seed_may_have_other_clients(federation_of, make_mode
     """Said before the run: what the two differ by is told, and only noise is against it."""
     trainer, data, strategy, model, channel = federation_of(num_rounds=1, count=4)
     trainer.fit(model, data, strategy)
-    fewer, algorithm = make_trainer(num_rounds=1, seed=7), FedAvg(num_epochs=1)
-    fewer.fit(make_model(), federate(fewer, LoopbackChannel(channel.sites[:3]), algorithm, secure=True), algorithm)
-    assert fewer.run.history[0]["void"] == 0
+    fewer, the_strategy = make_trainer(num_rounds=1, seed=7), FedAvg(num_epochs=1)
+    fewer.fit(
+        make_model(), federate(fewer, LoopbackChannel(channel.sites[:3]), the_strategy, secure=True), the_strategy
+    )
+    assert fewer.run.history[0]["failed_round"] == 0
 
 
-def test_survivors_are_told_once_and_shares_of_one_kind(four) -> None:
-    answers = four.whole([0, 1, 2, 3], ROUND_1)
-    assert all(answer.kind == "answer" for answer in answers.values())
+def test_survivors_are_reported_once_and_shares_of_one_kind(four) -> None:
+    responses = four.whole([0, 1, 2, 3], ROUND_1)
+    assert all(response.kind == "response" for response in responses.values())
     assert "at least 3" in four.ask(0, "sum_reveal", survivors=[0, 1], confirmed={}).about["why"]
     assert "none of a sum" in four.ask(0, "sum_reveal", survivors=[0, 1, 2, 7], confirmed={}).about["why"]
     assert "none of a sum" in four.ask(0, "sum_reveal", survivors=[1, 0, 2], confirmed={}).about["why"]
@@ -459,7 +463,7 @@ def test_a_site_that_is_started_again_does_not_answer_twice(four, make_model, tm
     four.whole([0, 1, 2, 3], ROUND_1)
     revealed = four.ask(0, "sum_reveal", survivors=[0, 1, 2], confirmed={})
     old = four.sites[0]
-    (four.sites[0],) = make_sites([old.holds], old.folder.parent, lambda: (make_model(), FedAvg(num_epochs=1)))
+    (four.sites[0],) = make_sites([old.client_data], old.folder.parent, lambda: (make_model(), FedAvg(num_epochs=1)))
     assert four.ask(0, "sum_reveal", survivors=[0, 1, 2], confirmed={}).wire == revealed.wire
     assert "over other clients" in four.ask(0, "sum_reveal", survivors=[0, 1, 2, 3], confirmed={}).about["why"]
     shares = {peer: {"0": "00"} for peer in (1, 2)}
@@ -475,12 +479,12 @@ def test_keys_of_others_cannot_be_swapped(four) -> None:
     assert "these are others" in four.shares([0], other)[0]
 
 
-def test_where_the_others_told_of_another_set_shares_do_not_open(four) -> None:
+def test_where_the_others_reported_of_another_set_shares_do_not_open(four) -> None:
     """Site 0 is told of the members 0123, the others of 012: what they have sealed is of another sum."""
     keys = four.keys([0, 1, 2, 3], ROUND_1)
     shares = four.shares([0], keys) | four.shares([1, 2], {c: keys[c] for c in "012"}) | four.shares([3], keys)
-    answer = four.run(0, shares, ROUND_1, [0, 1, 2])
-    assert "cannot be opened" in answer.about["why"]
+    response = four.run(0, shares, ROUND_1, [0, 1, 2])
+    assert "cannot be opened" in response.about["why"]
 
 
 def test_a_site_may_ask_for_more_company(federation_of) -> None:

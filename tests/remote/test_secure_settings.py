@@ -1,6 +1,6 @@
 """Every setting of every strategy under secure aggregation: done as in the open run, or refused before the start.
 
-The arithmetic of the server alone: clients' answers are drawn at random, some of their numbers as they were received,
+The arithmetic of the server alone: clients' responses are drawn at random, some of their numbers as they were received,
 and the server is given the rows, or what a secure sum leaves of them. Runs over sites are in ``test_secure.py``.
 """
 
@@ -38,23 +38,23 @@ def values_of(setting: dataclasses.Field) -> list[Any]:
     if get_origin(kind) is Literal:
         return list(choices)
     members = choices if isinstance(kind, types.UnionType) or get_origin(kind) is Union else (kind,)
-    found: list[Any] = []
+    actual: list[Any] = []
     for member in members:
         if get_origin(member) is Literal:
-            found += get_args(member)
+            actual += get_args(member)
         elif member is bool:
-            found += [False, True]
+            actual += [False, True]
         elif member is int:
-            found += [0, 1, 2, 5]
+            actual += [0, 1, 2, 5]
         elif member is float:
-            found += [0.0, 0.1, 0.5, 1.0, 2.0]
+            actual += [0.0, 0.1, 0.5, 1.0, 2.0]
         elif member is type(None):
-            found += [None]
+            actual += [None]
         elif "Sequence[str]" in str(member):
-            found += [["head.*"], ["convs.0.*"], []]
+            actual += [["head.*"], ["convs.0.*"], []]
         elif "Aggregation" in str(member):
-            found += [CoordinateMedian()]
-    return found
+            actual += [CoordinateMedian()]
+    return actual
 
 
 def variants(kind) -> Iterator[tuple[str, Any]]:
@@ -73,9 +73,9 @@ def variants(kind) -> Iterator[tuple[str, Any]]:
 def data(tmp_path_factory) -> FederatedDataModule:
     folder = tmp_path_factory.mktemp("settings")
     source = PlantedCommunities(num_nodes=80, num_communities=NUM_CLIENTS, num_features=6, num_classes=3)
-    found = FederatedDataModule(source, GivenPartitioner(), relation_graph=Ring(), cache_dir=folder, root=folder)
-    found.setup()
-    return found
+    actual = FederatedDataModule(source, GivenPartitioner(), relation_graph=Ring(), cache_dir=folder, root=folder)
+    actual.setup()
+    return actual
 
 
 def set_up(strategy, data) -> None:
@@ -86,8 +86,8 @@ def set_up(strategy, data) -> None:
         kind.client_class(**own, optimizer=functools.partial(SGD, lr=0.05)),
         Fabric(accelerator="cpu", devices=1),
     )
-    nets = build_nets(fabric, model, strategy, data.roster, 0)
-    strategy.setup(describe_federation(fabric, model, data.roster, tuple(range(NUM_CLIENTS)), nets, 0))
+    nets = build_nets(fabric, model, strategy, data.registry, 0)
+    strategy.setup(describe_federation(fabric, model, data.registry, tuple(range(NUM_CLIENTS)), nets, 0))
 
 
 def answers(strategy, stage, sent, round_idx: int) -> Payload:
@@ -120,8 +120,8 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
         for name, each in value.items():
             yield from numbers(each, f"{path}/{name}")
     elif isinstance(value, list | tuple):
-        for place, each in enumerate(value):
-            yield from numbers(each, f"{path}/{place}")
+        for index, each in enumerate(value):
+            yield from numbers(each, f"{path}/{index}")
 
 
 def difference(make, data) -> str:
@@ -172,12 +172,12 @@ def test_every_setting_is_carried_out_or_refused(kind, data) -> None:
     wrong, done = [], 0
     for name, built in variants(kind):
         try:
-            found = difference(lambda built=built: dataclasses.replace(built), data)
+            actual = difference(lambda built=built: dataclasses.replace(built), data)
         except ValueError:
             continue
         done += 1
-        if found:
-            wrong.append(f"{name}: {found}")
+        if actual:
+            wrong.append(f"{name}: {actual}")
     assert not wrong
     try:
         weighting_of(tiny(kind))
@@ -188,14 +188,14 @@ def test_every_setting_is_carried_out_or_refused(kind, data) -> None:
 
 
 def test_a_setting_that_changes_the_sum_is_refused_by_its_name() -> None:
-    with pytest.raises(ValueError, match=r"strategy\.mix_only_moved of FedAvg needs the answer of each client"):
-        weighting_of(FedAvg(mix_only_moved=True))
-    with pytest.raises(ValueError, match=r"strategy\.mix_only_moved of FedOpt"):
-        weighting_of(FedOpt(mix_only_moved=True))
+    with pytest.raises(ValueError, match=r"strategy\.masked_averaging of FedAvg needs the response of each client"):
+        weighting_of(FedAvg(masked_averaging=True))
+    with pytest.raises(ValueError, match=r"strategy\.masked_averaging of FedOpt"):
+        weighting_of(FedOpt(masked_averaging=True))
 
 
 def test_the_crossing_notices_what_is_plain_averaging_without_a_word(data, monkeypatch) -> None:
-    """As it was: mix_only_moved under a sum was the plain average."""
+    """As it was: masked_averaging under a sum was the plain average."""
     monkeypatch.setattr(FedAvg, "settings_against_sums", lambda self: [])
-    assert difference(lambda: FedAvg(mix_only_moved=True), data).startswith("/models/")
+    assert difference(lambda: FedAvg(masked_averaging=True), data).startswith("/models/")
     assert not difference(lambda: FedAvg(), data)

@@ -16,14 +16,14 @@ from torch.optim import SGD
 from fl_lightning import ClientModule, SequentialExecutor, Stage
 from fl_lightning.callbacks import FederatedCheckpoint, LabelFlipping, SimilarityLogger
 from fl_lightning.data import ClientExamples
-from fl_lightning.federation import OwnNames, Roster
+from fl_lightning.federation import ClientRegistry, UserNames
 from fl_lightning.models import GCN, MLP
 from fl_lightning.relations.topology import Ring
 from fl_lightning.remote import LoopbackChannel, Message, Site, SitePolicy, federate
 from fl_lightning.remote.references import describe
 from fl_lightning.round.program import LocalProgram
 from fl_lightning.round.stage import Evaluation
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg, FedPer, FedProto, Local, SheafFMTL
 from fl_lightning.tasks import Drawing, ExampleClassification
 
@@ -51,71 +51,71 @@ def test_what_leaves_is_the_payload_and_counted_metrics(make_federation) -> None
     trainer, data, strategy, model, channel = make_federation(FedPer)
     trainer.fit(model, data, strategy)
 
-    kinds = {question.kind for question, _ in channel.answers}
-    assert kinds == {"enrol", "start", "run", "evaluate"}
-    for question, answer in channel.answers:
+    kinds = {question.kind for question, _ in channel.responses}
+    assert kinds == {"enroll", "start", "run", "evaluate"}
+    for question, response in channel.responses:
         if question.kind == "run":
             counts = {"num_examples", "num_steps"}
-            assert set(answer.tensors) == {f"p/{name}" for name in strategy.shared} | counts
-            assert set(answer.about) == {"to", "state", "from"}
+            assert set(response.tensors) == {f"p/{name}" for name in strategy.shared} | counts
+            assert set(response.about) == {"to", "state", "from"}
         elif question.kind == "evaluate":
             splits = {f"{split}/{what}" for split in ("train", "val", "test") for what in ("acc", "loss")}
-            assert {name.partition("/")[2] for name in answer.tensors} == splits
-            assert all(pair.shape == (1, 2) for pair in answer.tensors.values())
+            assert {name.partition("/")[2] for name in response.tensors} == splits
+            assert all(pair.shape == (1, 2) for pair in response.tensors.values())
         else:
-            assert not answer.tensors
+            assert not response.tensors
 
 
 def test_who_a_site_is_does_not_tell_how_many_rows_it_has(make_model, tmp_path) -> None:
-    told = []
+    caught = []
     for copies in (1, 7):
         x_NX = torch.tensor([[0.5, 0.0, 0.0], [0.0, 2.0, 1.0]]).repeat(copies, 1)
         y_N, yes_N = torch.tensor([0, 1]).repeat(copies), torch.ones(2 * copies, dtype=torch.bool)
         masks = {f"{split}_mask_N": yes_N for split in ("train", "val", "test")}
         holds = ClientExamples(name="ward", x_NX=x_NX, y_N=y_N, **masks)
         (site,) = make_sites([holds], tmp_path / str(copies), lambda: (make_model(), FedAvg()))
-        about = Message.read(site.answer(Message(kind="enrol", about={"strategy": "FedAvg"}).wire)).about
-        told.append({name: value for name, value in about.items() if name not in ("data", "state")})
-    assert told[0] == told[1]
-    assert told[0]["density"] == 0.5
+        about = Message.read(site.respond(Message(kind="enroll", about={"strategy": "FedAvg"}).wire)).about
+        caught.append({name: value for name, value in about.items() if name not in ("data", "state")})
+    assert caught[0] == caught[1]
+    assert caught[0]["density"] == 0.5
 
 
 def test_a_split_of_few_examples_says_nothing(make_federation) -> None:
     trainer, data, strategy, model, channel = make_federation(policy=SitePolicy(min_examples=3))
     first = channel.sites[0]
-    few_N = first.holds.val_mask_N & (first.holds.val_mask_N.cumsum(0) <= 2)
-    first.holds = dataclasses.replace(first.holds, val_mask_N=few_N)
+    few_N = first.client_data.val_mask_N & (first.client_data.val_mask_N.cumsum(0) <= 2)
+    first.client_data = dataclasses.replace(first.client_data, val_mask_N=few_N)
     trainer.fit(model, data, strategy)
 
     for client in (0, 1):
-        scores = trainer.run.scores[""].rows([client]).signals
+        scores = trainer.run.scores[""].rows([client]).extras
         assert (scores["val/acc"][0, 1] == 0) == (client == 0)
         assert scores["test/acc"][0, 1] >= 3
     assert all(
         torch.equal(pair[0], torch.zeros(2))
-        for name, pair in trainer.run.scores[""].rows([0]).signals.items()
+        for name, pair in trainer.run.scores[""].rows([0]).extras.items()
         if "val" in name
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*too few training examples to answer; it is left out")
+@pytest.mark.filterwarnings("ignore:.*too few training examples to respond; it is left out")
 def test_a_site_of_few_examples_does_not_train(make_federation) -> None:
     trainer, data, strategy, model, channel = make_federation(policy=SitePolicy(min_examples=10**6))
-    with pytest.raises(TooFewAnswers, match="too few training examples"):
+    with pytest.raises(TooFewUpdates, match="too few training examples"):
         trainer.fit(model, data, strategy)
-    assert [row["void"] for row in trainer.run.history] == [1, 1]
-    assert not any(answer.tensors for question, answer in channel.answers if question.kind == "run")
+    assert [row["failed_round"] for row in trainer.run.history] == [1, 1]
+    assert not any(response.tensors for question, response in channel.responses if question.kind == "run")
 
 
 def test_predictions_stay(make_federation, tmp_path) -> None:
     trainer, data, strategy, model, channel = make_federation(callbacks=[FederatedCheckpoint()])
     trainer.fit(model, data, strategy)
-    channel.answers.clear()
+    channel.responses.clear()
 
     assert trainer.predict(model, data, strategy, ckpt_path="last") == {}
 
-    answer = next(answer for question, answer in channel.answers if question.kind == "predict")
-    assert not answer.tensors
+    response = next(response for question, response in channel.responses if question.kind == "predict")
+    assert not response.tensors
     lines = (tmp_path / "sites" / "client-00" / "predictions.csv").read_text().splitlines()
     assert lines[0] == "client,node,split,label,prediction,probability_0,probability_1,probability_2"
     assert len(lines) == 31
@@ -130,7 +130,7 @@ def named_sites(three, make_model, folder, lists):
             FedAvg(num_epochs=1),
             folder / client.name,
             policy=OPEN,
-            own=OwnNames(number_N=torch.arange(client.num_nodes), class_names=names),
+            names=UserNames(number_N=torch.arange(client.num_nodes), class_names=names),
         )
         for client, names in zip(three.clients, lists, strict=True)
     ]
@@ -161,12 +161,12 @@ def test_sites_with_the_same_names_agree_on_the_number_of_classes(three, make_mo
     trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
     data = federate(trainer, channel, strategy)
     trainer.fit(make_model(), data, strategy)
-    assert data.roster.num_outputs == 4
-    assert not any("a class" in str(answer.about) for _, answer in channel.answers)
+    assert data.registry.num_outputs == 4
+    assert not any("a class" in str(response.about) for _, response in channel.responses)
 
 
 @pytest.mark.parametrize("num_outputs", [1, 2, 3, 5])
-def test_more_classes_than_outputs_are_refused_at_enrolment(
+def test_more_classes_than_outputs_are_refused_at_enrollment(
     num_outputs, three, make_model, make_trainer, tmp_path
 ) -> None:
     client = dataclasses.replace(three.clients[1], y_N=three.clients[1].y_N.clamp(max=1))
@@ -174,10 +174,10 @@ def test_more_classes_than_outputs_are_refused_at_enrolment(
     trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
     data = federate(trainer, BadChannel(sites), strategy, num_outputs=num_outputs)
     if num_outputs >= 3:
-        assert data.roster.num_outputs == num_outputs
+        assert data.registry.num_outputs == num_outputs
         return
-    told = {1: "site-0 has 3, site-1 has 2", 2: "site-0 has 3"}[num_outputs]
-    with pytest.raises(ValueError, match=rf"num_outputs is {num_outputs}, but {told}: set num_outputs .* at least 3"):
+    caught = {1: "site-0 has 3, site-1 has 2", 2: "site-0 has 3"}[num_outputs]
+    with pytest.raises(ValueError, match=rf"num_outputs is {num_outputs}, but {caught}: set num_outputs .* at least 3"):
         trainer.fit(make_model(), data, strategy)
     assert not any(site.is_started for site in sites)
 
@@ -186,16 +186,17 @@ def test_a_resent_message_trains_once(make_federation, make_model, monkeypatch) 
     trained = []
     original = SequentialExecutor._run_client
 
-    def count(self, client, work):
+    def count(self, client, request):
         trained.append(client)
-        return original(self, client, work)
+        return original(self, client, request)
 
     monkeypatch.setattr(SequentialExecutor, "_run_client", count)
     trainer, data, strategy, model, channel = make_federation()  # which delivers every message at least twice
 
     def restart(round_idx: int) -> None:
         channel.sites[:] = [
-            Site(site.holds, make_model(), FedAvg(num_epochs=1), site.folder, policy=OPEN) for site in channel.sites
+            Site(site.client_data, make_model(), FedAvg(num_epochs=1), site.folder, policy=OPEN)
+            for site in channel.sites
         ]
 
     channel.before_round = restart
@@ -208,9 +209,9 @@ def test_a_site_outside_of_any_federation_and_unknown_messages(three, make_model
     (site,) = make_sites(three.clients[:1], tmp_path, lambda: (make_model(), FedAvg()))
 
     def why(wire: bytes) -> str:
-        answer = Message.read(site.answer(wire))
-        assert answer.kind == "failure"
-        return str(answer.about["why"])
+        response = Message.read(site.respond(wire))
+        assert response.kind == "failure"
+        return str(response.about["why"])
 
     assert "not told of a federation" in why(Message(kind="run").wire)
     assert "knows no message 'shout'" in why(Message(kind="shout").wire)
@@ -249,12 +250,12 @@ def test_of_an_error_only_its_kind_leaves(make_federation, make_model, caplog) -
     trainer, data, strategy, model, _ = make_federation(model=lambda: make_model(Careless))
     with (
         caplog.at_level(logging.WARNING),
-        pytest.warns(UserWarning, match="in stage 'train' in round 0|left out") as told,
-        pytest.raises(TooFewAnswers),
+        pytest.warns(UserWarning, match="in stage 'train' in round 0|left out") as caught,
+        pytest.raises(TooFewUpdates),
     ):
         trainer.fit(model, data, strategy)
-    assert any("failed" in str(warning.message) and "RuntimeError" in str(warning.message) for warning in told)
-    assert not any("Ada" in str(warning.message) for warning in told)
+    assert any("failed" in str(warning.message) and "RuntimeError" in str(warning.message) for warning in caught)
+    assert not any("Ada" in str(warning.message) for warning in caught)
     assert "Ada" in caplog.text
 
 
@@ -280,10 +281,10 @@ def test_callbacks_that_need_the_data_are_refused(make_federation) -> None:
 
 def test_sites_that_do_not_fit_together(make_federation, graphs, tmp_path, make_model) -> None:
     trainer, data, strategy, model, channel = make_federation()
-    channel.sites[1].holds = dataclasses.replace(graphs[1], name=graphs[0].name)
+    channel.sites[1].client_data = dataclasses.replace(graphs[1], name=graphs[0].name)
     with pytest.raises(ValueError, match="need names of their own"):
         trainer.fit(model, data, strategy)
-    channel.sites[1].holds = dataclasses.replace(graphs[1], x_NF=graphs[1].x_NF[:, :2])
+    channel.sites[1].client_data = dataclasses.replace(graphs[1], x_NF=graphs[1].x_NF[:, :2])
     with pytest.raises(ValueError, match="num_features must be alike"):
         trainer.fit(model, data, strategy)
 
@@ -305,9 +306,9 @@ def both(make_trainer, local_data, model, strategy, sites, **settings):
     """The same federation in process and over the sites, both having trained."""
     local = make_trainer(num_rounds=2, executor=SequentialExecutor(), **settings)
     expected = local.fit(model(), local_data, strategy())
-    remote, algorithm = make_trainer(num_rounds=2, **settings), strategy()
-    data = federate(remote, LoopbackChannel(sites), algorithm, relation_graph=Ring())
-    assert remote.fit(model(), data, algorithm) == expected
+    remote, the_strategy = make_trainer(num_rounds=2, **settings), strategy()
+    data = federate(remote, LoopbackChannel(sites), the_strategy, relation_graph=Ring())
+    assert remote.fit(model(), data, the_strategy) == expected
     assert_same_clients(local, sites)
 
 
@@ -348,7 +349,7 @@ def test_examples_in_mini_batches(batches, make_trainer, tmp_path) -> None:
 
     class Given(LightningDataModule):
         has_validation = True
-        roster = Roster.of(clients, task=ExampleClassification(), num_outputs=3)
+        registry = ClientRegistry.of(clients, task=ExampleClassification(), num_outputs=3)
 
         def __init__(self) -> None:
             super().__init__()
@@ -372,9 +373,9 @@ def test_examples_in_mini_batches(batches, make_trainer, tmp_path) -> None:
     both(make_trainer, Given(), model, lambda: FedAvg(num_epochs=2), sites)
 
 
-def fewer_edges(client, parameters, held, context):
+def fewer_edges(client, parameters, client_data, context):
     """The graph without its first edges."""
-    return dataclasses.replace(held, edge_index_2E=held.edge_index_2E[:, 2:])
+    return dataclasses.replace(client_data, edge_index_2E=client_data.edge_index_2E[:, 2:])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -401,8 +402,8 @@ def test_graphs_that_a_stage_has_rewritten_are_part_of_the_state(three, make_tra
         trainer.callbacks.append(SavesAfter(1, tmp_path / "v" / "one.ckpt"))
         assert trainer.fit(make_model(), data, strategy, ckpt_path=ckpt_path) == expected
         for client, site in enumerate(sites):
-            held = site.member.executor.holdings()[client]["edge_index_2E"]
-            assert torch.equal(held, local.run.executor.holdings()[client]["edge_index_2E"])
+            client_data = site.member.executor.rewritten_data()[client]["edge_index_2E"]
+            assert torch.equal(client_data, local.run.executor.rewritten_data()[client]["edge_index_2E"])
         sites = start()
 
 

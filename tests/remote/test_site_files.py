@@ -55,7 +55,7 @@ def test_a_folder_that_all_could_read_is_closed(trained) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("name", ["start", "answer"])
+@pytest.mark.parametrize("name", ["start", "response"])
 @pytest.mark.parametrize("version", range(4))
 def test_a_kept_message_that_is_damaged_is_set_aside(trained, name: str, version: int) -> None:
     folder, again = trained()
@@ -65,8 +65,8 @@ def test_a_kept_message_that_is_damaged_is_set_aside(trained, name: str, version
     assert site.is_started == (name != "start")
     assert site.last is None
     assert (folder / f"{name}.damaged").exists()
-    answer = Message.read(site.answer(Message(kind="load", about={"state": "00" * 32}).wire))
-    assert ("not told of a federation" if name == "start" else "does not hold the state") in answer.about["why"]
+    response = Message.read(site.respond(Message(kind="load", about={"state": "00" * 32}).wire))
+    assert ("not told of a federation" if name == "start" else "does not hold the state") in response.about["why"]
 
 
 @pytest.mark.parametrize("name", SECURE)
@@ -98,7 +98,7 @@ def test_a_sum_that_is_damaged_is_begun_again(trained, version: int) -> None:
     (folder / "sum.json").write_bytes(versions((folder / "sum.json").read_bytes())[version])
     site = again()
     assert site.is_started
-    assert site.sum.kept == {}
+    assert site.sum.state == {}
     assert (folder / "sum.json.damaged").exists()
 
 
@@ -118,7 +118,7 @@ def test_a_damaged_state_is_not_gone_on_from(trained) -> None:
         path.write_bytes(versions(path.read_bytes())[3])
     digests = [path.stem for path in (folder / "states").glob("*.state") if path.stem != site.current]
     for digest in digests:
-        why = Message.read(site.answer(Message(kind="load", about={"state": digest}).wire)).about["why"]
+        why = Message.read(site.respond(Message(kind="load", about={"state": digest}).wire)).about["why"]
         assert "restore its folder" in why
     assert digests
 
@@ -186,9 +186,9 @@ def test_a_wrong_start_leaves_the_site_as_it_was(trained, name: str) -> None:
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     start = Message.read((folder / "start").read_bytes()[:-64])
     wrong = Message(kind="start", about={**start.about, name: START[name]}, tensors=start.tensors)
-    answer = Message.read(site.answer(wrong.wire))
-    assert answer.kind == "failure"
-    assert "wrong" in answer.about["why"]
+    response = Message.read(site.respond(wrong.wire))
+    assert response.kind == "failure"
+    assert "wrong" in response.about["why"]
     assert site.is_started
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
 
@@ -198,8 +198,8 @@ QUESTIONS = {
         {"address": {"phase": "callback", "round_idx": 0, "name": "train"}},
         {"address": {"phase": "round", "round_idx": -1, "name": "train"}},
         {"address": [1]},
-        {"effort": 2.0},
-        {"effort": float("nan")},
+        {"work_fraction": 2.0},
+        {"work_fraction": float("nan")},
         {"shares": {"0": "ab"}},
         {"shares": {"0": "xy"}},
         {"clients": "01"},
@@ -232,12 +232,12 @@ def test_a_hostile_server_is_refused(trained, kind: str, facts: dict) -> None:
     folder, again = trained()
     site = again()
     about = {
-        "run": {"address": {"phase": "round", "round_idx": 1, "name": "train"}, "effort": 1.0},
+        "run": {"address": {"phase": "round", "round_idx": 1, "name": "train"}, "work_fraction": 1.0},
         "evaluate": {"evaluations": [["", {"tuning": None, "output": None}]], "round_idx": 0, "forget": []},
     }.get(kind, {}) | ({"state": site.current} if kind in ("run", "evaluate", "load") else {})
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    told = json.dumps({"kind": kind, "about": {**about, **facts}, "names": []})
-    answer = Message.read(site.answer(raw(told, {})))
-    assert answer.kind == "failure"
-    assert answer.about["why"].isprintable()
+    reported = json.dumps({"kind": kind, "about": {**about, **facts}, "names": []})
+    response = Message.read(site.respond(raw(reported, {})))
+    assert response.kind == "failure"
+    assert response.about["why"].isprintable()
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 from sites import OPEN, assert_same_clients, make_sites
-from task_data import LabelledRows, graph_data, node_data
+from task_data import LabeledRows, graph_data, node_data
 from torch.optim import SGD
 
 from fl_lightning import ClientModule, FederatedDataModule, SequentialExecutor
@@ -34,7 +34,7 @@ def strategy() -> FedAvg:
 def test_sites_come_to_the_same(kind, make_trainer, tmp_path) -> None:
     drawing = Drawing(batch_size=5) if kind in ("rows", "graphs") else Drawing()
     if kind == "rows":
-        data, net = FederatedDataModule(LabelledRows(), batch_size=5), MLP
+        data, net = FederatedDataModule(LabeledRows(), batch_size=5), MLP
         data.setup()
     elif kind == "graphs":
         data, net = graph_data(batch_size=5), PooledGCN
@@ -45,15 +45,15 @@ def test_sites_come_to_the_same(kind, make_trainer, tmp_path) -> None:
     )
     local = make_trainer(num_rounds=2, executor=SequentialExecutor())
     expected = local.fit(plain(net), data, strategy())
-    remote, algorithm = make_trainer(num_rounds=2), strategy()
-    elsewhere = federate(remote, LoopbackChannel(sites), algorithm, relation_graph=Ring())
-    assert elsewhere.roster.task == data.task
-    result = remote.fit(plain(net), elsewhere, algorithm)
+    remote, the_strategy = make_trainer(num_rounds=2), strategy()
+    elsewhere = federate(remote, LoopbackChannel(sites), the_strategy, relation_graph=Ring())
+    assert elsewhere.registry.task == data.task
+    result = remote.fit(plain(net), elsewhere, the_strategy)
     assert result == expected
     assert_same_clients(local, sites)
     if kind == "numbers":
         assert result["val/mse"] == min(row["val/mse"] for row in remote.run.history)
-        remote.run.executor.predict(algorithm.evaluations([0, 1, 2])[""], [0, 1, 2], 1)
+        remote.run.executor.predict(the_strategy.evaluations([0, 1, 2])[""], [0, 1, 2], 1)
         with (sites[0].folder / "predictions.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
         assert len(rows) == data.clients[0].size
@@ -80,9 +80,9 @@ def test_a_site_refuses_another_task_than_its_own(make_trainer, tmp_path) -> Non
             seen.extend(messages.values())
             yield from super().ask(messages)
 
-    trainer, algorithm = make_trainer(num_rounds=1), strategy()
-    elsewhere = federate(trainer, Recorded(sites), algorithm)
-    trainer.fit(plain(GCN), elsewhere, algorithm)
+    trainer, the_strategy = make_trainer(num_rounds=1), strategy()
+    elsewhere = federate(trainer, Recorded(sites), the_strategy)
+    trainer.fit(plain(GCN), elsewhere, the_strategy)
     start = next(message for message in seen if message.kind == "start")
     for task, why in (
         ({"name": "NodeClassification", "multi_label": False}, "its task cannot be this site's"),
@@ -91,14 +91,14 @@ def test_a_site_refuses_another_task_than_its_own(make_trainer, tmp_path) -> Non
         ({"name": "NodeRegression", "multi_label": False}, "task must have name and nothing else"),
     ):
         wrong = Message(kind="start", about={**start.about, "task": task}, tensors=start.tensors)
-        answer = Message.read(sites[0].answer(wrong.wire))
-        assert answer.kind == "failure"
-        assert why in answer.about["why"]
+        response = Message.read(sites[0].respond(wrong.wire))
+        assert response.kind == "failure"
+        assert why in response.about["why"]
 
 
 def test_strategies_for_classes_refuse_sites_with_numbers(make_trainer, tmp_path) -> None:
     data = node_data("numbers", tmp_path / "cache")
     sites = make_sites(data.clients, tmp_path / "sites", lambda: (model(GCN, data.task), FedProto()))
-    trainer, algorithm = make_trainer(), FedProto()
+    trainer, strategy = make_trainer(), FedProto()
     with pytest.raises(ValueError, match="FedProto is for classes, but the targets are numbers"):
-        trainer.fit(ClientModule(), federate(trainer, LoopbackChannel(sites), algorithm), algorithm)
+        trainer.fit(ClientModule(), federate(trainer, LoopbackChannel(sites), strategy), strategy)

@@ -23,7 +23,7 @@ document.getElementById("frame").onload = event => {{
   const page = event.target.contentDocument;
   page.querySelectorAll("details").forEach(each => each.open = true);
   const sized = each => {{ const box = each.getBoundingClientRect(); return box.width > 100 && box.height > 30; }};
-  const pictures = [...page.querySelectorAll("figure > svg")];
+  const pictures = [...page.querySelectorAll("metric > svg")];
   document.getElementById("found").textContent = JSON.stringify({{
     pictures: pictures.length,
     shown: pictures.filter(sized).length,
@@ -40,9 +40,9 @@ def browse(path: Path, folder: Path, *options: str) -> subprocess.CompletedProce
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     command += ["--disable-component-update", "--no-first-run", f"--user-data-dir={folder / 'profile'}", *options]
     command += ["--enable-logging=stderr", "--allow-file-access-from-files", "--virtual-time-budget=5000"]
-    found = subprocess.run([*command, "--dump-dom", f"file://{path}"], capture_output=True, text=True, timeout=120)
-    assert found.returncode == 0, found.stderr
-    return found
+    actual = subprocess.run([*command, "--dump-dom", f"file://{path}"], capture_output=True, text=True, timeout=120)
+    assert actual.returncode == 0, actual.stderr
+    return actual
 
 
 @pytest.fixture(scope="module", params=["run", "comparison"])
@@ -51,23 +51,25 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     run = write_run(root / "FedAvg" / "version_0")
     if request.param == "run":
         return write(run)
-    other = write_run(root / "Local" / "version_0", told=record((0.4, 0.6, 0.9), strategy="Local"), strategy="Local")
+    other = write_run(
+        root / "Local" / "version_0", run_record=record((0.4, 0.6, 0.9), strategy="Local"), strategy="Local"
+    )
     return compare([run, other]).write(root / "comparison.html")
 
 
 def requests_of(page: Path, folder: Path) -> tuple[set[str], str]:
     """Addresses that a page (not the browser by itself) asked for, and what the browser's console said."""
     log = folder / "net.json"
-    told = browse(page, folder, f"--log-net-log={log}", "--host-resolver-rules=MAP * ~NOTFOUND").stderr
+    run_record = browse(page, folder, f"--log-net-log={log}", "--host-resolver-rules=MAP * ~NOTFOUND").stderr
     events = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
     of_pages = [event for event in events if event.get("initiator", "not an origin") != "not an origin"]
-    return {event["url"] for event in of_pages if "url" in event} - {f"file://{page}"}, told
+    return {event["url"] for event in of_pages if "url" in event} - {f"file://{page}"}, run_record
 
 
 def test_no_errors_and_no_requests(page: Path, tmp_path: Path) -> None:
-    asked, told = requests_of(page, tmp_path)
+    asked, run_record = requests_of(page, tmp_path)
     assert not {url for url in asked if not url.startswith("data:")}
-    assert "CONSOLE" not in told
+    assert "CONSOLE" not in run_record
 
 
 def test_a_page_that_asks_for_more_would_be_found(page: Path, tmp_path: Path) -> None:
@@ -83,11 +85,11 @@ def test_a_page_that_asks_for_more_would_be_found(page: Path, tmp_path: Path) ->
 def test_every_picture_is_there_and_nothing_is_cut_off(page: Path, width: int, tmp_path: Path) -> None:
     probe = tmp_path / "probe.html"
     probe.write_text(_PROBE.format(page=f"file://{page}", width=width))
-    found = browse(probe, tmp_path)
-    told = re.search(r'<pre id="found">(.*?)</pre>', found.stdout)
-    assert told is not None
-    assert told[1], found.stderr
-    measured = json.loads(told[1])
+    actual = browse(probe, tmp_path)
+    run_record = re.search(r'<pre id="found">(.*?)</pre>', actual.stdout)
+    assert run_record is not None
+    assert run_record[1], actual.stderr
+    measured = json.loads(run_record[1])
     assert measured["pictures"] == measured["shown"] == page.read_text().count("<figure>") > 3
     assert measured["images"] == measured["loaded"]
     assert measured["width"] <= width, "the page does not scroll sideways"

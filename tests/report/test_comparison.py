@@ -44,60 +44,60 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tests = {"FedAvg": (0.60, 0.70, 0.80), "Local": (0.55, 0.60, 0.80)}
     for strategy, values in tests.items():
         for seed, test in enumerate(values):
-            told = record((test - 0.1, test, test + 0.1), strategy=strategy, seed=seed, partition_hash=f"p{seed}")
+            run_record = record((test - 0.1, test, test + 0.1), strategy=strategy, seed=seed, partition_hash=f"p{seed}")
             given = {"strategy": strategy, "seed": seed, "partition_hash": f"p{seed}"}
             own = settings(strategy, seed=seed)
-            write_run(root / strategy / f"version_{seed}", told=told, test=test, settings=own, **given)
+            write_run(root / strategy / f"version_{seed}", run_record=run_record, test=test, settings=own, **given)
     write_run(root / "other" / "version_0", settings=settings("FedAvg", seed=0, lr=0.2), partition_hash="elsewhere")
     return root
 
 
 def test_groups_and_labels(runs: Path) -> None:
-    found = compare([runs])
-    assert found.labels == ["FedAvg, lr 0.1", "Local", "FedAvg, lr 0.2"]
-    assert [len(found.members(label)) for label in found.labels] == [3, 3, 1]
+    actual = compare([runs])
+    assert actual.labels == ["FedAvg, lr 0.1", "Local", "FedAvg, lr 0.2"]
+    assert [len(actual.members(label)) for label in actual.labels] == [3, 3, 1]
     assert compare([runs / "FedAvg", runs / "Local"]).labels == ["FedAvg", "Local"]
-    assert set(found.settings.index) == {"strategy", "model.optimizer.lr"}
-    assert list(found.settings.loc["model.optimizer.lr"]) == [0.1, 0.1, 0.2]
+    assert set(actual.settings.index) == {"strategy", "model.optimizer.lr"}
+    assert list(actual.settings.loc["model.optimizer.lr"]) == [0.1, 0.1, 0.2]
 
 
-def test_tables_have_the_figures_of_the_runs(runs: Path) -> None:
-    found = compare([runs / "FedAvg", runs / "Local"])
-    assert list(found.runs["test/acc"]) == [0.6, 0.7, 0.8, 0.55, 0.6, 0.8]
-    assert list(found.runs["bytes"]) == [900.0] * 6
-    assert list(found.runs["seconds"]) == [1.5] * 6
-    means = found.configurations.set_index("configuration")
+def test_tables_have_the_metrics_of_the_runs(runs: Path) -> None:
+    actual = compare([runs / "FedAvg", runs / "Local"])
+    assert list(actual.runs["test/acc"]) == [0.6, 0.7, 0.8, 0.55, 0.6, 0.8]
+    assert list(actual.runs["bytes"]) == [900.0] * 6
+    assert list(actual.runs["seconds"]) == [1.5] * 6
+    means = actual.configurations.set_index("configuration")
     assert means.loc["FedAvg", "test/acc"] == pytest.approx(0.7)
     assert means.loc["FedAvg", "std_over_runs"] == pytest.approx(0.1)
-    rounds = found.rounds
+    rounds = actual.rounds
     assert len(rounds) == 18
     assert list(rounds["bytes"][:3]) == [300, 600, 900]
     assert list(rounds["seconds"][:3]) == [0.5, 1.0, 1.5]
-    assert len(found.clients) == 18
+    assert len(actual.clients) == 18
 
 
 def test_differences_are_paired_by_hand(runs: Path) -> None:
-    found = compare([runs / "FedAvg", runs / "Local"])
-    (seeds,) = found.over_seeds.to_dict("records")
+    actual = compare([runs / "FedAvg", runs / "Local"])
+    (seeds,) = actual.over_seeds.to_dict("records")
     gaps = np.array([-0.05, -0.10, 0.0])
     assert (seeds["configuration"], seeds["seeds"]) == ("Local", 3)
     assert seeds["mean"] == pytest.approx(gaps.mean())
     half = 4.302652729696142 * gaps.std(ddof=1) / math.sqrt(3)  # Student's t with two degrees of freedom, 97.5 %
     assert (seeds["low"], seeds["high"]) == (pytest.approx(gaps.mean() - half), pytest.approx(gaps.mean() + half))
     assert (seeds["better"], seeds["worse"]) == (0, 2)
-    (clients,) = found.over_clients.to_dict("records")
+    (clients,) = actual.over_clients.to_dict("records")
     assert clients["clients"] == 9
     assert clients["mean"] == pytest.approx(gaps.mean())
     assert (clients["better"], clients["worse"]) == (0, 6)
     assert clients["p_value"] == pytest.approx(2 / 2**6)  # all six signs alike
-    swapped = Comparison(found.recorded, reference="Local").over_seeds.to_dict("records")
+    swapped = Comparison(actual.recorded, reference="Local").over_seeds.to_dict("records")
     assert swapped[0]["mean"] == pytest.approx(-gaps.mean())
 
 
 def test_what_is_not_paired_is_said(runs: Path) -> None:
-    found = compare([runs / "FedAvg" / "version_0", runs / "other"])
-    assert found.over_seeds["seeds"].tolist() == [0]
-    assert "their partitions differ" in found.notes[0]
+    actual = compare([runs / "FedAvg" / "version_0", runs / "other"])
+    assert actual.over_seeds["seeds"].tolist() == [0]
+    assert "their partitions differ" in actual.notes[0]
     twice = compare([runs / "FedAvg" / "version_0", runs / "Local" / "version_0"])
     twice.recorded.append(twice.recorded[0])
     twice._group_of.append("FedAvg")
@@ -106,9 +106,9 @@ def test_what_is_not_paired_is_said(runs: Path) -> None:
 
 
 def test_page_terminal_and_notebook(runs: Path, tmp_path: Path) -> None:
-    found = compare([runs])
-    words = check_page(found.write(tmp_path / "comparison.html").read_text())
-    for told in (
+    actual = compare([runs])
+    words = check_page(actual.write(tmp_path / "comparison.html").read_text())
+    for run_record in (
         "7 runs compared",
         "Over bytes",
         "Over seconds",
@@ -116,29 +116,29 @@ def test_page_terminal_and_notebook(runs: Path, tmp_path: Path) -> None:
         "model.optimizer.lr",
         "−0.0500",
     ):
-        assert told in words, told
+        assert run_record in words, run_record
     console = Console(width=100, file=io.StringIO())
     with console.capture() as printed:
-        console.print(found)
+        console.print(actual)
     text = printed.get()
-    assert "7 runs, test/acc at the chosen round" in text
+    assert "7 runs, test/acc at the best round" in text
     assert "−0.0500" in text
-    frame = found._repr_html_()
+    frame = actual._repr_html_()
     assert frame.startswith("<iframe")
     assert '"' not in frame.partition('srcdoc="')[2].partition('" style')[0]
 
 
-def test_a_narrow_terminal_breaks_labels_and_no_figure(runs: Path) -> None:
-    found = compare([runs])
+def test_a_narrow_terminal_breaks_labels_and_no_metric(runs: Path) -> None:
+    actual = compare([runs])
     console = Console(width=80, file=io.StringIO())
     with console.capture() as printed:
-        console.print(found)
+        console.print(actual)
     text = printed.get()
     assert "…" not in text
     for table in (
-        summary_table(found.configurations, found.metric),
-        gaps_table(found.over_seeds),
-        gaps_table(found.over_clients),
+        summary_table(actual.configurations, actual.metric),
+        gaps_table(actual.over_seeds),
+        gaps_table(actual.over_clients),
     ):
         assert all(cell in text for row in table.rows for cell in row[1:])
 
@@ -173,13 +173,13 @@ class FakeRun:
     def scan_history(self) -> list[dict[str, Any]]:
         return [
             {
-                "trainer/global_step": place,
-                "_step": 7 * place,
+                "trainer/global_step": index,
+                "_step": 7 * index,
                 "val/acc": value,
                 "test/acc": value + 0.1,
                 "seconds": 1.0,
             }
-            for place, value in enumerate((0.4, 0.6, 0.5))
+            for index, value in enumerate((0.4, 0.6, 0.5))
         ]
 
 
@@ -197,12 +197,12 @@ def test_runs_of_wandb(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
     monkeypatch.setattr(wandb, "Api", FakeApi)
-    found = compare([runs / "FedAvg" / "version_0", "wandb:lab/project/abc"])
+    actual = compare([runs / "FedAvg" / "version_0", "wandb:lab/project/abc"])
     assert FakeApi.asked[-1] == "lab/project/abc"
-    assert found.labels == ["FedAvg", "FedProx"]
-    row = found.runs.to_dict("records")[1]
-    assert (row["seed"], row["chosen_round"], row["test/acc"], row["seconds"]) == (0, 1, pytest.approx(0.7), 3.0)
-    assert found.over_seeds["mean"].tolist() == [pytest.approx(0.1)]
+    assert actual.labels == ["FedAvg", "FedProx"]
+    row = actual.runs.to_dict("records")[1]
+    assert (row["seed"], row["best_round"], row["test/acc"], row["seconds"]) == (0, 1, pytest.approx(0.7), 3.0)
+    assert actual.over_seeds["mean"].tolist() == [pytest.approx(0.1)]
     with pytest.raises(ValueError, match="give a W&B run as wandb:entity/project/run"):
         compare("wandb:abc")
     with pytest.raises(ValueError, match=r"cannot be read from W&B: Could not find run <Run gone \(not found\)>"):
@@ -237,5 +237,5 @@ def test_what_draws_is_imported_when_it_is_used() -> None:
         "import fl_lightning.command_line, fl_lightning.report.compare_command, fl_lightning.report.report_command\n"
         "print([name for name in ('matplotlib', 'jinja2', 'pandas', 'scipy', 'torch', 'wandb') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    run_record = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run_record.stdout.strip() == "[]"

@@ -55,7 +55,7 @@ def test_a_damaged_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], name
         {"names": 7},
         {"training": [0, 99]},
         {"sizes": [1]},
-        {"chosen": {"round": 0}},
+        {"best": {"round": 0}},
         {"snapshots": [{"round": 0, "name": "mixing", "size": 3, "values": "AAAA"}]},
         {"snapshots": [{"round": 0, "name": "mixing", "size": 10**9, "values": ""}]},
         {"failures": [[0, "client-00"]]},
@@ -92,7 +92,7 @@ def test_nothing_outside_of_the_folder_gets_into_the_page(tmp_path: Path, config
 
 def test_a_dollar_in_a_name_is_a_dollar(tmp_path: Path) -> None:
     names = ["a$_{$", "$x^$", r"\\frac$", "c"]
-    folder = write_run(tmp_path / "run$" / "version_0", told=record((0.5, 0.6, 0.7), names=names))
+    folder = write_run(tmp_path / "run$" / "version_0", run_record=record((0.5, 0.6, 0.7), names=names))
     assert "a$_{$" in write(folder).read_text()
     compare([folder]).write(tmp_path / "comparison.html")
 

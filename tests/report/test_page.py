@@ -8,19 +8,19 @@ from page_checks import check_page
 from run_folders import record, write_run
 
 from fl_lightning.report import write
-from fl_lightning.report.record import Chosen, RunRecord, Snapshot
+from fl_lightning.report.record import BestRound, RunRecord, Snapshot
 
 
 def words_of(folder: Path, **options: object) -> str:
     return check_page(write(folder, **options).read_text())  # type: ignore[arg-type]
 
 
-def test_everything_is_told(tmp_path: Path) -> None:
+def test_everything_is_reported(tmp_path: Path) -> None:
     words = words_of(write_run(tmp_path / "run" / "version_0"))
-    for told in (
+    for run_record in (
         "FedAvg finished",
         "run/version_0 · 3 clients and 1 held out · seed 0",
-        "chosen round 1",
+        "best round 1",
         "0.6500",
         "of 20 test examples of all training clients 17 are right",
         "balanced accuracy",
@@ -34,28 +34,28 @@ def test_everything_is_told(tmp_path: Path) -> None:
         "num_epochs",
         "torch 2.13.0",
     ):
-        assert told in words, told
+        assert run_record in words, run_record
 
 
 def test_clients_against_another_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", told=record((0.5, 0.6, 0.7)))
-    local = write_run(tmp_path / "b", told=record((0.4, 0.6, 0.9), strategy="Local"), strategy="Local")
+    run = write_run(tmp_path / "a", run_record=record((0.5, 0.6, 0.7)))
+    local = write_run(tmp_path / "b", run_record=record((0.4, 0.6, 0.9), strategy="Local"), strategy="Local")
     words = words_of(run, against=local)
     assert "Of 3 clients, 1 do better than under Local, 1 worse, 1 equally; the mean gain is −0.0333." in words
     assert "+0.1000" in words
 
 
 def test_less_is_better_in_a_regression(tmp_path: Path) -> None:
-    def told(values: list[float | None], strategy: str) -> RunRecord:
+    def run_record(values: list[float | None], strategy: str) -> RunRecord:
         scores = {"": {"val/mse": values, "test/mse": values}}
-        chosen = Chosen(round=1, clients=[0, 1, 2], scores=scores, examples={}, predicted=[[1, 1.5], [2, 2]])
-        changes = {"monitor": "val/mse", "mode": "min", "regression": True, "strategy": strategy, "chosen": chosen}
+        chosen = BestRound(round=1, clients=[0, 1, 2], scores=scores, examples={}, predicted=[[1, 1.5], [2, 2]])
+        changes = {"monitor": "val/mse", "mode": "min", "regression": True, "strategy": strategy, "best": chosen}
         return record(partition=None, **changes)
 
     rounds = [{"round": 0, "val/mse": 2.0, "test/mse": 3.0, "test/mse_std": 1, "test/mse_worst": 4.0, "seconds": 1}]
     given = {"rounds": rounds, "monitor": "val/mse", "result": {"val/mse": 2.0, "test/mse": 3.0, "test/mse_worst": 4.0}}
-    run = write_run(tmp_path / "a", told=told([1.0, 2.0, 4.0], "FedAvg"), **given)
-    other = write_run(tmp_path / "b", told=told([2.0, 2.0, 3.0], "Local"), strategy="Local", **given)
+    run = write_run(tmp_path / "a", run_record=run_record([1.0, 2.0, 4.0], "FedAvg"), **given)
+    other = write_run(tmp_path / "b", run_record=run_record([2.0, 2.0, 3.0], "Local"), strategy="Local", **given)
     words = words_of(run, against=other)
     assert "1 do better than under Local, 1 worse, 1 equally; the mean gain is +0." in words
     assert "its mean squared error is 0.1250" in words
@@ -65,7 +65,7 @@ def test_less_is_better_in_a_regression(tmp_path: Path) -> None:
 
 def test_of_another_partition_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
-    other = write_run(tmp_path / "b", told=record(partition_hash="def"))
+    other = write_run(tmp_path / "b", run_record=record(partition_hash="def"))
     with pytest.raises(ValueError, match="of another partition than"):
         write(run, against=other)
     (tmp_path / "b" / "report.json").unlink()
@@ -78,16 +78,16 @@ def test_without_one_of_the_files(missing: str, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / missing).unlink()
     words = words_of(folder)
-    told = {
+    run_record = {
         "metrics.csv": "There is no metrics.csv",
         "result.json": "There is no result.json",
         "report.json": "There is no report.json",
         "config.yaml": "There is no config.yaml",
     }
-    assert told[missing] in words
+    assert run_record[missing] in words
     if missing == "result.json":
         assert "FedAvg unknown" in words
-        assert "chosen round (from 0) 1" in words
+        assert "best round (from 0) 1" in words
 
 
 def test_a_row_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_a_row_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
 
 
 def test_failed_interrupted_and_attacked_runs(tmp_path: Path) -> None:
-    failed = write_run(tmp_path / "a", status="failed", error="TooFewAnswers: the last 3 rounds were void")
-    assert "The run failed: TooFewAnswers: the last 3 rounds were void" in words_of(failed)
+    failed = write_run(tmp_path / "a", status="failed", error="TooFewUpdates: the last 3 rounds failed")
+    assert "The run failed: TooFewUpdates: the last 3 rounds failed" in words_of(failed)
     interrupted = write_run(
         tmp_path / "b", status="interrupted", changes=["from round 2 on: strategy.mu: 1 then, 2 now"]
     )
@@ -115,45 +115,45 @@ def test_failed_interrupted_and_attacked_runs(tmp_path: Path) -> None:
 
 
 def test_before_the_first_round_was_evaluated(tmp_path: Path) -> None:
-    empty = record(chosen=None, snapshots=[], points=None, failures=[], timing=None, newcomers={})
-    folder = write_run(tmp_path / "run", told=empty, result={}, failures={})
+    empty = record(best=None, snapshots=[], points=None, failures=[], timing=None, unseen_clients={})
+    folder = write_run(tmp_path / "run", run_record=empty, result={}, failures={})
     (folder / "metrics.csv").unlink()
     words = words_of(folder)
-    for told in (
+    for run_record in (
         "No round was evaluated",
         "were not kept",
         "No embeddings",
         "Neither bytes nor seconds",
         "No client failed",
     ):
-        assert told in words, told
+        assert run_record in words, run_record
 
 
 def test_names_are_text(tmp_path: Path) -> None:
     names = ["<script>alert(1)</script>", 'a"b', "c&d", "e"]
-    told = record(names=names)
-    told.partition.rows = [[name, *row[1:]] for name, row in zip(names, told.partition.rows, strict=True)]  # type: ignore[union-attr]
-    words = words_of(write_run(tmp_path / "run", told=told))
+    run_record = record(names=names)
+    run_record.partition.rows = [[name, *row[1:]] for name, row in zip(names, run_record.partition.rows, strict=True)]  # type: ignore[union-attr]
+    words = words_of(write_run(tmp_path / "run", run_record=run_record))
     assert "<script>" in words
     assert 'a"b' in words
 
 
 def test_many_clients_and_classes(tmp_path: Path) -> None:
-    names = [f"client-{place:03d}" for place in range(150)]
-    told = record(names=names, sizes=[10] * 150, training=list(range(150)), snapshots=[], newcomers={})
-    told.unkept = ["matrices are kept for at most 128 training clients"]
-    assert told.partition is not None
-    told.partition.rows = [[name, *told.partition.rows[0][1:]] for name in names]
-    told.partition.labels = [[1] * 40 for _ in names]
-    values: list[float | None] = [place / 150 for place in range(150)]
-    told.chosen = Chosen(
+    names = [f"client-{index:03d}" for index in range(150)]
+    run_record = record(names=names, sizes=[10] * 150, training=list(range(150)), snapshots=[], unseen_clients={})
+    run_record.unkept = ["matrices are kept for at most 128 training clients"]
+    assert run_record.partition is not None
+    run_record.partition.rows = [[name, *run_record.partition.rows[0][1:]] for name in names]
+    run_record.partition.labels = [[1] * 40 for _ in names]
+    values: list[float | None] = [index / 150 for index in range(150)]
+    run_record.best = BestRound(
         round=1,
         clients=list(range(150)),
         scores={"": {"val/acc": values, "test/acc": values}},
         examples={},
         confusion=[[1] * 40 for _ in range(40)],
     )
-    words = words_of(write_run(tmp_path / "run", told=told))
+    words = words_of(write_run(tmp_path / "run", run_record=run_record))
     assert "Left out: matrices are kept for at most 128 training clients." in words
 
 
@@ -178,11 +178,11 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 
 
 def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    told = record()
-    told.write(tmp_path)
-    found = RunRecord.read(tmp_path)
-    assert found == told
-    assert found is not None
-    assert str(found.snapshots[0].matrix()) == str(told.snapshots[0].matrix())
-    assert Snapshot.of(0, "a", told.snapshots[1].matrix()).values == told.snapshots[1].values
+    run_record = record()
+    run_record.write(tmp_path)
+    actual = RunRecord.read(tmp_path)
+    assert actual == run_record
+    assert actual is not None
+    assert str(actual.snapshots[0].matrix()) == str(run_record.snapshots[0].matrix())
+    assert Snapshot.of(0, "a", run_record.snapshots[1].matrix()).values == run_record.snapshots[1].values
     assert RunRecord.read(tmp_path / "nowhere") is None

@@ -5,20 +5,20 @@ import pytest
 
 from fl_lightning.report.figures import Curve
 from fl_lightning.report.pictures import Album
-from fl_lightning.report.theme import COLOURS, NUM_SERIES, contrast, series, stand_in
+from fl_lightning.report.theme import COLORS, NUM_SERIES, contrast, series, stand_in
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_text_and_series_can_be_told_from_the_page(scheme: int) -> None:
+def test_text_and_series_can_be_reported_from_the_page(scheme: int) -> None:
     for ground in ("page", "card"):
         for name in ("ink", "faint", "good", "warn", "bad", "series-0"):
-            assert contrast(COLOURS[name][scheme], COLOURS[ground][scheme]) >= 4.5, (name, ground)
-        for place in range(NUM_SERIES):
-            assert contrast(COLOURS[f"series-{place}"][scheme], COLOURS[ground][scheme]) >= 3, place
+            assert contrast(COLORS[name][scheme], COLORS[ground][scheme]) >= 4.5, (name, ground)
+        for index in range(NUM_SERIES):
+            assert contrast(COLORS[f"series-{index}"][scheme], COLORS[ground][scheme]) >= 3, index
 
 
 def test_stand_ins_differ() -> None:
-    assert len({stand_in(name) for name in COLOURS}) == len(COLOURS)
+    assert len({stand_in(name) for name in COLORS}) == len(COLORS)
     assert series(0) == series(NUM_SERIES) == stand_in("series-0")
 
 

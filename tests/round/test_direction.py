@@ -10,7 +10,7 @@ from fl_lightning import ClientModule, Participation, SequentialExecutor
 from fl_lightning.callbacks import EarlyStopping
 from fl_lightning.models import GCN
 from fl_lightning.report.folder import read
-from fl_lightning.round.metrics import client_values, summarise
+from fl_lightning.round.metrics import client_values, summarize
 from fl_lightning.round.payload import Payload
 from fl_lightning.run.callback import WrongSetting
 from fl_lightning.strategies import FedAvg, Kin, SheafRidge
@@ -66,8 +66,8 @@ def test_nothing_is_guessed(federation, make_model, make_trainer) -> None:
     beside.fit(make_model(Doubt), federation, FedAvg())
     assert "val/doubt_std" in beside.run.history[0]
     assert "val/doubt_worst" not in beside.run.history[0]
-    scores = Payload(clients=(0, 1), signals={"val/mae": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
-    assert summarise(scores, "gen/", {"mae": "min"})["gen/val/mae_worst"] == 0.75
+    scores = Payload(clients=(0, 1), extras={"val/mae": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
+    assert summarize(scores, "gen/", {"mae": "min"})["gen/val/mae_worst"] == 0.75
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def test_parameters_are_named_by_what_stays() -> None:
     assert what_leaves(Stage(name="s", upload=(FLAT,)), NAMES) == ["all parameters"]
 
 
-def test_signals_are_described_by_their_functions() -> None:
-    stage = Stage(name="s", signals={"class": class_means, "row": class_means}, rows={"row": Rows(of="example")})
+def test_outputs_are_described_by_their_functions() -> None:
+    stage = Stage(name="s", client_outputs={"class": class_means, "row": class_means}, rows={"row": Rows(of="example")})
     whole, rows = what_leaves(stage, NAMES)
     assert whole.startswith("class: each class's mean embedding")
     assert rows.endswith(", for each of its examples")

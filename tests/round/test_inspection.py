@@ -37,13 +37,11 @@ def test_what_could_not_be_summed_or_squared_is_left_out(value: float, dtype: to
     assert refused.get(5, "").startswith(why or "")
 
 
-def test_signals_are_looked_at_also_where_they_are_counts() -> None:
+def test_outputs_are_looked_at_also_where_they_are_counts() -> None:
     stage = Stage(
-        name="train", num_epochs=1, signals={"count": lambda *_: torch.zeros(2), "x": lambda *_: torch.zeros(1)}
+        name="train", num_epochs=1, client_outputs={"count": lambda *_: torch.zeros(2), "x": lambda *_: torch.zeros(1)}
     )
-    sent = Payload(
-        clients=(0, 1), signals={"count": torch.ones(2, 2, dtype=torch.long), "x": torch.tensor([1.0, 1e30])}
-    )
+    sent = Payload(clients=(0, 1), extras={"count": torch.ones(2, 2, dtype=torch.long), "x": torch.tensor([1.0, 1e30])})
     kept, refused, _ = inspect_upload(sent, stage, NETS)
     assert kept.clients == (0,)
     assert "too large" in refused[1]
@@ -54,17 +52,17 @@ def test_an_update_longer_than_the_bound_is_left_out_and_named(as_update: bool) 
     stage = Stage(name="train", num_epochs=1, upload=("a", "b"), as_update=as_update)
     start = Payload(clients=(2, 5, 7), parameters={"a": torch.full((3, 3), 10.0), "b": torch.full((3, 2, 2), 10.0)})
     moved = upload(4.0)
-    answer = (
+    update = (
         moved
         if as_update
         else Payload(
             clients=moved.clients, parameters={n: t + start.parameters[n] for n, t in moved.parameters.items()}
         )
     )
-    kept, refused, _ = inspect_upload(answer, stage, NETS, sent=start, max_update_norm=4.0)
+    kept, refused, _ = inspect_upload(update, stage, NETS, sent=start, max_update_norm=4.0)
     assert kept.clients == (2, 7)  # sqrt(7) and sqrt(22)
     assert refused == {5: "its update is 4.69 long, participation.max_update_norm is 4"}
-    assert inspect_upload(answer, stage, NETS, sent=start, max_update_norm=4.7)[1] == {}
+    assert inspect_upload(update, stage, NETS, sent=start, max_update_norm=4.7)[1] == {}
 
 
 @pytest.mark.parametrize(("value", "is_unusual"), [(1e5, True), (1e3, False)])
@@ -81,8 +79,8 @@ def test_updates_are_compared_and_not_the_models_that_they_change() -> None:
     start = Payload(clients=(2, 5, 7), parameters={"a": torch.full((3, 3), 50.0), "b": torch.full((3, 2, 2), 50.0)})
     a, b = (tensor + 1e-3 for tensor in start.parameters.values())
     b[1, 0, 1] = 2e3  # 15 times as long as the models, 10^6 times as long as the updates
-    answer = Payload(clients=(2, 5, 7), parameters={"a": a, "b": b})
-    assert list(inspect_upload(answer, STAGE, NETS, sent=start)[2]) == [5]
+    upload = Payload(clients=(2, 5, 7), parameters={"a": a, "b": b})
+    assert list(inspect_upload(upload, STAGE, NETS, sent=start)[2]) == [5]
 
 
 def test_without_a_start_the_answer_itself_is_bounded() -> None:

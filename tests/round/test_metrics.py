@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fl_lightning.round.metrics import OverClients, client_values, over_clients, summarise
+from fl_lightning.round.metrics import OverClients, client_values, over_clients, summarize
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.selection import Selection
 
@@ -12,15 +12,15 @@ TOTALS = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0], [9.0, 10.0]])
 VALUES = torch.tensor([0.5, 0.75, 0.9], dtype=torch.float64)
 
 
-def test_figures_over_clients_by_hand() -> None:
+def test_metrics_over_clients_by_hand() -> None:
     metric = OverClients()
     metric.update(TOTALS)
-    found = metric.compute()
+    actual = metric.compute()
 
-    assert found["mean"] == pytest.approx(2.15 / 3)
-    assert found["std"] == pytest.approx(math.sqrt(((VALUES - 2.15 / 3) ** 2).mean()))
-    assert found["worst"] == 0.5
-    assert found["weighted"] == pytest.approx(13 / 16)
+    assert actual["mean"] == pytest.approx(2.15 / 3)
+    assert actual["std"] == pytest.approx(math.sqrt(((VALUES - 2.15 / 3) ** 2).mean()))
+    assert actual["worst"] == 0.5
+    assert actual["weighted"] == pytest.approx(13 / 16)
 
 
 def test_the_worst_of_a_loss_is_the_largest() -> None:
@@ -47,39 +47,39 @@ def test_no_client_with_examples_gives_nan() -> None:
     assert all(value.isnan() for value in metric.compute().values())
 
 
-def test_figures_without_clients_and_of_numbers_that_are_not_finite() -> None:
+def test_metrics_without_clients_and_of_numbers_that_are_not_finite() -> None:
     assert all(value.isnan() for value in over_clients(torch.zeros(0, 2)).values())
     totals = torch.tensor([[math.nan, 2.0], [3.0, 4.0], [math.inf, 0.0]])  # the last has no examples
     assert all(value.isnan() for value in over_clients(totals).values())
     totals[0, 0] = math.inf
-    found = over_clients(totals, higher_is_better=False)
-    assert [float(found[kind]) for kind in ("mean", "worst", "weighted")] == [math.inf] * 3
-    assert summarise(Payload(clients=())) == {}
+    actual = over_clients(totals, higher_is_better=False)
+    assert [float(actual[kind]) for kind in ("mean", "worst", "weighted")] == [math.inf] * 3
+    assert summarize(Payload(clients=())) == {}
 
 
 def test_metrics_of_a_summary_do_not_mix() -> None:
-    signals = {"val/loss": TOTALS, "test/acc": TOTALS.flip(0) * torch.tensor([0.5, 1.0]), "test/mse": TOTALS[[0] * 4]}
-    figures = summarise(Payload(clients=(0, 1, 2, 3), signals=signals))
-    for name, totals in signals.items():
+    extras = {"val/loss": TOTALS, "test/acc": TOTALS.flip(0) * torch.tensor([0.5, 1.0]), "test/mse": TOTALS[[0] * 4]}
+    metrics = summarize(Payload(clients=(0, 1, 2, 3), extras=extras))
+    for name, totals in extras.items():
         alone = over_clients(totals, higher_is_better=name == "test/acc")
         for kind, value in alone.items():
-            assert figures[name if kind == "mean" else f"{name}_{kind}"] == pytest.approx(float(value))
+            assert metrics[name if kind == "mean" else f"{name}_{kind}"] == pytest.approx(float(value))
 
 
 def test_summary_names() -> None:
-    scores = Payload(clients=(0, 1, 2, 3), signals={"test/acc": TOTALS, "test/loss": TOTALS})
+    scores = Payload(clients=(0, 1, 2, 3), extras={"test/acc": TOTALS, "test/loss": TOTALS})
 
-    figures = summarise(scores, "gen/")
+    metrics = summarize(scores, "gen/")
 
-    assert set(figures) == {
+    assert set(metrics) == {
         f"gen/test/{name}{kind}" for name in ("acc", "loss") for kind in ("", "_std", "_worst", "_weighted")
     }
-    assert figures["gen/test/acc"] == pytest.approx(2.15 / 3)
-    assert (figures["gen/test/acc_worst"], figures["gen/test/loss_worst"]) == (0.5, pytest.approx(0.9))
+    assert metrics["gen/test/acc"] == pytest.approx(2.15 / 3)
+    assert (metrics["gen/test/acc_worst"], metrics["gen/test/loss_worst"]) == (0.5, pytest.approx(0.9))
 
 
 def test_values_of_single_clients() -> None:
-    scores = Payload(clients=(0, 2, 5, 6), signals={"val/acc": TOTALS})
+    scores = Payload(clients=(0, 2, 5, 6), extras={"val/acc": TOTALS})
 
     assert client_values(scores, "val/acc", [6, 0]).tolist() == pytest.approx([0.9, 0.5])
     assert client_values(scores, "val/acc").isnan().tolist() == [False, False, True, False]
@@ -89,14 +89,14 @@ def scores(val: list[float], test: list[float]) -> Payload:
     rows = {"val/acc": val, "test/acc": test}
     return Payload(
         clients=tuple(range(len(val))),
-        signals={name: torch.tensor([[value * 8, 8] for value in values]) for name, values in rows.items()},
+        extras={name: torch.tensor([[value * 8, 8] for value in values]) for name, values in rows.items()},
     )
 
 
 def follow(selection: Selection, rounds: list[tuple[list[float], list[float]]], start: int = 0) -> None:
     for round_idx, (val, test) in enumerate(rounds, start):
         payload = scores(val, test)
-        selection.update(round_idx, summarise(payload), payload)
+        selection.update(round_idx, summarize(payload), payload)
 
 
 ROUNDS = [
@@ -116,7 +116,7 @@ def test_the_round_is_chosen_on_validation_never_on_test() -> None:
     assert selection.result["val/acc"] == pytest.approx(0.5)
     assert selection.result["test/max_over_rounds"] == pytest.approx(1.0)
     # Each client on its own validation: client 0 chooses round 1 (0.5), client 1 round 2 (0.75).
-    assert selection.result["test/acc_client_chosen"] == pytest.approx((0.5 + 0.75) / 2)
+    assert selection.result["test/acc_per_client_selection"] == pytest.approx((0.5 + 0.75) / 2)
 
 
 def test_the_smallest_loss_wins() -> None:
@@ -138,10 +138,10 @@ def test_selection_continues_from_its_state() -> None:
 def test_a_first_round_that_is_not_a_number_does_not_stay() -> None:
     selection = Selection()
     nothing = scores([0.0, 0.0], [0.5, 0.5])
-    nothing.signals["val/acc"].zero_()
-    selection.update(0, summarise(nothing), nothing)
+    nothing.extras["val/acc"].zero_()
+    selection.update(0, summarize(nothing), nothing)
     follow(selection, ROUNDS[:1], start=1)
-    selection.update(2, summarise(nothing), nothing)
+    selection.update(2, summarize(nothing), nothing)
 
     assert selection.best_round == 1
     assert selection.result["val/acc"] == pytest.approx(0.375)

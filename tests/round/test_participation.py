@@ -27,9 +27,9 @@ def test_everyone_by_default() -> None:
 def test_number_of_clients(settings, expected) -> None:
     rounds = draws(Participation(**settings), 200)
 
-    assert all(len(effort) == expected and not dropped for effort, dropped in rounds)
-    assert all(list(effort) == sorted(effort) for effort, _ in rounds)
-    times = [sum(client in effort for effort, _ in rounds) for client in CLIENTS]
+    assert all(len(work_fraction) == expected and not dropped for work_fraction, dropped in rounds)
+    assert all(list(work_fraction) == sorted(work_fraction) for work_fraction, _ in rounds)
+    times = [sum(client in work_fraction for work_fraction, _ in rounds) for client in CLIENTS]
     mean = 200 * expected / 20
     assert min(times) > 0
     assert max(times) < mean + 5 * mean**0.5
@@ -43,19 +43,21 @@ def test_draws_depend_on_seed_and_round_alone() -> None:
 
     assert draws(participation, 10, seed=5) == backwards[::-1]
     assert draws(participation, 10, seed=6) != backwards[::-1]
-    assert len({tuple(effort) for effort, _ in backwards}) > 5
+    assert len({tuple(work_fraction) for work_fraction, _ in backwards}) > 5
 
 
 def test_dropouts_and_stragglers_have_the_asked_for_rates() -> None:
     rounds = draws(Participation(num_clients=10, dropout_probability=0.2, straggler_probability=0.4), 300)
 
     dropped = sum(len(gone) for _, gone in rounds)
-    efforts = [share for effort, _ in rounds for share in effort.values()]
-    slow = [share for share in efforts if share < 1]
+    work_fractions = [share for work_fraction, _ in rounds for share in work_fraction.values()]
+    slow = [share for share in work_fractions if share < 1]
 
-    assert all(len(effort) + len(gone) == 10 and not set(effort) & set(gone) for effort, gone in rounds)
+    assert all(
+        len(work_fraction) + len(gone) == 10 and not set(work_fraction) & set(gone) for work_fraction, gone in rounds
+    )
     assert dropped / 3000 == pytest.approx(0.2, abs=0.03)
-    assert len(slow) / len(efforts) == pytest.approx(0.4, abs=0.04)
+    assert len(slow) / len(work_fractions) == pytest.approx(0.4, abs=0.04)
     assert sum(slow) / len(slow) == pytest.approx(0.5, abs=0.04)
     assert 0 <= min(slow) < 0.05
 
@@ -64,8 +66,8 @@ def test_dropping_out_does_not_change_who_was_chosen() -> None:
     plain = draws(Participation(num_clients=5))
     flaky = draws(Participation(num_clients=5, dropout_probability=0.5))
 
-    for (effort, _), (answered, gone) in zip(plain, flaky, strict=True):
-        assert sorted([*answered, *gone]) == list(effort)
+    for (work_fraction, _), (responded, gone) in zip(plain, flaky, strict=True):
+        assert sorted([*responded, *gone]) == list(work_fraction)
 
 
 @pytest.mark.parametrize(("fraction", "expected"), [(0.0, 10), (0.1, 9), (0.25, 8), (0.5, 5), (0.9, 1)])
@@ -99,7 +101,7 @@ def test_epochs_of_a_straggler() -> None:
         ({"fraction": 1.1}, r"participation.fraction must be in \(0, 1\], got 1.1"),
         ({"num_clients": 0}, "participation.num_clients must be at least 1, got 0"),
         ({"min_clients": 0}, "participation.min_clients must be at least 1, got 0"),
-        ({"max_void_rounds": 0}, "participation.max_void_rounds must be at least 1, got 0"),
+        ({"max_failed_rounds": 0}, "participation.max_failed_rounds must be at least 1, got 0"),
         ({"num_clients": 2, "fraction": 0.5}, "participation.fraction or participation.num_clients, not both"),
         ({"dropout_probability": 1.0}, r"participation.dropout_probability must be in \[0, 1\), got 1.0"),
         ({"straggler_probability": -0.1}, "participation.straggler_probability must be"),

@@ -4,12 +4,12 @@ import torch
 from fl_lightning.round.payload import Payload, concatenate, finite_rows, flatten, unflatten
 
 
-def payload(*clients: int, **signals: torch.Tensor) -> Payload:
+def payload(*clients: int, **extras: torch.Tensor) -> Payload:
     column = torch.tensor(clients, dtype=torch.float64)
     return Payload(
         clients=clients,
         parameters={"w": column[:, None, None] * torch.ones(2, 3, dtype=torch.float64), "b": -column},
-        signals=signals,
+        extras=extras,
         num_examples=torch.tensor(clients) * 10,
     )
 
@@ -19,7 +19,7 @@ def test_attached_tensors_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'convs.0.weight' is attached to a graph; detach it"):
         Payload(clients=(0, 1), parameters={"convs.0.weight": weight * 2})
     with pytest.raises(ValueError, match="'embedding' is attached"):
-        Payload(clients=(0, 1), signals={"embedding": weight})
+        Payload(clients=(0, 1), extras={"embedding": weight})
 
 
 def test_bytes_on_the_wire() -> None:
@@ -37,7 +37,7 @@ def test_rows_follow_the_clients_asked_for() -> None:
     assert picked.clients == (6, 1)
     assert picked.parameters["b"].tolist() == [-6, -1]
     assert picked.parameters["w"][:, 1, 2].tolist() == [6, 1]
-    assert picked.signals["moments"].tolist() == [60, 10]
+    assert picked.extras["moments"].tolist() == [60, 10]
     assert picked.num_examples.tolist() == [60, 10]
     assert sent.rows((1, 4, 6)) is sent
     with pytest.raises(KeyError):
@@ -73,7 +73,7 @@ def test_parts_are_collected_as_they_come() -> None:
     assert shapes == [(4, 2, 3), (4,), (4,), (4,)]
     assert whole.clients == (3, 5, 8)  # client 4 failed
     assert whole.parameters["b"].tolist() == [-3, -5, -8]
-    assert whole.signals["moments"].tolist() == [3, 5, 8]
+    assert whole.extras["moments"].tolist() == [3, 5, 8]
     assert whole.num_examples.tolist() == [30, 50, 80]
     assert Payload.collect([parts[1]], (5,), allocate) is parts[1]
     assert Payload.collect([], (5,), allocate).clients == ()
@@ -85,7 +85,7 @@ def test_concatenation_sorts_clients_and_matches_by_name() -> None:
     swapped = Payload(
         clients=right.clients,
         parameters=dict(reversed(right.parameters.items())),
-        signals=right.signals,
+        extras=right.extras,
         num_examples=right.num_examples,
     )
 
@@ -94,7 +94,7 @@ def test_concatenation_sorts_clients_and_matches_by_name() -> None:
     assert joined.clients == (1, 3, 5, 8)
     assert joined.parameters["b"].tolist() == [-1, -3, -5, -8]
     assert joined.parameters["w"].shape == (4, 2, 3)
-    assert joined.signals["moments"].tolist() == [1, 3, 5, 8]
+    assert joined.extras["moments"].tolist() == [1, 3, 5, 8]
     assert joined.num_examples.tolist() == [10, 30, 50, 80]
     assert concatenate([]).clients == ()
 
@@ -127,14 +127,14 @@ def test_finite_rows(bad) -> None:
     assert finite_rows([torch.tensor([1, 2])]).tolist() == [True, True]
 
 
-def test_signals_of_different_shapes_are_named() -> None:
-    parts = [Payload(clients=(c,), signals={"prototypes": torch.zeros(1, 3, width)}) for c, width in ((0, 8), (1, 16))]
+def test_outputs_of_different_shapes_are_named() -> None:
+    parts = [Payload(clients=(c,), extras={"prototypes": torch.zeros(1, 3, width)}) for c, width in ((0, 8), (1, 16))]
     with pytest.raises(ValueError, match=r"clients sent 'prototypes' in different shapes, \(3, 8\), \(3, 16\)"):
         concatenate(parts)
 
 
-def test_a_signal_may_not_hide_a_parameter() -> None:
-    with pytest.raises(ValueError, match=r"\['weight'\] are parameters and signals"):
-        Payload(clients=(0,), parameters={"weight": torch.ones(1)}, signals={"weight": torch.zeros(1)})
+def test_a_output_may_not_hide_a_parameter() -> None:
+    with pytest.raises(ValueError, match=r"\['weight'\] are parameters and client outputs"):
+        Payload(clients=(0,), parameters={"weight": torch.ones(1)}, extras={"weight": torch.zeros(1)})
     both = {"weight": torch.ones(1)}
-    assert Payload(clients=(0,), parameters=both, signals=both).num_bytes == 4
+    assert Payload(clients=(0,), parameters=both, extras=both).num_bytes == 4

@@ -40,20 +40,20 @@ def test_gradients_are_shortened_over_all_parameters_together() -> None:
         "weight": torch.tensor([[3.0, 0.0], [0.3, 0.0], [9.0, 9.0], [float("nan"), 0.0]]),
         "scale": torch.tensor([4.0, 0.4, 9.0, 1.0]),
     }
-    found = clipped_sum(gradients, torch.tensor([True, True, False, True]), 1.0)
+    actual = clipped_sum(gradients, torch.tensor([True, True, False, True]), 1.0)
 
     # norms 5, 0.5; the third was not drawn, the fourth is not finite: 3/5 + 0.3 and 4/5 + 0.4
-    assert found["weight"].tolist() == pytest.approx([0.9, 0.0])
-    assert found["scale"].item() == pytest.approx(1.2)
+    assert actual["weight"].tolist() == pytest.approx([0.9, 0.0])
+    assert actual["scale"].item() == pytest.approx(1.2)
 
 
 def test_half_precision_is_clipped_and_summed_in_single() -> None:
     gradients = {"w": torch.full((100, 64), 0.125, dtype=torch.bfloat16)}  # norm 1 each, exactly
 
-    found = clipped_sum(gradients, torch.ones(100, dtype=torch.bool), 0.5)["w"]
+    actual = clipped_sum(gradients, torch.ones(100, dtype=torch.bool), 0.5)["w"]
 
-    assert found.dtype == torch.float32
-    assert found.norm().item() == pytest.approx(50.0, rel=1e-5)
+    assert actual.dtype == torch.float32
+    assert actual.norm().item() == pytest.approx(50.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("most_examples", [1, 2, 100])
@@ -68,11 +68,11 @@ def test_the_gradient_of_a_client_by_hand(most_examples) -> None:
         return (one.x @ parameters["w"]).sum()  # its gradient is the example itself
 
     noise = {"w": torch.tensor([1.0, 0.0, 0.0, -1.0])}
-    found = private_gradient(loss, {"w": torch.zeros(4)}, drawn, noise, 2.0, most_examples)
+    actual = private_gradient(loss, {"w": torch.zeros(4)}, drawn, noise, 2.0, most_examples)
 
     x_NF = batch.x[batch.train_mask]
     expected = (x_NF * (2.0 / x_NF.norm(dim=1)).clamp(max=1)[:, None]).sum(dim=0) + 2.0 * noise["w"]
-    torch.testing.assert_close(found["w"], expected / 6)
+    torch.testing.assert_close(actual["w"], expected / 6)
 
 
 def test_each_example_has_a_dropout_of_its_own() -> None:
@@ -80,12 +80,12 @@ def test_each_example_has_a_dropout_of_its_own() -> None:
     drawn = next(poisson_draws(batch, torch.tensor([77]), KeyedNumbers()))
 
     def loss(parameters, one):
-        place = (drawn.x == one.x).all(dim=-1).float().argmax()
-        return ((one.key % 1000).float() * parameters["w"]).index_select(0, place[None]).sum()
+        index = (drawn.x == one.x).all(dim=-1).float().argmax()
+        return ((one.key % 1000).float() * parameters["w"]).index_select(0, index[None]).sum()
 
-    found = private_gradient(loss, {"w": torch.zeros(20)}, drawn, {"w": torch.zeros(20)}, 1e9, 100)["w"] * 20
+    actual = private_gradient(loss, {"w": torch.zeros(20)}, drawn, {"w": torch.zeros(20)}, 1e9, 100)["w"] * 20
 
-    assert len(found.round().unique()) > 15, "twenty keys, one for each example"
+    assert len(actual.round().unique()) > 15, "twenty keys, one for each example"
 
 
 # ---------------------------------------------------------------- noise and draws
@@ -141,10 +141,10 @@ def test_a_draw_may_be_empty() -> None:
     empty = [drawn for drawn in draws if not drawn.train_mask[0].any()]
     assert empty
     chosen = empty[0].select(torch.tensor([0]))
-    found = private_gradient(
+    actual = private_gradient(
         lambda p, one: (one.x @ p["w"]).sum(), {"w": torch.zeros(4)}, single(chosen), {"w": torch.ones(4)}, 2.0, 9
     )
-    assert found["w"].tolist() == [2.0] * 4, "noise alone, over the one example that was expected"
+    assert actual["w"].tolist() == [2.0] * 4, "noise alone, over the one example that was expected"
 
 
 def test_sampling_rates() -> None:
@@ -170,8 +170,8 @@ def test_different_steps_and_other_mechanisms_are_composed() -> None:
     accountant.compose(PoissonSampledDpEvent(0.2, GaussianDpEvent(2.0)), 7)
     accountant.compose(GaussianDpEvent(5.0), 2)
 
-    found = epsilon_of({(0.1, 1.0): 30, (0.2, 2.0): 7}, 1e-6, precision=2 / 25)
-    assert found == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-9)
+    actual = epsilon_of({(0.1, 1.0): 30, (0.2, 2.0): 7}, 1e-6, precision=2 / 25)
+    assert actual == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-9)
     assert epsilon_of({}, 1e-5) == epsilon_of({(0.1, 1.0): 0}, 1e-5) == 0.0
     assert epsilon_of({(0.1, 0.0): 1}, 1e-5) == math.inf
 

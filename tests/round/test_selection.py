@@ -13,7 +13,7 @@ def scores(val: list[float], test: list[float], clients: tuple[int, ...] = (0, 1
     def totals(values: list[float]) -> torch.Tensor:
         return torch.tensor([[10 * value, 10] for value in values])
 
-    return Payload(clients=clients, signals={"val/acc": totals(val), "test/acc": totals(test)})
+    return Payload(clients=clients, extras={"val/acc": totals(val), "test/acc": totals(test)})
 
 
 def metrics(val: float, test: float, **others: float) -> dict[str, float]:
@@ -28,8 +28,8 @@ def test_every_model_and_every_client_has_the_round_of_its_own_validation() -> N
     assert selection.result["test/acc"] == 0.4  # not the 0.9 of round 0, which only test would have chosen
     assert selection.result["test/max_over_rounds"] == 0.9
     assert selection.result["gen/test/acc"] == 0.8
-    assert selection.result["gen/test/acc_own_choice"] == 0.3
-    assert selection.result["test/acc_client_chosen"] == pytest.approx((0.8 + 0.6) / 2)
+    assert selection.result["gen/test/acc_at_own_best_round"] == 0.3
+    assert selection.result["test/acc_per_client_selection"] == pytest.approx((0.8 + 0.6) / 2)
 
 
 def test_of_rounds_alike_the_first_is_reported() -> None:
@@ -40,8 +40,8 @@ def test_of_rounds_alike_the_first_is_reported() -> None:
         )
     assert selection.best_round == 0
     assert selection.result["test/acc"] == 0.1
-    assert selection.result["gen/test/acc_own_choice"] == 0.1
-    assert selection.result["test/acc_client_chosen"] == pytest.approx(0.1)
+    assert selection.result["gen/test/acc_at_own_best_round"] == 0.1
+    assert selection.result["test/acc_per_client_selection"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("monitor", "mode"), [("val/loss", None), ("val/mse", None), ("val/roughness", "min")])
@@ -49,17 +49,17 @@ def test_less_of_an_error_is_better(monitor: str, mode: Literal["min"] | None) -
     selection = Selection(monitor, mode)
     test = monitor.replace("val/", "test/")
     for round_idx, (of_val, of_test) in enumerate([(3.0, 1.0), (1.0, 2.0), (2.0, 0.5)]):
-        signals = {name: torch.tensor([[10 * v, 10]] * 2) for name, v in ((monitor, of_val), (test, of_test))}
-        selection.update(round_idx, {monitor: of_val, test: of_test}, Payload(clients=(0, 1), signals=signals))
+        extras = {name: torch.tensor([[10 * v, 10]] * 2) for name, v in ((monitor, of_val), (test, of_test))}
+        selection.update(round_idx, {monitor: of_val, test: of_test}, Payload(clients=(0, 1), extras=extras))
     assert selection.best_round == 1
     assert selection.result[test] == 2.0
     assert selection.result["test/min_over_rounds"] == 0.5
-    assert selection.result[f"{test}_client_chosen"] == 2.0
+    assert selection.result[f"{test}_per_client_selection"] == 2.0
 
 
 def test_without_test_examples_validation_still_chooses() -> None:
     selection = Selection()
-    selection.update(0, {"val/acc": 0.5}, Payload(clients=(0,), signals={"val/acc": torch.tensor([[5.0, 10.0]])}))
+    selection.update(0, {"val/acc": 0.5}, Payload(clients=(0,), extras={"val/acc": torch.tensor([[5.0, 10.0]])}))
     assert selection.result == {"val/acc": 0.5, "best_round": 0}
     with pytest.raises(ValueError, match=r"trainer\.monitor is 'val/acc', which is not among test/acc"):
         selection.update(1, {"test/acc": 0.5}, scores([0.5] * 2, [0.5] * 2))
@@ -76,4 +76,4 @@ def test_a_client_that_is_missing_from_an_evaluation_keeps_its_round_and_shifts_
 
     chosen = {client: test for client, (_, test) in resumed.best_of_clients.items()}
     assert chosen == pytest.approx({1: 0.2, 3: 0.8, 7: 0.9})
-    assert resumed.result["test/acc_client_chosen"] == pytest.approx((0.2 + 0.8 + 0.9) / 3)
+    assert resumed.result["test/acc_per_client_selection"] == pytest.approx((0.2 + 0.8 + 0.9) / 3)

@@ -37,10 +37,10 @@ def test_what_is_written_is_read(tmp_path) -> None:
     content = {"format_version": checkpoint.FORMAT_VERSION, "x": [torch.arange(3), {"a": None, "b": "c", "d": 1.5}]}
     checkpoint.write(tmp_path / "new" / "a.ckpt", content)
 
-    found = checkpoint.read(tmp_path / "new" / "a.ckpt")
+    actual = checkpoint.read(tmp_path / "new" / "a.ckpt")
 
-    assert torch.equal(found["x"][0], torch.arange(3))
-    assert found["x"][1] == content["x"][1]
+    assert torch.equal(actual["x"][0], torch.arange(3))
+    assert actual["x"][1] == content["x"][1]
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["a.ckpt"]
 
 
@@ -138,7 +138,7 @@ def test_checkpoints_of_another_run_are_refused(
 ) -> None:
     settings = {"seed": {"seed": 1}, "participation": {"participation": Participation(held_out_fraction=0.2)}}
     model = make_model(hidden_channels=9) if what == "model" else make_model()
-    algorithm = FedPer() if what == "strategy" else FedAvg()
+    strategy = FedPer() if what == "strategy" else FedAvg()
     data = federation
     if what == "split":
         cache = str(tmp_path / "cache")
@@ -147,7 +147,7 @@ def test_checkpoints_of_another_run_are_refused(
     trainer = make_trainer(**settings.get(what, {}))
 
     with pytest.raises(ValueError, match=rf"belongs to another run; {named}.*Use the configuration it was made with"):
-        trainer.fit(model, data, algorithm, ckpt_path=str(path))
+        trainer.fit(model, data, strategy, ckpt_path=str(path))
 
 
 def test_all_that_differs_is_named(saved, path, federation, make_model, make_trainer) -> None:
@@ -228,13 +228,13 @@ def test_last_without_a_checkpoint_starts_anew_and_says_so(federation, make_mode
         make_trainer().fit(make_model(), federation, FedAvg(), ckpt_path="best")
 
 
-def test_validation_and_test_repeat_the_figures_of_the_round(saved, path, federation, make_model, make_trainer) -> None:
+def test_validation_and_test_repeat_the_metrics_of_the_round(saved, path, federation, make_model, make_trainer) -> None:
     expected = saved.run.history[-1]
     for verb in ("validate", "test"):
-        found = getattr(make_trainer(), verb)(make_model(), federation, FedAvg(), str(path))
-        assert len(found) == 8  # of the mixed model; the trained ones have ended with their round
-        assert found == {name: expected[name] for name in found}
-        assert {f"trained/{name}" for name in found} <= expected.keys()
+        actual = getattr(make_trainer(), verb)(make_model(), federation, FedAvg(), str(path))
+        assert len(actual) == 8  # of the mixed model; the trained ones have ended with their round
+        assert actual == {name: expected[name] for name in actual}
+        assert {f"trained/{name}" for name in actual} <= expected.keys()
 
 
 def test_a_finished_run_that_is_resumed_trains_no_more(saved, path, federation, make_model, make_trainer, assert_same):

@@ -39,7 +39,7 @@ def test_runs_that_begin_at_once_have_folders_of_their_own(tmp_path: Path) -> No
 
 @pytest.fixture
 def holder() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that hold locks, by what ``hold`` starts."""
+    """Processes that hold locks, by what ``set_client_data`` starts."""
     started: list[subprocess.Popen[str]] = []
     yield started
     for process in started:

@@ -118,5 +118,5 @@ def test_loggers_hold_the_chosen_round_and_the_table_is_written_beside_them(
     assert float(first["val/loss"]) != float(last["val/loss"])
     assert summary["val/loss"] == result["val/loss"] == float(first["val/loss"])
     events = EventAccumulator(str(tmp_path / "board")).Reload()
-    assert events.Scalars("chosen/val/loss")[0].value == pytest.approx(result["val/loss"])
+    assert events.Scalars("best/val/loss")[0].value == pytest.approx(result["val/loss"])
     assert "hparams" in events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from fl_lightning import ClientModule, FederatedDataModule, FederatedTrainer
 from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.data import ClientSplit, Examples, ExampleSource, GlobalSplit
-from fl_lightning.federation import OwnNames
+from fl_lightning.federation import UserNames
 from fl_lightning.models import GCN
 from fl_lightning.remote import LoopbackChannel, Site, SitePolicy, federate
 from fl_lightning.run.predictions import Predicted, write_predictions
@@ -66,20 +66,20 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def accuracy(rows: Sequence[dict[str, str]], split: str) -> float:
     """The mean over the clients of the share that is right."""
-    found: dict[str, list[bool]] = {}
+    actual: dict[str, list[bool]] = {}
     for row in rows:
         if row["split"] == split:
-            found.setdefault(row["client"], []).append(row["label"] == row["prediction"])
-    return statistics.fmean(statistics.fmean(each) for each in found.values())
+            actual.setdefault(row["client"], []).append(row["label"] == row["prediction"])
+    return statistics.fmean(statistics.fmean(each) for each in actual.values())
 
 
 def simulated(data: FederatedDataModule, model: ClientModule, make_trainer: Any, path: Path) -> dict[str, float]:
-    """Train, write what the last round predicts, and return its figures."""
+    """Train, write what the last round predicts, and return its metrics."""
     trainer = make_trainer(num_rounds=3, callbacks=[FederatedCheckpoint()])
     trainer.fit(model, data, FedAvg(num_epochs=3))
     outputs = trainer.predict(model, data, FedAvg(num_epochs=3), ckpt_path="last")
     parts = [
-        Predicted(task=data.task, holds=data.clients[client], own=data.own_names(client), output_NK=output_NK)
+        Predicted(task=data.task, client_data=data.clients[client], names=data.user_names(client), output_NK=output_NK)
         for client, output_NK in outputs.items()
     ]
     write_predictions(path, parts)
@@ -121,7 +121,7 @@ def test_the_reported_error_of_a_regression_is_that_of_the_file(make_trainer, tm
     assert list(rows[0]) == ["client", "example", "split", *kinds]
     errors: dict[str, list[float]] = {}
     for row in (row for row in rows if row["split"] == "test"):
-        gaps = [float(row[f"target_{place}"]) - float(row[f"prediction_{place}"]) for place in range(2)]
+        gaps = [float(row[f"target_{index}"]) - float(row[f"prediction_{index}"]) for index in range(2)]
         errors.setdefault(row["client"], []).append(statistics.fmean(gap**2 for gap in gaps))
     assert statistics.fmean(map(statistics.fmean, errors.values())) == pytest.approx(result["test/mse"], rel=1e-4)
     source = Sums().load(None, 0)
@@ -140,7 +140,7 @@ def test_a_site_writes_the_same_file(make_trainer, tmp_path) -> None:
             FedAvg(num_epochs=3),
             tmp_path / client.name,
             policy=SitePolicy(min_examples=1),
-            own=data.own_names(number),
+            names=data.user_names(number),
         )
         for number, client in enumerate(data.clients)
     ]
@@ -155,18 +155,18 @@ def test_a_site_writes_the_same_file(make_trainer, tmp_path) -> None:
     whole = rows_of(tmp_path / "predictions.csv")
     assert accuracy(own, "test") == pytest.approx(result["test/acc"], abs=1e-6)
     assert [list(row) for row in own] == [list(row) for row in whole]
-    told = ("client", "node", "name", "split", "label", "prediction")
-    assert [[row[name] for name in told] for row in own] == [[row[name] for name in told] for row in whole]
+    reported = ("client", "node", "name", "split", "label", "prediction")
+    assert [[row[name] for name in reported] for row in own] == [[row[name] for name in reported] for row in whole]
     for mine, theirs in zip(own, whole, strict=True):
         assert float(mine["probability_ill"]) == pytest.approx(float(theirs["probability_ill"]), abs=1e-4)
 
 
 def test_classes_without_names_have_numbers(tmp_path) -> None:
     data = wards(tmp_path)
-    own = OwnNames(number_N=torch.arange(60), class_names=("sick",))
+    own = UserNames(number_N=torch.arange(60), class_names=("sick",))
     output_NK = torch.tensor([0.2, 0.7, 0.1]).expand(60, 3)
     write_predictions(
-        tmp_path / "p.csv", [Predicted(task=data.task, holds=data.clients[0], own=own, output_NK=output_NK)]
+        tmp_path / "p.csv", [Predicted(task=data.task, client_data=data.clients[0], names=own, output_NK=output_NK)]
     )
     rows = rows_of(tmp_path / "p.csv")
     assert list(rows[0])[-3:] == ["probability_sick", "probability_1", "probability_2"]

@@ -161,9 +161,9 @@ def test_two_processes_hand_over_to_one(tmp_path, one_process, two_processes, as
 
 def slurm(rank: int) -> dict[str, str]:
     """What ``srun`` tells the process on one of two machines."""
-    told = {"NTASKS": 2, "NTASKS_PER_NODE": 1, "JOB_ID": 15_432, "PROCID": rank, "LOCALID": 0, "NODEID": rank}
+    reported = {"NTASKS": 2, "NTASKS_PER_NODE": 1, "JOB_ID": 15_432, "PROCID": rank, "LOCALID": 0, "NODEID": rank}
     names = {"SLURM_JOB_NAME": "federation", "SLURM_NODELIST": "127.0.0.1"}
-    return {f"SLURM_{name}": str(value) for name, value in told.items()} | names
+    return {f"SLURM_{name}": str(value) for name, value in reported.items()} | names
 
 
 def free_port() -> str:
@@ -180,16 +180,16 @@ def test_two_machines_equal_one(launcher, tmp_path, one_process, assert_same) ->
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     machines = []
     for rank in range(2):
-        command, told = [SCRIPT, json.dumps([run])], {}
+        command, reported = [SCRIPT, json.dumps([run])], {}
         if launcher == "torchrun":
             settings = {"nnodes": 2, "node-rank": rank, "nproc-per-node": 1, "master-addr": "127.0.0.1"}
             options = [f"--{name}={value}" for name, value in (settings | {"master-port": port}).items()]
             command = ["-m", "torch.distributed.run", *options, *command]
         else:
-            told = slurm(rank) | {"MASTER_PORT": port}
-        told |= {"OMP_NUM_THREADS": "1"}
+            reported = slurm(rank) | {"MASTER_PORT": port}
+        reported |= {"OMP_NUM_THREADS": "1"}
         machines.append(
-            subprocess.Popen([sys.executable, *command], env=environment | told, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen([sys.executable, *command], env=environment | reported, stderr=subprocess.PIPE, text=True)
         )
     try:
         for machine in machines:
@@ -202,7 +202,7 @@ def test_two_machines_equal_one(launcher, tmp_path, one_process, assert_same) ->
 
 
 @pytest.mark.full
-def test_failures_of_both_processes_are_told_once(two_processes) -> None:
+def test_failures_of_both_processes_are_reported_once(two_processes) -> None:
     lines = [line for line in two_processes.stderr.splitlines() if "client-03 failed in stage 'train' round" in line]
     assert len(lines) == 1  # that it fails alike in the second round is only counted
 
@@ -211,13 +211,13 @@ def test_failures_of_both_processes_are_told_once(two_processes) -> None:
 
 
 def test_shards_are_balanced_and_hold_every_client_once() -> None:
-    work = [30, 1, 17, 4, 4, 22, 9, 13, 2, 8]
+    costs = [30, 1, 17, 4, 4, 22, 9, 13, 2, 8]
     for num_processes in (1, 2, 3, 10):
-        shards = shard(work, num_processes)
+        shards = shard(costs, num_processes)
         assert sorted(client for clients in shards for client in clients) == list(range(10))
         assert all(clients == tuple(sorted(clients)) and clients for clients in shards)
-        loads = [sum(work[client] for client in clients) for clients in shards]
-        assert max(loads) <= max(max(work), 4 / 3 * sum(work) / num_processes)
+        loads = [sum(costs[client] for client in clients) for clients in shards]
+        assert max(loads) <= max(max(costs), 4 / 3 * sum(costs) / num_processes)
 
 
 def test_clients_without_work_are_spread_too() -> None:
@@ -270,19 +270,19 @@ def test_a_process_without_clients_sends_nothing(gather_with) -> None:
 
 
 def test_state_that_only_one_process_has_is_zero_in_the_other(gather_with) -> None:
-    mine = Payload(clients=(0,), signals={"optimizer/started/w": torch.tensor([False])})
+    mine = Payload(clients=(0,), extras={"optimizer/started/w": torch.tensor([False])})
     slots = {"optimizer/started/w": torch.tensor([True]), "optimizer/step/w": torch.tensor([3.0])}
 
-    both = gather_with(mine, Payload(clients=(1,), signals=slots))
+    both = gather_with(mine, Payload(clients=(1,), extras=slots))
 
-    assert both.signals["optimizer/step/w"].tolist() == [0.0, 3.0]
-    assert both.signals["optimizer/started/w"].tolist() == [False, True]
+    assert both.extras["optimizer/step/w"].tolist() == [0.0, 3.0]
+    assert both.extras["optimizer/started/w"].tolist() == [False, True]
 
 
 def test_unlike_shapes_in_two_processes_name_the_tensor(gather_with) -> None:
-    mine = Payload(clients=(0,), signals={"embedding": torch.ones(1, 3)})
+    mine = Payload(clients=(0,), extras={"embedding": torch.ones(1, 3)})
     with pytest.raises(ValueError, match="processes sent 'embedding' in different forms"):
-        gather_with(mine, Payload(clients=(1,), signals={"embedding": torch.ones(1, 4)}))
+        gather_with(mine, Payload(clients=(1,), extras={"embedding": torch.ones(1, 4)}))
 
 
 def test_objects_of_all_processes(monkeypatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fl_lightning import Callback, ClientModule, Participation, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.run import result
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg, FedSheafHN, Local
 
 
@@ -40,17 +40,22 @@ def test_what_a_run_came_to(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(executor=SequentialExecutor(), callbacks=CommunicationLedger(), seed=3)
     with pytest.warns(UserWarning, match=r"client-03 and 1 other failed"):
         chosen = trainer.fit(make_model(Fails), federation, FedAvg())
-    found = read(trainer)
-    assert found["result"] == chosen
-    assert (found["status"], found["error"]) == ("finished", "")
-    assert found["failures"] == {"client-03": 3, "client-04": 3}
-    assert (found["num_rounds"], found["num_void_rounds"], found["seed"], found["monitor"]) == (3, 0, 3, "val/acc")
-    assert found["seconds"] == pytest.approx(sum(row["seconds"] for row in trainer.run.history))
-    assert found["bytes"] == {
+    actual = read(trainer)
+    assert actual["result"] == chosen
+    assert (actual["status"], actual["error"]) == ("finished", "")
+    assert actual["failures"] == {"client-03": 3, "client-04": 3}
+    assert (actual["num_rounds"], actual["num_failed_rounds"], actual["seed"], actual["monitor"]) == (
+        3,
+        0,
+        3,
+        "val/acc",
+    )
+    assert actual["seconds"] == pytest.approx(sum(row["seconds"] for row in trainer.run.history))
+    assert actual["bytes"] == {
         way: sum(row[f"comm/bytes_{way}"] for row in trainer.run.history) for way in ("up", "down", "peer")
     }
-    assert found["partition_hash"] == federation.partition_hash
-    assert found["versions"].keys() >= {"fl-lightning", "torch"}
+    assert actual["partition_hash"] == federation.partition_hash
+    assert actual["versions"].keys() >= {"fl-lightning", "torch"}
     assert not (trainer.run.folder / "run.lock").exists()
 
 
@@ -58,9 +63,9 @@ def test_nothing_is_made_up(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=1)
     trainer.fit(make_model(), federation, FedAvg())
     trainer.run.selection.result["test/acc"] = math.nan
-    found = result.summary(trainer.run)
-    assert found["bytes"] == {}
-    assert found["result"]["test/acc"] is None
+    actual = result.summary(trainer.run)
+    assert actual["bytes"] == {}
+    assert actual["result"]["test/acc"] is None
 
 
 class Stops(Callback):
@@ -88,7 +93,7 @@ def test_how_it_ended(federation, make_model, make_trainer) -> None:
     assert (read(trainer)["status"], read(trainer)["error"]) == ("failed", "ZeroDivisionError: a bug")
 
 
-# ---------------------------------------------------------------- void rounds
+# ---------------------------------------------------------------- failed rounds
 
 
 def test_a_federation_in_which_everybody_fails_is_no_success(federation, make_model, make_trainer) -> None:
@@ -98,16 +103,16 @@ def test_a_federation_in_which_everybody_fails_is_no_success(federation, make_mo
         def aggregate(self, stage, upload) -> None:
             taken_in.append(upload)
 
-    participation = Participation(max_void_rounds=2)
+    participation = Participation(max_failed_rounds=2)
     trainer = make_trainer(executor=SequentialExecutor(), participation=participation, num_rounds=9)
     message = (
-        r"the last 2 rounds were void .*: fewer than 1 clients answered .*; client-00 and 4 more: RuntimeError: out of"
+        r"the last 2 rounds failed .*: fewer than 1 clients responded .*; client-00 and 4 more: RuntimeError: out of"
     )
-    with pytest.warns(UserWarning, match="failed in stage"), pytest.raises(TooFewAnswers, match=message):
+    with pytest.warns(UserWarning, match="failed in stage"), pytest.raises(TooFewUpdates, match=message):
         trainer.fit(make_model(FailsAlways), federation, Watched())
     assert not taken_in
-    assert [row["void"] for row in trainer.run.history] == [1, 1]
-    assert (read(trainer)["status"], read(trainer)["num_void_rounds"]) == ("failed", 2)
+    assert [row["failed_round"] for row in trainer.run.history] == [1, 1]
+    assert (read(trainer)["status"], read(trainer)["num_failed_rounds"]) == ("failed", 2)
     assert read(trainer)["failures"] == {f"client-0{client}": 2 for client in range(5)}
 
 
@@ -115,33 +120,33 @@ def test_a_federation_that_never_begins_is_no_success(federation, make_model, ma
     trainer = make_trainer(executor=SequentialExecutor())
     with (
         pytest.warns(UserWarning, match="before round 0"),
-        pytest.raises(TooFewAnswers, match="no round can begin, fewer than 1 clients answered"),
+        pytest.raises(TooFewUpdates, match="no round can begin, fewer than 1 clients responded"),
     ):
         trainer.fit(make_model(FailsAlways), federation, FedSheafHN(init_epochs=1, num_neighbors=2))
     assert (read(trainer)["status"], read(trainer)["num_rounds"]) == ("failed", 0)
 
 
 @pytest.mark.parametrize(("min_clients", "void"), [(3, 0), (4, 1)])
-def test_a_round_with_fewer_answers_than_the_quorum_is_void(
+def test_a_round_with_fewer_updates_than_the_quorum_is_failed(
     min_clients, void, federation, make_model, make_trainer
 ) -> None:
     participation = Participation(min_clients=min_clients)
     trainer = make_trainer(executor=SequentialExecutor(), participation=participation, num_rounds=2)
-    ends = pytest.raises(TooFewAnswers, match="nothing was learned, all 2 rounds were void: fewer than 4 clients")
+    ends = pytest.raises(TooFewUpdates, match="nothing was learned, all 2 rounds failed: fewer than 4 clients")
     with pytest.warns(UserWarning, match="failed in stage"), ends if void else nullcontext():
         trainer.fit(make_model(Fails), federation, FedAvg())
-    found = read(trainer)
-    assert (found["status"], found["result"] == {}) == (("failed", True) if void else ("finished", False))
-    assert [row["void"] for row in trainer.run.history] == [void] * 2
+    actual = read(trainer)
+    assert (actual["status"], actual["result"] == {}) == (("failed", True) if void else ("finished", False))
+    assert [row["failed_round"] for row in trainer.run.history] == [void] * 2
     start = trainer.run.architectures[0]
     moved = any((model != start[name]).any() for name, model in trainer.run.strategy.models.items())
     assert moved == (not void)
 
 
-def test_void_rounds_are_counted_in_a_row_and_over_a_resume(
+def test_failed_rounds_are_counted_in_a_row_and_over_a_resume(
     federation, make_model, make_trainer, tmp_path: Path
 ) -> None:
-    participation = Participation(num_clients=1, dropout_probability=0.5, max_void_rounds=2)
+    participation = Participation(num_clients=1, dropout_probability=0.5, max_failed_rounds=2)
     gone = [not participation.draw(range(5), round_idx, 0)[0] for round_idx in range(60)]
     end = next(i for i in range(1, 60) if gone[i] and gone[i - 1])
     path = tmp_path / "federation/version_0/checkpoints/last.ckpt"
@@ -149,7 +154,7 @@ def test_void_rounds_are_counted_in_a_row_and_over_a_resume(
     first.fit(make_model(), federation, Local())
     first.save_checkpoint(path)
     second = make_trainer(participation=participation, num_rounds=60)
-    with pytest.raises(TooFewAnswers, match=r"client-0.: dropped out"):
+    with pytest.raises(TooFewUpdates, match=r"client-0.: dropped out"):
         second.fit(make_model(), federation, Local(), ckpt_path=str(path))
     assert second.run.round_idx == end + 1
     assert second.run.num_failures == {}
@@ -157,5 +162,5 @@ def test_void_rounds_are_counted_in_a_row_and_over_a_resume(
 
 def test_new_clients_need_no_quorum(federation, make_model, make_trainer) -> None:
     participation = Participation(held_out_fraction=0.2, min_clients=4)
-    found = make_trainer(participation=participation).fit(make_model(), federation, FedAvg())
-    assert "new/test/acc" in found
+    actual = make_trainer(participation=participation).fit(make_model(), federation, FedAvg())
+    assert "unseen/test/acc" in actual

@@ -60,9 +60,9 @@ def test_what_leaves_the_mathematics_alone_is_no_difference(old: str, new: str) 
     ],
 )
 def test_what_changes_the_mathematics_is_named(old: str, new: str, expected: str) -> None:
-    found = differences(of_config(CONFIG), of_config(CONFIG.replace(old, new)))
-    assert found
-    assert all(line.startswith(expected) for line in found)
+    actual = differences(of_config(CONFIG), of_config(CONFIG.replace(old, new)))
+    assert actual
+    assert all(line.startswith(expected) for line in actual)
 
 
 def test_objects_tell_what_they_were_made_with() -> None:

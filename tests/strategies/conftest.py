@@ -38,7 +38,7 @@ def fit(federation, make_model, make_trainer):
 
 
 @pytest.fixture
-def relabelled(graphs, given_clients):
+def relabeled(graphs, given_clients):
     """The graphs as they are, and with other labels outside the training nodes."""
     data = []
     for flip in (False, True):

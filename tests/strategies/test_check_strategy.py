@@ -153,7 +153,7 @@ class WritesIntoUploads(FedAvg):
     c.check_communication_is_described, "stage 'train' sends size, and nothing says what that is: give the function"
 )
 class SendsWithoutWords(FedAvg):
-    def signals(self) -> Any:
+    def client_outputs(self) -> Any:
         return {"size": lambda client, parameters, batch, context: batch.example_mask.sum()}
 
 
@@ -206,14 +206,16 @@ class ScoresByMemory(FedAvg):
         return {name: -tensor for name, tensor in models.parameters.items()}
 
 
-@breaks(c.check_new_clients_do_not_train_the_server, "what the server knows of others changed when new clients joined")
+@breaks(
+    c.check_new_clients_do_not_train_the_server, "what the server knows of others changed when unseen clients joined"
+)
 class TrainsOnNewClients(FedAvg):
-    def admit(self, stage: Any, upload: Payload) -> None:
+    def onboard(self, stage: Any, upload: Payload) -> None:
         self.aggregate(stage, upload)
 
 
 @pytest.mark.parametrize(("kind", "check", "message"), BROKEN)
-def test_what_is_wrong_is_told(kind: type[FedAvg], check: Any, message: str, federation: Any) -> None:
+def test_what_is_wrong_is_reported(kind: type[FedAvg], check: Any, message: str, federation: Any) -> None:
     client = ClientModule([lambda *sizes: GCN(*sizes, hidden_channels=8)])
     with pytest.raises(AssertionError, match=rf"^{kind.__name__} on data: {check.__name__}: .*{message}"):
         check_strategy(kind(num_epochs=1), client=client, data=federation, checks=[check])

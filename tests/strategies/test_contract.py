@@ -39,7 +39,7 @@ TINY = {
     "hidden_channels": 8,
     "diffusion_lr": 0.01,
     "hypernetwork_lr": 0.01,
-    "topology": Complete(),  # the same neighbours whatever the order of the clients
+    "topology": Complete(),  # the same neighbors whatever the order of the clients
 }
 
 pytestmark = [
@@ -157,7 +157,7 @@ def test_permuting_clients_permutes_results(kind, graphs, given_clients, make_mo
 
     assert_same(permuted_state.parameters, state.rows(order).parameters, tolerance=1e-8)
     for prefix, payload in scores.items():
-        assert_same(permuted_scores[prefix].signals, payload.rows(order).signals, tolerance=1e-6)
+        assert_same(permuted_scores[prefix].extras, payload.rows(order).extras, tolerance=1e-6)
     assert_same(permuted_result, result, tolerance=1e-6)
 
 

@@ -18,8 +18,8 @@ SIX = ("fedavg_cora", "fedopt_cora", "pfedme_cora", "dpsgd_cora", "fedaux_cora",
 
 
 def test_the_table_names_every_configuration_of_cora_and_of_fl60() -> None:
-    found = {path.stem for kind in ("cora", "fl60") for path in default_settings.ROOT.glob(f"configs/*_{kind}.yaml")}
-    assert set(ROWS) == found - {"fedavg_mask_cora"}  # FedAux without its mixing
+    actual = {path.stem for kind in ("cora", "fl60") for path in default_settings.ROOT.glob(f"configs/*_{kind}.yaml")}
+    assert set(ROWS) == actual - {"fedavg_mask_cora"}  # FedAux without its mixing
 
 
 @pytest.mark.parametrize("name", list(ROWS))
@@ -37,12 +37,12 @@ def test_defaults_are_near_the_own_configuration_on_a_small_graph(name: str, tmp
     config = yaml.safe_load((default_settings.ROOT / "configs" / f"{name}.yaml").read_text())
     relations = {key: value for key, value in config["data"].items() if key == "relation_graph"}
     config["data"] = SMALL | relations
-    found = {}
+    actual = {}
     for kind, content in {"own": config, "default": data_alone(config)}.items():
         path = tmp_path / f"{kind}.yaml"
         path.write_text(yaml.safe_dump(content))
-        found[kind] = accuracy(arguments_of(path, 10, 0), tmp_path)
-    assert found["default"] >= found["own"] - MARGIN
+        actual[kind] = accuracy(arguments_of(path, 10, 0), tmp_path)
+    assert actual["default"] >= actual["own"] - MARGIN
 
 
 @pytest.mark.slow
@@ -54,5 +54,5 @@ def test_defaults_reach_the_own_configuration(name: str, tmp_path: Path) -> None
         pytest.skip("Cora is not there (FL_DATA_ROOT)")
     config = write_default(name, tmp_path)
     seeds = [int(seed) for seed in row["seeds"].split()]
-    figures = [accuracy(arguments_of(config, int(row["rounds"]), seed), tmp_path) for seed in seeds]
-    assert sum(figures) / len(figures) >= float(row["own"]) - MARGIN
+    metrics = [accuracy(arguments_of(config, int(row["rounds"]), seed), tmp_path) for seed in seeds]
+    assert sum(metrics) / len(metrics) >= float(row["own"]) - MARGIN

@@ -38,14 +38,14 @@ BOTH_WAYS = [FedSagePlus, FedTAD, FGGP]
 
 def directed(graphs: Sequence[ClientGraph], *, weighted: bool = False) -> list[ClientGraph]:
     """The graphs without a third of the directed edges, and perhaps with weights."""
-    found = []
+    actual = []
     for idx, graph in enumerate(graphs):
         draw = torch.Generator().manual_seed(idx)
         kept_E = torch.rand(graph.num_edges, generator=draw) < 2 / 3
         weight_E = 0.5 + 2 * torch.rand(int(kept_E.sum()), generator=draw) if weighted else None
         edges_2E = graph.edge_index_2E[:, kept_E]
-        found.append(dataclasses.replace(graph, edge_index_2E=edges_2E, edge_weight_E=weight_E))
-    return found
+        actual.append(dataclasses.replace(graph, edge_index_2E=edges_2E, edge_weight_E=weight_E))
+    return actual
 
 
 def carrying(graphs: Sequence[ClientGraph], *, weights: bool = False, attributes: bool = False) -> list[ClientGraph]:
@@ -114,10 +114,10 @@ def test_generated_edges_would_lack_what_others_carry(carried, graphs, given_cli
 
 def said(run: Callable[[], Any]) -> list[str]:
     """Warnings of a run that speak of edges."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as actual:
         warnings.simplefilter("always")
         run()
-    return [str(warning.message) for warning in found if "edge_" in str(warning.message)]
+    return [str(warning.message) for warning in actual if "edge_" in str(warning.message)]
 
 
 @pytest.mark.parametrize(
@@ -139,16 +139,16 @@ def said(run: Callable[[], Any]) -> list[str]:
 def test_who_cannot_use_weights_says_so_once(kind, net, names, graphs, given_clients, make_model, make_trainer) -> None:
     data = given_clients(carrying(graphs[:3], weights=True))
     model = make_model(kind) if net is None else ClientModule(functools.partial(net, hidden_channels=8))
-    found = said(lambda: make_trainer(num_rounds=2).fit(model, data, tiny(kind)))
-    assert [message.partition(" not use")[0] for message in found] == ([] if names is None else [names])
+    actual = said(lambda: make_trainer(num_rounds=2).fit(model, data, tiny(kind)))
+    assert [message.partition(" not use")[0] for message in actual] == ([] if names is None else [names])
     if names:
-        assert "the graph's edge_weight: to them edges are alike. Choose another, or take edge_weight from" in found[0]
+        assert "the graph's edge_weight: to them edges are alike. Choose another, or take edge_weight from" in actual[0]
 
 
 def test_who_cannot_use_attributes_says_so_once(graphs, given_clients, make_model, make_trainer) -> None:
     data = given_clients(carrying(graphs[:3], attributes=True))
-    [found] = said(lambda: make_trainer(num_rounds=2).fit(make_model(), data, FedAvg(num_epochs=1)))
-    assert found.startswith("GCN does not use the graph's edge_attr")
+    [actual] = said(lambda: make_trainer(num_rounds=2).fit(make_model(), data, FedAvg(num_epochs=1)))
+    assert actual.startswith("GCN does not use the graph's edge_attr")
     gat = functools.partial(
         PyGNet, architecture="torch_geometric.nn.GAT", arguments={"hidden_channels": 4, "num_layers": 2, "edge_dim": 2}
     )
@@ -181,8 +181,8 @@ def test_sites_compute_with_directions_and_weights(
     sites = make_sites(three.clients, tmp_path / "sites", lambda: (make_model(kind), tiny(kind)))
     remote, strategy = make_trainer(num_rounds=2), tiny(kind)
     data = federate(remote, LoopbackChannel(sites), strategy)
-    assert data.roster.is_directed
-    assert data.roster.has_edge_weights
+    assert data.registry.is_directed
+    assert data.registry.has_edge_weights
     result = remote.fit(make_model(kind), data, strategy)
     assert_same(result, expected)
     assert_same(server_of(remote), server_of(local))
@@ -207,12 +207,12 @@ def test_sites_are_refused_as_clients_are(graphs, make_model, make_trainer, tmp_
 
 def test_a_site_with_other_weights_is_another_site(graphs, make_model, tmp_path) -> None:
     digests = set()
-    for place, factor in enumerate((1, 2)):
+    for index, factor in enumerate((1, 2)):
         [graph] = carrying(graphs[:1], weights=True)
         graph = dataclasses.replace(graph, edge_weight_E=factor * graph.edge_weight_E)
         [site] = make_sites([graph], tmp_path, lambda: (make_model(), FedAvg()))
-        digests.add(content_of(site.holds))
-        assert place + 1 == len(digests)
+        digests.add(content_of(site.client_data))
+        assert index + 1 == len(digests)
 
 
 def told_by_senders(seed: int, *, turned: bool = False) -> Data:

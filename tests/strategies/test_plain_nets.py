@@ -50,7 +50,7 @@ def refusal(kind: type[Strategy], net: str) -> str:
     if not kind.takes_statistics and "BatchNorm" in net:
         return f"{kind.__name__} computes with models whose running statistics nobody keeps"
     if issubclass(kind, FedBN) and "BatchNorm" not in net:
-        return "FedBN keeps normalisation layers at home, but GAT has none"
+        return "FedBN keeps normalization layers local, but GAT has none"
     return ""
 
 
@@ -79,16 +79,16 @@ def test_a_strategy_runs_with_a_users_net_or_refuses_it_by_name(
 
 def test_the_readme_says_with_which_methods_a_users_net_runs() -> None:
     rows = re.findall(r"^\| ([a-z, ]+) \| (.+) \| (.+) \|$", README.read_text(), flags=re.MULTILINE)
-    methods = {family: (re.findall(r"`(\w+)`", listed), told) for family, listed, told in rows if "`" in listed}
+    methods = {family: (re.findall(r"`(\w+)`", listed), reported) for family, listed, reported in rows if "`" in listed}
     assert {name for names, _ in methods.values() for name in names} >= set(STRATEGIES)
-    for family, (names, told) in methods.items():
+    for family, (names, reported) in methods.items():
         kinds = [STRATEGIES[name] for name in names]
         tied = [kind.__name__ for kind in kinds if kind.own_net]
         no_statistics = [k.__name__ for k in kinds if not k.takes_statistics and not k.own_net]
         expected = "all" + (f" but {listed(tied)}" if tied else "")
         expected += f"; {listed(no_statistics)} without BatchNorm" if no_statistics else ""
         expected += "; `FedBN` with it" if "FedBN" in names else ""
-        assert told == expected, family
+        assert reported == expected, family
 
 
 def listed(names: list[str]) -> str:

@@ -24,7 +24,7 @@ class Server(ServerState):
         self.net = nn.Linear(2, 2)
         self.optimizer = Adam([self.weight, *self.net.parameters()])
         self.by_name = {"m": torch.randn(2, generator=draw), "optimizers": {"net": Adam(self.net.parameters())}}
-        self.figures = {"server/loss": float(seed)}
+        self.recorded_metrics = {"server/loss": float(seed)}
         self.who, self.pair = {seed, seed + 1}, (seed, [torch.tensor(seed)])
         self.label, self.nothing = "abc"[seed], None
 
@@ -92,13 +92,13 @@ def test_names_of_all_classes_are_joined() -> None:
     assert Strategy.state_names() == ()
 
 
-def test_a_misspelt_name_is_refused_before_anything_is_trained(federation, make_model, make_trainer) -> None:
-    class Misspelt(FedAvg):
+def test_a_misspelled_name_is_refused_before_anything_is_trained(federation, make_model, make_trainer) -> None:
+    class Misspelled(FedAvg):
         server_state = ("modles",)
 
-    message = r"Misspelt\.server_state names modles, which Misspelt does not have after setup: correct the name"
+    message = r"Misspelled\.server_state names modles, which Misspelled does not have after setup: correct the name"
     with pytest.raises(ValueError, match=message):
-        make_trainer(num_rounds=1).fit(make_model(), federation, Misspelt())
+        make_trainer(num_rounds=1).fit(make_model(), federation, Misspelled())
 
 
 def test_a_string_is_no_tuple_of_names() -> None:

@@ -40,14 +40,14 @@ def test_shared_pieces_lean_on_no_algorithm_and_families_not_on_each_other() -> 
     algorithms = {kind.__module__ for kind in STRATEGIES}
     root = Path(inspect.getfile(strategies)).parent
     families = {path.name for path in root.iterdir() if (path / "base.py").exists()}
-    assert families == {"mixing", "hypernetwork", "decentralised"}
+    assert families == {"mixing", "hypernetwork", "decentralized"}
     for path in set(root.rglob("*.py")) - set(root.rglob("__init__.py")):
-        place = path.relative_to(root).with_suffix("").parts
+        index = path.relative_to(root).with_suffix("").parts
         nodes = ast.walk(ast.parse(path.read_text()))
         imported = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-        assert ".".join(("fl_lightning", "strategies", *place)) in algorithms or not imported & algorithms, path
+        assert ".".join(("fl_lightning", "strategies", *index)) in algorithms or not imported & algorithms, path
         used = {family for family in families for name in imported if f".strategies.{family}" in name}
-        assert used <= {place[0]}, path
+        assert used <= {index[0]}, path
 
 
 @every_strategy

@@ -26,16 +26,16 @@ ridge = functools.partial(
     hidden_channels=8,
     strength=0.8,
     personal=["head.*"],
-    mix_only_moved=False,
+    masked_averaging=False,
 )
-kin_head = functools.partial(kin, validate_personal=["head.*"])
+similar_head = functools.partial(kin, validate_personal=["head.*"])
 kin_temperature = functools.partial(kin, validate_similarity_temperature=[1.0, 5.0, 50.0])
 ridge_head = functools.partial(ridge, personal=[], validate_personal=["head.*"])
 both_families = pytest.mark.parametrize("strategy", [kin, ridge], ids=["Kin", "SheafRidge"])
-both_heads = pytest.mark.parametrize("strategy", [kin_head, ridge_head], ids=["Kin's head", "SheafRidge's head"])
+both_heads = pytest.mark.parametrize("strategy", [similar_head, ridge_head], ids=["Kin's head", "SheafRidge's head"])
 all_choices = pytest.mark.parametrize(
     "strategy",
-    [kin, ridge, kin_head, ridge_head, kin_temperature],
+    [kin, ridge, similar_head, ridge_head, kin_temperature],
     ids=["Kin", "SheafRidge", "Kin's head", "SheafRidge's head", "Kin's temperature"],
 )
 
@@ -51,24 +51,24 @@ class WatchTrials(Callback):
 
     def on_send(self, trainer, stage, payload) -> None:
         if stage.name.startswith("try "):
-            self.models.append({name: tensor.clone() for name, tensor in payload.signals.items()})
+            self.models.append({name: tensor.clone() for name, tensor in payload.extras.items()})
 
     def on_upload(self, trainer, stage, payload):
         if stage.name.startswith("try "):
-            self.rounds[-1].append((stage.name, payload.signals["validation_score"].sum(dim=0)))
+            self.rounds[-1].append((stage.name, payload.extras["validation_score"].sum(dim=0)))
         return payload
 
 
 def choose(trials: Trials, scores: dict[str, float], clients=(0, 1)) -> bool:
-    """Answer all trials; what is not named scores 0."""
+    """Update all trials; what is not named scores 0."""
     done = False
     for stage in trials.stages(trials.every * 2 - 1):
         score_C2 = torch.tensor([[scores.get(stage.name, 0.0), 1.0]]).expand(len(clients), -1)
-        done = trials.take_in(stage, Payload(clients=clients, signals={"validation_score": score_C2}))
+        done = trials.ingest(stage, Payload(clients=clients, extras={"validation_score": score_C2}))
     return done
 
 
-def test_the_neighbours_are_one_step_of_one_setting_away() -> None:
+def test_the_neighbors_are_one_step_of_one_setting_away() -> None:
     trials = Trials({"share": SHARES, "moved": ON_OFF}, {"share": 0.25, "moved": 0.0}, 3)
 
     assert [round_idx for round_idx in range(9) if trials.are_due(round_idx)] == [2, 5, 8]
@@ -82,7 +82,7 @@ def test_the_neighbours_are_one_step_of_one_setting_away() -> None:
     assert not Trials({"share": SHARES}, {"share": 0.3}, None).stages(1)
 
 
-def test_the_best_neighbour_is_the_choice_and_the_present_one_if_level() -> None:
+def test_the_best_neighbor_is_the_choice_and_the_present_one_if_level() -> None:
     trials = Trials({"share": SHARES, "moved": ON_OFF}, {"share": 0.25, "moved": 0.0}, 2)
 
     assert choose(trials, {})
@@ -94,12 +94,12 @@ def test_the_best_neighbour_is_the_choice_and_the_present_one_if_level() -> None
     assert restored.candidates() == trials.candidates()
 
 
-def test_only_clients_that_answered_every_trial_count() -> None:
+def test_only_clients_that_responded_every_trial_count() -> None:
     trials = Trials({"share": (0.0, 1.0)}, {"share": 0.0}, 1)
     scores = {"try share=0": [[0.0, 1.0], [9.0, 1.0]], "try share=1": [[1.0, 1.0]]}
     for name, score in scores.items():
         clients = tuple(range(len(score)))
-        trials.take_in(Stage(name=name), Payload(clients=clients, signals={"validation_score": torch.tensor(score)}))
+        trials.ingest(Stage(name=name), Payload(clients=clients, extras={"validation_score": torch.tensor(score)}))
 
     assert trials.choice == {"share": 1.0}
 
@@ -109,7 +109,7 @@ def test_a_client_finds_a_trial_whatever_its_own_choice() -> None:
     strategy.trials = Trials({"share": SHARES}, {"share": 0.0}, 2)
     address = StageAddress(phase="round", round_idx=1, name="try share=1")
 
-    assert list(strategy.stage(address).signals) == ["validation_score"]
+    assert list(strategy.stage(address).client_outputs) == ["validation_score"]
     strategy.trials = Trials({"share": SHARES}, {"share": 0.0}, None)
     strategy.shared = ()
     with pytest.raises(ValueError, match="no stage"):
@@ -138,7 +138,7 @@ def test_the_validation_examples_choose(strategy, executor, federation, make_mod
 def test_whose_the_head_is_is_chosen_too(strategy, executor, federation, make_model, make_trainer) -> None:
     watch = WatchTrials()
     trainer = make_trainer(executor=executor(), num_rounds=2, callbacks=watch)
-    trainer.fit(make_model(), federation, built := strategy(validate_every=2, mix_only_moved=True))
+    trainer.fit(make_model(), federation, built := strategy(validate_every=2, masked_averaging=True))
 
     trained = trainer.run.executor.state().parameters
     heads = [name for name in trained if name.startswith("head.")]
@@ -156,26 +156,30 @@ def test_who_has_not_trained_is_given_a_head(strategy, federation, make_model, m
     trainer = make_trainer(num_rounds=3, participation=held_out)
     trainer.fit(make_model(), federation, built := strategy(validate_every=5))
 
-    (newcomer,) = set(range(5)) - set(built.federation.training_clients)
+    (unseen_client,) = set(range(5)) - set(built.federation.training_clients)
     models = built.model_for(range(5)).parameters["head.weight"]
     assert built.trials.choice["personal"] == 1.0
-    assert not torch.equal(models[newcomer], built.federation.parameters["head.weight"])
-    assert all(not torch.equal(models[newcomer], other) for client, other in enumerate(models) if client != newcomer)
+    assert not torch.equal(models[unseen_client], built.federation.parameters["head.weight"])
+    assert all(
+        not torch.equal(models[unseen_client], other) for client, other in enumerate(models) if client != unseen_client
+    )
 
 
 @both_heads
-def test_a_newcomer_keeps_the_head_that_it_has_trained(strategy, federation, make_model, make_trainer) -> None:
+def test_an_unseen_client_keeps_the_head_that_it_has_trained(strategy, federation, make_model, make_trainer) -> None:
     heads = []
 
     class Look(Callback):
         def on_evaluate(self, trainer, metrics, prefix) -> None:
-            if prefix == "new/":
-                (newcomer,) = trainer.run.new_clients
+            if prefix == "unseen/":
+                (unseen_client,) = trainer.run.unseen_clients
                 models = built.model_for(range(5)).parameters
-                trained = {name: part[newcomer] for name, part in trainer.run.executor.state().parameters.items()}
-                heads.append(torch.allclose(models["head.weight"][newcomer], trained["head.weight"], atol=1e-6))
-                heads.append(torch.allclose(models["head.bias"][newcomer], trained["head.bias"], atol=1e-6))
-                heads.append(torch.allclose(models["convs.1.weight"][newcomer], trained["convs.1.weight"], atol=1e-3))
+                trained = {name: part[unseen_client] for name, part in trainer.run.executor.state().parameters.items()}
+                heads.append(torch.allclose(models["head.weight"][unseen_client], trained["head.weight"], atol=1e-6))
+                heads.append(torch.allclose(models["head.bias"][unseen_client], trained["head.bias"], atol=1e-6))
+                heads.append(
+                    torch.allclose(models["convs.1.weight"][unseen_client], trained["convs.1.weight"], atol=1e-3)
+                )
 
     built = strategy(validate_every=5)
     held_out = Participation(held_out_fraction=0.2)
@@ -191,7 +195,7 @@ def test_the_result_is_the_model_of_the_choice(strategy, federation, make_model,
     trainer.fit(make_model(), federation, strategy(validate_every=2))
 
     best = max(score[0] / score[1] for _, score in watch.rounds[-1])
-    scores = trainer.run.scores[""].signals["val/acc"].sum(dim=0)
+    scores = trainer.run.scores[""].extras["val/acc"].sum(dim=0)
     assert float(scores[0] / scores[1]) == pytest.approx(float(best))
 
 
@@ -199,9 +203,9 @@ def test_the_result_is_the_model_of_the_choice(strategy, federation, make_model,
 def test_without_trials_nothing_changes(strategy, federation, make_model, make_trainer, assert_same) -> None:
     """A run in which no trial is due is the run without trials, bit for bit."""
     plain = make_trainer(num_rounds=3).fit(make_model(), federation, strategy())
-    found = make_trainer(num_rounds=3).fit(make_model(), federation, built := strategy(validate_every=5))
+    actual = make_trainer(num_rounds=3).fit(make_model(), federation, built := strategy(validate_every=5))
 
-    assert_same({name: value for name, value in found.items() if name[7:] not in built.trials.choice}, plain)
+    assert_same({name: value for name, value in actual.items() if name[7:] not in built.trials.choice}, plain)
 
 
 @all_choices
@@ -229,14 +233,14 @@ def test_a_resumed_run_goes_on_with_the_choice(
     trainer = make_trainer(num_rounds=6, callbacks=SavesAfter(3, tmp_path / "three.ckpt"), participation=busy, seed=1)
     whole = trainer.fit(make_model(), federation, strategy(validate_every=2))
     resumed = make_trainer(num_rounds=6, participation=busy, seed=1)
-    found = resumed.fit(make_model(), federation, strategy(validate_every=2), ckpt_path=str(tmp_path / "three.ckpt"))
+    actual = resumed.fit(make_model(), federation, strategy(validate_every=2), ckpt_path=str(tmp_path / "three.ckpt"))
 
-    assert_same(found, whole)
+    assert_same(actual, whole)
     for name in ("strategy", "clients"):
         assert_same(resumed.state_dict()[name], trainer.state_dict()[name])
 
 
-def test_clients_without_validation_examples_are_told(graphs, given_clients, make_model, make_trainer) -> None:
+def test_clients_without_validation_examples_are_reported(graphs, given_clients, make_model, make_trainer) -> None:
     clients = [dataclasses.replace(graph, val_mask_N=torch.zeros_like(graph.val_mask_N)) for graph in graphs]
     with pytest.raises(ValueError, match=r"no client has any: .* strategy\.validate_every to null"):
         make_trainer(num_rounds=2).fit(make_model(), given_clients(clients), kin(validate_every=2))
@@ -253,13 +257,13 @@ def test_clients_without_validation_examples_are_told(graphs, given_clients, mak
         (lambda: kin(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),
         (lambda: ridge(validate_personal=["head.*"]), r"no trials that choose: set strategy\.validate_every"),
         (
-            lambda: FedAux(personalised=False, validate_every=2, validate_personal=["head.*"]),
-            r"needs strategy\.personalised",
+            lambda: FedAux(personalized=False, validate_every=2, validate_personal=["head.*"]),
+            r"needs strategy\.personalized",
         ),
         (lambda: kin(validate_similarity_temperature=[5.0]), r"or fix it by strategy\.similarity_temperature"),
         (
-            lambda: FedAux(personalised=False, validate_every=2, validate_similarity_temperature=[5.0]),
-            r"validate_similarity_temperature needs strategy\.personalised",
+            lambda: FedAux(personalized=False, validate_every=2, validate_similarity_temperature=[5.0]),
+            r"validate_similarity_temperature needs strategy\.personalized",
         ),
         (lambda: kin_temperature(validate_every=2, validate_similarity_temperature=[5.0, 1.0]), "must rise .* got .5"),
         (
@@ -299,9 +303,9 @@ def test_a_pattern_that_matches_nothing_is_refused(strategy, federation, make_mo
 
 
 def test_one_common_model_tries_what_has_moved(federation, make_model, make_trainer) -> None:
-    strategy = FedAux(personalised=False, validate_every=2)
+    strategy = FedAux(personalized=False, validate_every=2)
     make_trainer(num_rounds=2).fit(
         FedAuxClient(net=functools.partial(ProjectionGCN, hidden_channels=4)), federation, strategy
     )
 
-    assert list(strategy.trials.grids) == ["mix_only_moved"]
+    assert list(strategy.trials.grids) == ["masked_averaging"]

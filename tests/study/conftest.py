@@ -11,7 +11,7 @@ from fl_lightning.study.definition import Study
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 ADAM = {"model.optimizer": "torch.optim.Adam"}
-#: A study of two methods and two cases: 2 x 2 tuning cells and 2 x 2 x 2 reported ones.
+#: A study of two methods and two cases: 2 x 2 tuning runs and 2 x 2 x 2 reported ones.
 SMALL: dict[str, Any] = {
     "seeds": [0, 1],
     "settings": {

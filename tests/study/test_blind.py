@@ -10,7 +10,7 @@ from study_pool import HerePool
 from torch_geometric.data import Data
 
 from fl_lightning.data import PlantedCommunities
-from fl_lightning.study import cells
+from fl_lightning.study import runs
 from fl_lightning.study.definition import Study
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner
@@ -36,7 +36,7 @@ def write_graph(path: Path, *, shuffled: bool) -> None:
 @pytest.fixture
 def blind_study(make_study: Callable[..., Study], tmp_path: Path) -> Callable[[bool], Progress]:
     def run(shuffled: bool) -> Progress:
-        cells._content.cache_clear()
+        runs._content.cache_clear()
         folder = tmp_path / f"shuffled_{shuffled}"
         folder.mkdir()
         write_graph(folder / "graph.pt", shuffled=shuffled)

@@ -81,7 +81,7 @@ from fl_lightning.study.schema import WrongStudy
             for axis in ([1], [0, 1], [True, 2], ["x", "y"], {"x": {"a.b": 1}, "y": {"a.b": 2}}, [2, 2])
         ),
         ({"tuning": {"study": "other.yaml", "seeds": [7]}}, "other.yaml cannot be read"),
-        ({"pictures": {"p": {"kind": "curves", "figure": "test/acc"}}}, "its curves need test/acc in history"),
+        ({"pictures": {"p": {"kind": "curves", "metric": "test/acc"}}}, "its curves need test/acc in history"),
         ({"pictures": {"p": {"kind": "lines"}}}, "pictures.p is lines: no case has an x"),
         ({"pictures": {"p": {"kind": "pie"}}}, "pictures.p.kind: Input should be 'lines', 'curves' or 'ranks'"),
     ],
@@ -169,14 +169,14 @@ def test_a_case_for_each_of_some_places(make_study: Callable[..., Study]) -> Non
     }
     study = make_study(cases={"plain": {}, "a share of {x:.0%}": case})
     assert list(study.cases) == ["plain", "a share of 100%", "a share of 25%"]
-    for place, name in zip([1, 0.25], list(study.cases)[1:], strict=True):
-        found = study.cases[name]
-        callbacks = [{"of": f"{place} of all"}]
-        assert found.settings == {"strategy.num_epochs": place, "trainer.callbacks": callbacks, "a.b": 3}
-        assert type(found.settings["strategy.num_epochs"]) is type(place)  # 1 and 1.0 are other cells
-        assert found.final == {"model.optimizer.lr": place}
-        assert found.grid == {"model.optimizer.lr": [place, 0.5]}
-        assert (found.x, found.panel) == (place, "share")
+    for index, name in zip([1, 0.25], list(study.cases)[1:], strict=True):
+        actual = study.cases[name]
+        callbacks = [{"of": f"{index} of all"}]
+        assert actual.settings == {"strategy.num_epochs": index, "trainer.callbacks": callbacks, "a.b": 3}
+        assert type(actual.settings["strategy.num_epochs"]) is type(index)  # 1 and 1.0 are other runs
+        assert actual.final == {"model.optimizer.lr": index}
+        assert actual.grid == {"model.optimizer.lr": [index, 0.5]}
+        assert (actual.x, actual.panel) == (index, "share")
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

@@ -25,7 +25,7 @@ CONTENT: dict[str, Any] = {
         "Old, own": {
             "config": "../configs/net.yaml",
             "settings": {"strategy": "FedAvg"},
-            "tune": {"strategy.mix_only_moved": [True, False], "strategy.blend": [True, False]},
+            "tune": {"strategy.masked_averaging": [True, False], "strategy.blend": [True, False]},
         },
         "Other": {"config": "../configs/net.yaml", "settings": {"strategy": "FedAvg"}, "tuned_as": "Old, own"},
     },
@@ -47,9 +47,9 @@ def script() -> Any:
 
 
 def write(content: dict[str, Any], name: str = "small", rate: str = "rate") -> Study:
-    from fl_lightning.study import cells
+    from fl_lightning.study import runs
 
-    cells._content.cache_clear()
+    runs._content.cache_clear()
     for folder in ("studies", "configs"):
         Path(folder).mkdir(exist_ok=True)
     Path("configs/net.yaml").write_text(yaml.safe_dump({"model": {rate: 0.1}, "strategy": "FedAvg"}))
@@ -86,22 +86,22 @@ def results(study: Study) -> dict[str, str]:
 
 
 def figures(study: Study, num_seeds: int = 2) -> list[Any]:
-    """What was measured, cell by cell, all of which must be done."""
+    """What was measured, run by run, all of which must be done."""
     progress, history = Progress(study, Store(study.results)), Store(study.results).history()
-    found = []
+    actual = []
     for method, case in progress.groups(study.methods, study.cases):
         report = progress.report(method, case)
         assert len(report) == num_seeds
-        for cell in (*progress.tuning(method, case), *report):
-            record = progress.records[cell.key]
-            assert progress.state(cell) == "done"
-            found.append([record["val"], record.get("result"), history.get(cell.key), record["version"]])
-    return found
+        for run in (*progress.tuning(method, case), *report):
+            record = progress.records[run.key]
+            assert progress.state(run) == "done"
+            actual.append([record["val"], record.get("result"), history.get(run.key), record["version"]])
+    return actual
 
 
 def renamed() -> dict[str, Any]:
     """The same study in other words."""
-    content = json.loads(json.dumps(CONTENT).replace("mix_only_moved", "masked").replace("Old, own", "New"))
+    content = json.loads(json.dumps(CONTENT).replace("masked_averaging", "masked").replace("Old, own", "New"))
     content["methods"]["New"]["drawn_as"] = "Old, own"
     for method in ("New", "Other"):
         content["methods"][method]["settings"] = {"strategy": "FedMean"}
@@ -134,11 +134,11 @@ def test_every_record_has_its_new_key_and_names(before: Study, script: Any, caps
     assert not set(records) & set(old)
     progress = Progress(study, store)
     for method, case in progress.groups(study.methods, study.cases):
-        for cell in (*progress.tuning(method, case), *progress.report(method, case)):
-            record = records[cell.key]
-            assert record["setting"] == cell.setting
+        for run in (*progress.tuning(method, case), *progress.report(method, case)):
+            record = records[run.key]
+            assert record["setting"] == run.setting
             assert record["command"].startswith("fl-train fit --config=configs/net.yaml")
-            assert method == "Other" or (record["method"], record["case"]) == (cell.method, cell.case)
+            assert method == "Other" or (record["method"], record["case"]) == (run.method, run.case)
     table = results(study)["results.csv"]
     assert "New,narrow" in table
     assert "--strategy=FedMean" in table

@@ -28,7 +28,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_killed_worker_costs_one_try(make_study: Callable[..., Study]) -> None:
-    """Kill the worker in the middle of its second cell: that cell is trained once more, by another worker."""
+    """Kill the worker in the middle of its second run: that run is trained once more, by another worker."""
     study = make_study(tuning=None, methods={"Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}}})
     said: list[str] = []
     workers: set[int] = set()
@@ -71,12 +71,12 @@ def test_a_killed_study_leaves_no_worker_and_goes_on(
     done = len(Store(study.results).records())
     assert 1 <= done < 8
     finished = subprocess.run(program, capture_output=True, text=True, check=True)
-    assert f"{8 - done} cells trained, 0 failed, 0 missing" in finished.stdout
+    assert f"{8 - done} runs trained, 0 failed, 0 missing" in finished.stdout
     progress = Progress(study, Store(study.results))
-    cells = [
-        cell for method, case in progress.groups(study.methods, study.cases) for cell in progress.report(method, case)
+    runs = [
+        run for method, case in progress.groups(study.methods, study.cases) for run in progress.report(method, case)
     ]
-    assert [progress.state(cell) for cell in cells] == ["done"] * 8
+    assert [progress.state(run) for run in runs] == ["done"] * 8
     assert (study.results / "results.csv").read_text().count("\n") == 9
 
 

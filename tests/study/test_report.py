@@ -1,4 +1,4 @@
-"""Tables and pictures of a study, from records whose figures are known."""
+"""Tables and pictures of a study, from records whose metrics are known."""
 
 import json
 from collections.abc import Callable
@@ -26,19 +26,19 @@ LEVEL = {"Local": 0.70, "FedAvg": 0.80, "FedPer": 0.60}
 
 
 def known(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
-    """Figures by method, case and seed: FedAvg ten points above Local, FedPer ten below, but for small noise."""
-    found = invented(arguments)
+    """Metrics by method, case and seed: FedAvg ten points above Local, FedPer ten below, but for small noise."""
+    actual = invented(arguments)
     (method,) = (argument.partition("=")[2] for argument in arguments if argument.startswith("--strategy="))
     (seed,) = (int(argument.partition("=")[2]) for argument in arguments if argument.startswith("--data.seed="))
     rounds = next(int(argument.partition("=")[2]) for argument in arguments if "num_rounds" in argument)
     test = LEVEL[method] + 0.01 * seed + 0.001 * (seed * len(method) % 3) + 0.01 * rounds
-    found["result"] |= {"val/acc": test - 0.02, "test/acc": test, "test/acc_std": 0.1, "test/acc_worst": 0.5}
-    found["clients"]["test"] = [test - 0.1, test + 0.1]
-    found["malicious"] = [1] if rounds == 3 else []
-    found["rounds"] = {"round": [0.0, 1.0, 2.0], "val/acc": [0.0, 0.5, test - 0.02]}
-    found["rounds"]["server/spread"] = [0.1, 0.5, 0.3] if method == "FedAvg" else [0.1, 0.1 * seed, None]
-    found["warnings"] = [f"client-{seed} in round {rounds}: its update is {1.5e-7 * (seed + 1):.3g} long"]
-    return found
+    actual["result"] |= {"val/acc": test - 0.02, "test/acc": test, "test/acc_std": 0.1, "test/acc_worst": 0.5}
+    actual["clients"]["test"] = [test - 0.1, test + 0.1]
+    actual["malicious"] = [1] if rounds == 3 else []
+    actual["rounds"] = {"round": [0.0, 1.0, 2.0], "val/acc": [0.0, 0.5, test - 0.02]}
+    actual["rounds"]["server/spread"] = [0.1, 0.5, 0.3] if method == "FedAvg" else [0.1, 0.1 * seed, None]
+    actual["warnings"] = [f"client-{seed} in round {rounds}: its update is {1.5e-7 * (seed + 1):.3g} long"]
+    return actual
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def progress(make_study: Callable[..., Study]) -> Progress:
         pictures={
             "by_rounds": {"kind": "lines", "x_label": "rounds"},
             "change": {"kind": "lines", "change": True},
-            "convergence": {"kind": "curves", "figure": "val/acc"},
+            "convergence": {"kind": "curves", "metric": "val/acc"},
             "ranks": {"kind": "ranks"},
         },
     )
@@ -79,7 +79,7 @@ def test_leaderboard(progress: Progress) -> None:
 
 
 def test_the_same_benign_clients_everywhere(progress: Progress) -> None:
-    """Client 1 is malicious in one case, so its figures count in none."""
+    """Client 1 is malicious in one case, so its metrics count in none."""
     table = tidy(progress)
     assert (table["always_benign_test"] - (table["test"] - 0.1)).abs().max() < 1e-9
 
@@ -100,12 +100,12 @@ def test_report(progress: Progress) -> None:
             assert min(picture.size) > 100
 
 
-def test_what_was_kept_by_round_is_told_where_it_begins_and_ends(progress: Progress) -> None:
+def test_what_was_kept_by_round_is_reported_where_it_begins_and_ends(progress: Progress) -> None:
     lines = write_report(progress, tidy(progress)).read_text().splitlines()
     assert "## server/spread, first and last round" in lines
-    told = lines[lines.index("## server/spread, first and last round") :]
-    assert "| FedAvg | " + " | ".join(["0.10 → 0.30 (highest 0.50 in round 1)"] * 3) + " |" in told
-    assert "| Local | " + " | ".join(["0.10 → undefined (highest 0.20 in round 1)"] * 3) + " |" in told
+    reported = lines[lines.index("## server/spread, first and last round") :]
+    assert "| FedAvg | " + " | ".join(["0.10 → 0.30 (highest 0.50 in round 1)"] * 3) + " |" in reported
+    assert "| Local | " + " | ".join(["0.10 → undefined (highest 0.20 in round 1)"] * 3) + " |" in reported
     assert "## val/acc, first and last round" not in lines
 
 
@@ -146,18 +146,18 @@ def test_a_terminal_that_is_narrow_has_the_columns_below_each_other(
     for width, parts in ((30, 3), (80, 1)):
         monkeypatch.setenv("COLUMNS", str(width))
         assert main(["table", str(progress.study.path)]) == 0
-        told = capsys.readouterr().out
-        assert told.count("FedPer") == parts
-        assert all(len(line) <= width for line in told.splitlines())
-        assert all(cell in told for cell in shown.to_numpy().flatten())
+        reported = capsys.readouterr().out
+        assert reported.count("FedPer") == parts
+        assert all(len(line) <= width for line in reported.splitlines())
+        assert all(run in reported for run in shown.to_numpy().flatten())
 
 
-def test_cases_without_figures_are_named(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cases_without_metrics_are_named(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
     case = next(iter(progress.study.cases))
-    keys = {cell.key for method in progress.study.methods for cell in progress.report(method, case)}
-    cells = progress.study.results / "cells.jsonl"
-    kept = [line for line in cells.read_text().splitlines() if json.loads(line)["key"] not in keys]
-    cells.write_text("\n".join(kept) + "\n")
+    keys = {run.key for method in progress.study.methods for run in progress.report(method, case)}
+    runs = progress.study.results / "runs.jsonl"
+    kept = [line for line in runs.read_text().splitlines() if json.loads(line)["key"] not in keys]
+    runs.write_text("\n".join(kept) + "\n")
     assert main(["table", str(progress.study.path), "--markdown"]) == 0
     assert case not in capsys.readouterr().out
     assert main(["table", str(progress.study.path)]) == 0
@@ -170,10 +170,10 @@ def test_status_tells_every_kind_of_news_once(progress: Progress, capsys: pytest
     known_sources.write_text(json.dumps(dict.fromkeys(json.loads(known_sources.read_text()), of_files)))
     assert main(["status", str(progress.study.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    changed, warned = lines[lines.index("0 cells to do") + 1 :]
-    assert changed.startswith("45 cells computed before these files changed: ")
+    changed, warned = lines[lines.index("0 runs to do") + 1 :]
+    assert changed.startswith("45 runs computed before these files changed: ")
     assert changed.endswith(f"more; fl-train study check {progress.study.path} compares one of each method")
-    assert warned == "45 cells warned: client-0 in round 1: its update is 1.5e-07 long"
+    assert warned == "45 runs warned: client-0 in round 1: its update is 1.5e-07 long"
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_status_tells_every_kind_of_news_once(progress: Progress, capsys: pytest
         (["runn", "small.yaml"], "invalid choice: 'runn'"),
         (["run", "small.yaml", "--processes", "0"], "'0' is no number of processes: give at least 1"),
         (["run", "small.yaml", "--methods", "FedAvgg"], "--methods 'FedAvgg' is not in small.yaml: there are Local"),
-        (["table", "small.yaml"], "results/small has no reported cells yet: fl-train study run small.yaml"),
-        (["cell", "small.yaml", "--cell", "abc"], "--cell abc is not to do in small.yaml"),
+        (["table", "small.yaml"], "results/small has no reported runs yet: fl-train study run small.yaml"),
+        (["train", "small.yaml", "--run", "abc"], "--run abc is not to do in small.yaml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -200,9 +200,9 @@ def test_mistakes(
     assert expected in line
 
 
-def test_an_unknown_figure(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_metric(progress: Progress, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["table", str(progress.study.path), "--figure", "tset"])
+        main(["table", str(progress.study.path), "--metric", "tset"])
     assert "--figure 'tset' is no column of the results: there are method, case" in capsys.readouterr().err
 
 

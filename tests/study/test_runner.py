@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from study_pool import HerePool, invented, partition
 
-from fl_lightning.study import cells, version, worker
+from fl_lightning.study import runs, version, worker
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import write_report
 from fl_lightning.study.runner import Runner, Tally
-from fl_lightning.study.single import check, sweep, train_cell
+from fl_lightning.study.single import check, sweep, train_run
 from fl_lightning.study.store import Store
 from fl_lightning.study.table import tidy
 
 
 def run(study: Study, pool: HerePool | None = None, **options: Any) -> tuple[Tally, HerePool, list[str]]:
     pool, said = pool or HerePool(), []
-    cells._content.cache_clear()
+    runs._content.cache_clear()
     with pool:
         tally = Runner(study, Store(study.results), say=said.append, **options).run(pool)
     return tally, pool, said
@@ -35,7 +35,7 @@ def test_a_study_from_beginning_to_end(make_study: Callable[..., Study]) -> None
     study = make_study()
     tally, pool, said = run(study)
     assert (tally.trained, tally.failed, tally.missing, tally.waiting) == (12, {}, 0, [])
-    assert [(cell.purpose, cell.case) for cell in pool.trained[:4]] == [("tuning", "plain")] * 2 + [
+    assert [(study_run.purpose, study_run.case) for study_run in pool.trained[:4]] == [("tuning", "plain")] * 2 + [
         ("report", "plain")
     ] * 2
     assert len(said) == 12
@@ -52,7 +52,7 @@ def test_a_study_from_beginning_to_end(make_study: Callable[..., Study]) -> None
     assert chosen.validation == max(chosen.tried.values())
     assert set(table[table["method"] == "FedAvg"]["setting"]) == {chosen.point[0]}
     assert {path.name for path in study.results.iterdir()} == {
-        "cells.jsonl",
+        "runs.jsonl",
         "history.jsonl",
         "sources.json",
         ".write.lock",
@@ -61,7 +61,7 @@ def test_a_study_from_beginning_to_end(make_study: Callable[..., Study]) -> None
     assert (again.trained, said) == ([], [])
 
 
-def test_the_figures_are_those_of_the_command(make_study: Callable[..., Study], tmp_path: Path) -> None:
+def test_the_metrics_are_those_of_the_command(make_study: Callable[..., Study], tmp_path: Path) -> None:
     import shlex
 
     from fl_lightning.cli import FederatedCLI
@@ -72,16 +72,16 @@ def test_the_figures_are_those_of_the_command(make_study: Callable[..., Study], 
     for name in ("test_std", "test_worst", "trained_val", "trained_test", "seconds", "cpu_seconds", "bytes_up"):
         assert math.isfinite(row[name])
     assert not list(tmp_path.glob("runs*"))
-    found = FederatedCLI(shlex.split(row["command"])[1:]).trainer.run.selection.result
-    assert found["test/acc"] == pytest.approx(row["test"], abs=1e-5)
-    assert found["val/acc"] == pytest.approx(row["val"], abs=1e-5)
-    assert found["best_round"] == row["round"]
+    actual = FederatedCLI(shlex.split(row["command"])[1:]).trainer.run.selection.result
+    assert actual["test/acc"] == pytest.approx(row["test"], abs=1e-5)
+    assert actual["val/acc"] == pytest.approx(row["val"], abs=1e-5)
+    assert actual["best_round"] == row["round"]
     record = Store(study.results).records()[progress(study).report("FedAvg", "plain")[0].key]
     assert math.fsum(record["clients"]["test"]) / len(record["clients"]["test"]) == pytest.approx(row["test"], abs=1e-5)
     assert len(Store(study.results).history()[record["key"]]["val/acc"]) == 2
 
 
-def test_of_tuning_no_test_figure_is_kept(make_study: Callable[..., Study]) -> None:
+def test_of_tuning_no_test_metric_is_kept(make_study: Callable[..., Study]) -> None:
     study = make_study()
     run(study, cases=["plain"])
     records = [record for record in Store(study.results).records().values() if record["purpose"] == "tuning"]
@@ -95,8 +95,8 @@ def test_what_is_cut_off_goes_on(make_study: Callable[..., Study]) -> None:
     assert (tally.trained, tally.missing) == (0, 12)
     run(study)
     whole = Store(study.results).records()
-    lines = Store(study.results).cells.read_text().splitlines(keepends=True)
-    Store(study.results).cells.write_text("".join(lines[:5]) + lines[5][:40])
+    lines = Store(study.results).runs.read_text().splitlines(keepends=True)
+    Store(study.results).runs.write_text("".join(lines[:5]) + lines[5][:40])
     _, pool, _ = run(study)
     assert len(pool.trained) == 7
     again = Store(study.results).records()
@@ -105,7 +105,7 @@ def test_what_is_cut_off_goes_on(make_study: Callable[..., Study]) -> None:
     }
 
 
-def test_a_failed_cell_stops_nothing(make_study: Callable[..., Study]) -> None:
+def test_a_failed_run_stops_nothing(make_study: Callable[..., Study]) -> None:
     methods = {
         "Bad": {"config": "quickstart.yaml", "settings": {"strategy": "FedSheafHN", "strategy.num_neighbors": 50}},
         "Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}},
@@ -122,11 +122,11 @@ def test_a_failed_cell_stops_nothing(make_study: Callable[..., Study]) -> None:
         assert len(run(failing, HerePool(train=lambda *_: refused), **options)[1].trained) == number
 
 
-def test_a_cell_that_diverged_has_failed(make_study: Callable[..., Study]) -> None:
+def test_a_run_that_diverged_has_failed(make_study: Callable[..., Study]) -> None:
     def diverged(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
-        found = invented(arguments)
-        found["result"] |= {"val/acc": None}
-        return found
+        actual = invented(arguments)
+        actual["result"] |= {"val/acc": None}
+        return actual
 
     tally, _, said = run(make_study(tuning=None, cases={"plain": {}}), HerePool(train=diverged), methods=["Local"])
     assert set(tally.failed.values()) == {"val/acc is no finite number in any round"}
@@ -135,7 +135,7 @@ def test_a_cell_that_diverged_has_failed(make_study: Callable[..., Study]) -> No
 
 def test_a_setting_that_fails_is_not_chosen(make_study: Callable[..., Study]) -> None:
     study = make_study()
-    pool = HerePool(lose=lambda cell, number: "lr=0.05" in cell.setting and cell.purpose == "tuning")
+    pool = HerePool(lose=lambda study_run, number: "lr=0.05" in study_run.setting and study_run.purpose == "tuning")
     tally, _, said = run(study, pool, methods=["FedAvg"], cases=["plain"])
     chosen = progress(study).choice("FedAvg", "plain")
     assert chosen is not None
@@ -146,10 +146,10 @@ def test_a_setting_that_fails_is_not_chosen(make_study: Callable[..., Study]) ->
 
 def test_a_killed_worker_is_tried_once_more_and_in_the_next_run(make_study: Callable[..., Study]) -> None:
     study = make_study()
-    _, pool, _ = run(study, HerePool(lose=lambda cell, number: number == 1))
+    _, pool, _ = run(study, HerePool(lose=lambda study_run, number: number == 1))
     assert len(pool.trained) == 13
-    Store(study.results).cells.unlink()
-    tally, _, _ = run(study, HerePool(lose=lambda cell, number: cell.case == "wide" and cell.seed == 1))
+    Store(study.results).runs.unlink()
+    tally, _, _ = run(study, HerePool(lose=lambda study_run, number: study_run.case == "wide" and study_run.seed == 1))
     assert len(tally.failed) == 2
     tally, pool, _ = run(study)
     assert (len(pool.trained), tally.failed) == (2, {})
@@ -157,9 +157,9 @@ def test_a_killed_worker_is_tried_once_more_and_in_the_next_run(make_study: Call
 
 def test_where_every_setting_fails_nothing_is_reported(make_study: Callable[..., Study]) -> None:
     study = make_study()
-    tally, pool, _ = run(study, HerePool(lose=lambda cell, number: cell.method == "Local"), cases=["plain"])
+    tally, pool, _ = run(study, HerePool(lose=lambda study_run, number: study_run.method == "Local"), cases=["plain"])
     assert tally.waiting == ["Local on plain"]
-    assert {cell.purpose for cell in pool.trained if cell.method == "Local"} == {"tuning"}
+    assert {study_run.purpose for study_run in pool.trained if study_run.method == "Local"} == {"tuning"}
 
 
 def test_what_is_stale_is_trained_again(make_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_what_is_stale_is_trained_again(make_study: Callable[..., Study], monkey
     table = tidy(progress(study))
     assert list(table[table["stale"]]["method"]) == ["FedAvg"] * 4
     _, pool, _ = run(study)
-    assert {cell.method for cell in pool.trained} == {"FedAvg"}
+    assert {study_run.method for study_run in pool.trained} == {"FedAvg"}
     assert len(pool.trained) == 6
     assert not tidy(progress(study))["stale"].any()
 
@@ -179,16 +179,16 @@ def test_other_data_under_the_same_settings_are_noticed(make_study: Callable[...
     run(study)
 
     def other_if_one(arguments: tuple[str, ...]) -> dict[str, Any]:
-        found = partition(arguments)
-        return {**found, "partition": "another"} if "--data.seed=1" in arguments else found
+        actual = partition(arguments)
+        return {**actual, "partition": "another"} if "--data.seed=1" in arguments else actual
 
     _, pool, _ = run(study, HerePool(partition=other_if_one))
     assert len(pool.trained) == 4
-    assert {cell.seed for cell in pool.trained} == {1}
+    assert {study_run.seed for study_run in pool.trained} == {1}
     _, pool, said = run(study, HerePool(partition=lambda arguments: {"error": "no such file"}))
     assert pool.trained == []
     assert said[0].startswith("the data of plain, seed ")
-    assert "cannot be compared with the cells': no such file" in said[0]
+    assert "cannot be compared with the runs': no such file" in said[0]
 
 
 def test_tiers_order_the_work(make_study: Callable[..., Study]) -> None:
@@ -205,13 +205,13 @@ def test_tiers_order_the_work(make_study: Callable[..., Study]) -> None:
     ]
 
 
-def test_wrong_settings_are_told_before_anything_is_trained(make_study: Callable[..., Study]) -> None:
+def test_wrong_settings_are_reported_before_anything_is_trained(make_study: Callable[..., Study]) -> None:
     methods = {
         "Local": {"config": "quickstart.yaml", "settings": {"strategy": "Local"}},
         "Wrong": {"config": "quickstart.yaml", "settings": {"strategy": "FedProx", "strategy.proximal": 1.0}},
     }
     pool = HerePool(real=True)
-    with pytest.raises(WrongStudy, match=r"Wrong on plain, seed 7, tuning .* and \d cells? more: there is no option"):
+    with pytest.raises(WrongStudy, match=r"Wrong on plain, seed 7, tuning .* and \d runs? more: there is no option"):
         run(make_study(methods=methods), pool)
     assert pool.trained == []
     grid = {"trainer.num_rounds": [1, 0]}
@@ -249,7 +249,7 @@ def test_choices_of_another_study(make_study: Callable[..., Study], tmp_path: Pa
     run(first, methods=["FedAvg"], cases=["plain"])
     tally, pool, _ = run(second)
     assert tally.trained == 2
-    assert {cell.setting for cell in pool.trained} == {progress(first).choice("FedAvg", "plain").point[0]}  # type: ignore[union-attr]
+    assert {study_run.setting for study_run in pool.trained} == {progress(first).choice("FedAvg", "plain").point[0]}  # type: ignore[union-attr]
 
 
 def test_files_of_runs_are_kept(make_study: Callable[..., Study]) -> None:
@@ -259,27 +259,27 @@ def test_files_of_runs_are_kept(make_study: Callable[..., Study]) -> None:
     assert json.loads(kept.read_text())["status"] == "finished"
 
 
-def test_agents_take_cells(make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_take_runs(make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml
 
     monkeypatch.setattr(worker, "train", invented)
     study, store = make_study(), Store(tmp_path / "small")
     study.results = store.folder
     drawn = yaml.safe_load(sweep(study, store))
-    keys = drawn["parameters"]["cell"]["values"]
-    assert drawn["command"] == ["fl-train", "study", "cell", str(study.path), "${args}"]
+    keys = drawn["parameters"]["run"]["values"]
+    assert drawn["command"] == ["fl-train", "study", "train", str(study.path), "${args}"]
     assert len(keys) == 4
     for key in keys:
-        record = train_cell(study, store, key, tmp_path / "scratch")
+        record = train_run(study, store, key, tmp_path / "scratch")
         assert record is not None
         assert record["error"] == ""
-    assert train_cell(study, store, keys[0], tmp_path / "scratch") is None
-    assert len(yaml.safe_load(sweep(study, store))["parameters"]["cell"]["values"]) == 8
+    assert train_run(study, store, keys[0], tmp_path / "scratch") is None
+    assert len(yaml.safe_load(sweep(study, store))["parameters"]["run"]["values"]) == 8
     tally, _, _ = run(study)
     assert tally.trained == 8
 
 
-def test_check_compares_figures(make_study: Callable[..., Study]) -> None:
+def test_check_compares_metrics(make_study: Callable[..., Study]) -> None:
     study = make_study()
     run(study, cases=["plain"])
     store, said = Store(study.results), []
@@ -294,10 +294,10 @@ def test_check_compares_figures(make_study: Callable[..., Study]) -> None:
     with HerePool() as pool:
         assert check(study, store, pool, said.append) == 1
     assert "FedAvg on plain" in said[-1]
-    assert "1 figures changed: test/acc" in said[-1]
+    assert "1 metrics changed: test/acc" in said[-1]
 
 
-def test_cells_are_sent_to_wandb(
+def test_runs_are_sent_to_wandb(
     make_study: Callable[..., Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -307,17 +307,17 @@ def test_cells_are_sent_to_wandb(
     assert (tally.trained, tally.failed) == (2, {})
     assert len(list((tmp_path / "sent" / "wandb").glob("offline-run-*"))) == 2
     without = make_study(tuning=None, seeds=[0])
-    assert [progress(without).state(cell) for cell in progress(without).report("Local", "plain")] == ["done"]
+    assert [progress(without).state(study_run) for study_run in progress(without).report("Local", "plain")] == ["done"]
 
 
 def peaked(best: float) -> Callable[..., dict[str, Any]]:
-    """Invents validation figures that are highest at a learning rate."""
+    """Invents validation metrics that are highest at a learning rate."""
 
     def train(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
         (rate,) = (a.partition("=")[2] for a in arguments if a.startswith("--model.optimizer.lr="))
-        found = invented(arguments)
-        found["result"]["val/acc"] = 1.0 - abs(math.log(float(rate) / best)) / 10
-        return found
+        actual = invented(arguments)
+        actual["result"]["val/acc"] = 1.0 - abs(math.log(float(rate) / best)) / 10
+        return actual
 
     return train
 
@@ -344,8 +344,10 @@ def test_the_grid_goes_on_past_its_end_as_long_as_that_is_better(
     study = make_study(tuning=BEYOND)
     tally, pool, _ = run(study, HerePool(train=peaked(best)), methods=["FedAvg"])
     labels = [f"lr={rate}, kind=adam" for rate in tried]
-    assert [cell.setting for cell in pool.trained if cell.purpose == "tuning"] == labels
-    assert {cell.setting for cell in pool.trained if cell.purpose == "report"} == {f"lr={chosen}, kind=adam"}
+    assert [study_run.setting for study_run in pool.trained if study_run.purpose == "tuning"] == labels
+    assert {study_run.setting for study_run in pool.trained if study_run.purpose == "report"} == {
+        f"lr={chosen}, kind=adam"
+    }
     assert (len(pool.trained), tally.missing) == (len(tried) + 4, 0)
     assert len(run(study, HerePool(train=peaked(best)), methods=["FedAvg"])[1].trained) == 0
 
@@ -374,7 +376,7 @@ def test_a_setting_of_the_methods_own_is_not_at_the_grids_end(make_study: Callab
     rates = {"fast": {"model.optimizer.lr": 3.0}, "slow": {"model.optimizer.lr": 1.0}}
     methods = {"FedAvg": {"config": "quickstart.yaml", "tune": {"own": rates}}}
     _, pool, _ = run(make_study(tuning=BEYOND, methods=methods, baselines=[]), HerePool(train=peaked(9.0)))
-    assert sum(cell.purpose == "tuning" for cell in pool.trained) == 2
+    assert sum(study_run.purpose == "tuning" for study_run in pool.trained) == 2
 
 
 def test_choices_past_the_grid_are_taken_by_other_studies(make_study: Callable[..., Study], tmp_path: Path) -> None:
@@ -382,4 +384,4 @@ def test_choices_past_the_grid_are_taken_by_other_studies(make_study: Callable[.
     run(Study(tmp_path / "first.yaml"), HerePool(train=peaked(0.04)))
     second = make_study(tuning={"study": "first.yaml"}, seeds=[3], results="results/other")
     _, pool, _ = run(second, HerePool(train=peaked(0.04)))
-    assert {cell.setting for cell in pool.trained} == {"lr=0.04, kind=adam"}
+    assert {study_run.setting for study_run in pool.trained} == {"lr=0.04, kind=adam"}

@@ -16,7 +16,7 @@ SEEDS = range(5)
 def table(
     values: dict[str, dict[str, list[float]]], metric: str = "acc", val: dict[str, float] | None = None
 ) -> pd.DataFrame:
-    """Rows of results by case and method; validation figures are the test figures' mean, or given."""
+    """Rows of results by case and method; validation metrics are the test metrics' mean, or given."""
     rows: list[dict[str, Any]] = [
         {
             "method": method,
@@ -41,16 +41,16 @@ NOISE = [0.75, 0.68, 0.70, 0.73, 0.69]
 
 
 def test_the_baseline_is_chosen_on_validation_not_on_test() -> None:
-    found = table({"a": {"Local": BASE, "FedAvg": BETTER}}, val={"Local": 0.9, "FedAvg": 0.8})
-    assert statistics.best_baselines(found, ["Local", "FedAvg"]) == {"a": "Local"}
+    actual = table({"a": {"Local": BASE, "FedAvg": BETTER}}, val={"Local": 0.9, "FedAvg": 0.8})
+    assert statistics.best_baselines(actual, ["Local", "FedAvg"]) == {"a": "Local"}
     errors = table({"a": {"Local": BASE, "FedAvg": BETTER}}, metric="mse", val={"Local": 0.9, "FedAvg": 0.8})
     assert statistics.best_baselines(errors, ["Local", "FedAvg"]) == {"a": "FedAvg"}
 
 
 @pytest.mark.parametrize(("metric", "words"), [("acc", ["above", "below"]), ("mse", ["below", "above"])])
 def test_paired_tests_with_holms_correction(metric: str, words: list[str]) -> None:
-    found = table({"a": {"Local": BASE, "Better": BETTER, "Worse": WORSE, "Noise": NOISE}}, metric)
-    compared = statistics.against_baselines(found, ["Local"]).set_index("method")
+    actual = table({"a": {"Local": BASE, "Better": BETTER, "Worse": WORSE, "Noise": NOISE}}, metric)
+    compared = statistics.against_baselines(actual, ["Local"]).set_index("method")
     p = {
         m: scipy.stats.ttest_rel(v, BASE).pvalue for m, v in {"Better": BETTER, "Worse": WORSE, "Noise": NOISE}.items()
     }
@@ -64,9 +64,9 @@ def test_paired_tests_with_holms_correction(metric: str, words: list[str]) -> No
 
 
 def test_only_seeds_that_both_have_are_paired() -> None:
-    found = table({"a": {"Local": BASE, "Better": BETTER}})
-    found = found[~((found["method"] == "Better") & (found["seed"] > 1))]
-    (row,) = statistics.against_baselines(found, ["Local"]).to_dict("records")
+    actual = table({"a": {"Local": BASE, "Better": BETTER}})
+    actual = actual[~((actual["method"] == "Better") & (actual["seed"] > 1))]
+    (row,) = statistics.against_baselines(actual, ["Local"]).to_dict("records")
     assert (row["pairs"], row["verdict"]) == (2, "too few runs to test")
     assert row["difference"] == pytest.approx(0.055)
     assert math.isnan(row["holm"])
@@ -77,17 +77,17 @@ def test_three_pairs_and_three_cases_are_enough() -> None:
         name: {"Local": BASE[:3], "Better": [v + gain for v in BASE[:3]]}
         for name, gain in zip("abc", (1, 2, 3), strict=True)
     }
-    found = table(cases)
-    compared = statistics.against_baselines(found, ["Local"])
+    actual = table(cases)
+    compared = statistics.against_baselines(actual, ["Local"])
     assert list(compared["verdict"]) == ["above"] * 3
     assert statistics.over_cases(compared).loc[0, "p"] == pytest.approx(2 / 2**3)
-    assert statistics.wins_ties_losses(found).loc["Better", "Local"] == "3/0/0"
+    assert statistics.wins_ties_losses(actual).loc["Better", "Local"] == "3/0/0"
     assert math.isnan(statistics.over_cases(compared[:2]).loc[0, "p"])
 
 
-def test_equal_figures_are_not_distinguishable() -> None:
-    found = table({"a": {"Local": BASE, "Same": BASE}})
-    (row,) = statistics.against_baselines(found, ["Local"]).to_dict("records")
+def test_equal_metrics_are_not_distinguishable() -> None:
+    actual = table({"a": {"Local": BASE, "Same": BASE}})
+    (row,) = statistics.against_baselines(actual, ["Local"]).to_dict("records")
     assert (row["p"], row["verdict"]) == (1.0, "not distinguishable")
 
 
@@ -123,7 +123,7 @@ def test_average_ranks() -> None:
 def test_a_method_that_lacks_cases_does_not_cost_the_others_theirs() -> None:
     level = {"X": [0.9], "Y": [0.8]}
     cases = {name: {**level, "Z": [0.7]} if name in "abc" else level for name in "abcde"}
-    means = statistics.case_means(table(cases))  # 5 x 2 figures, not 3 x 3
+    means = statistics.case_means(table(cases))  # 5 x 2 metrics, not 3 x 3
     assert (list(means.index), list(means.columns)) == (list("abcde"), ["X", "Y"])
     del cases["e"]
     means = statistics.case_means(table(cases))  # 3 x 3, not 4 x 2
@@ -134,7 +134,7 @@ def test_means_of_panels() -> None:
     level = {"X": [0.9], "Y": [0.8]}
     cases = {"a": level, "b": {**level, "Z": [0.7]}, "c": {**level, "Z": [0.6]}, "d": level}
     means = statistics.panel_means(table(cases), {"a": "first", "b": "second", "c": "second", "d": "first"})
-    assert {name: (list(found.index), list(found.columns)) for name, found in means.items()} == {
+    assert {name: (list(actual.index), list(actual.columns)) for name, actual in means.items()} == {
         "first": (["a", "d"], ["X", "Y"]),
         "second": (["b", "c"], ["X", "Y", "Z"]),
         "": (["a", "b", "c", "d"], ["X", "Y"]),

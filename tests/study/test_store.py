@@ -19,9 +19,9 @@ def test_the_newest_record_of_a_key_counts(tmp_path: Path) -> None:
 def test_what_a_kill_cut_off_is_skipped_and_spoils_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.add({"key": "a", "text": "ä" * 100})
-    whole = store.cells.read_bytes()
+    whole = store.runs.read_bytes()
     for cut in (1, len(whole) // 2, len(whole) - 1):
-        store.cells.write_bytes(whole + whole[:cut])
+        store.runs.write_bytes(whole + whole[:cut])
         store.add({"key": "b"})
         assert set(store.records()) == {"a", "b"}
 
@@ -52,39 +52,39 @@ def test_what_is_not_what_was_written_is_set_aside_and_named(tmp_path: Path) -> 
     store = Store(tmp_path)
     for key in "abc":
         store.add({"key": key, "val": 0.25, "text": "ä"}, {"round": [0.0, 1.0]})
-    whole = store.cells.read_bytes()
+    whole = store.runs.read_bytes()
     lines = whole.splitlines(keepends=True)
     start, end = len(lines[0]), len(lines[0]) + len(lines[1]) - 1
-    for place in range(start, end):
+    for index in range(start, end):
         for bit in (0, 3, 7):
             other = bytearray(whole)
-            other[place] ^= 1 << bit
-            store.cells.write_bytes(other)
-            found = store.records()
-            assert set(found) == {"a", "c"}, (place, bit)
-            assert found["a"] == {"key": "a", "val": 0.25, "text": "ä"}
-            assert store.damaged[0] == "cells.jsonl, line 2"
-    store.cells.write_bytes(whole)
+            other[index] ^= 1 << bit
+            store.runs.write_bytes(other)
+            actual = store.records()
+            assert set(actual) == {"a", "c"}, (index, bit)
+            assert actual["a"] == {"key": "a", "val": 0.25, "text": "ä"}
+            assert store.damaged[0] == "runs.jsonl, line 2"
+    store.runs.write_bytes(whole)
     assert set(store.records()) == {"a", "b", "c"}
     assert store.damaged == []
 
 
 def test_older_lines_count_once_they_are_sealed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.cells.write_text('{"key":"a","val":1}\n{"key":"b","val":2}\nno record\n')
+    store.runs.write_text('{"key":"a","val":1}\n{"key":"b","val":2}\nno record\n')
     assert store.records() == {}
-    assert store.damaged == [f"cells.jsonl, line {number}" for number in (1, 2, 3)]
+    assert store.damaged == [f"runs.jsonl, line {number}" for number in (1, 2, 3)]
     assert (store.seal(), store.seal()) == (2, 0)
     assert store.records() == {"a": {"key": "a", "val": 1}, "b": {"key": "b", "val": 2}}
-    assert store.damaged == ["cells.jsonl, line 3"]
+    assert store.damaged == ["runs.jsonl, line 3"]
     store.add({"key": "c"})
-    store.cells.write_text(store.cells.read_text().replace('"val":1', '"val":9'))
+    store.runs.write_text(store.runs.read_text().replace('"val":1', '"val":9'))
     assert set(store.records()) == {"b", "c"}
 
 
 def test_the_results_of_the_repository_are_sealed() -> None:
     results = Path(__file__).parents[2] / "studies" / "results"
-    for folder in sorted(path.parent for path in results.glob("*/cells.jsonl")):
+    for folder in sorted(path.parent for path in results.glob("*/runs.jsonl")):
         store = Store(folder)
         assert store.records()
         store.history()

@@ -19,20 +19,20 @@ ROUNDS = {"Local": ([0.80, 0.70], 0.0), "FedAvg": ([0.60, 0.795], 2.0)}
 
 
 def known(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
-    found = invented(arguments)
+    actual = invented(arguments)
     (method,) = (argument.partition("=")[2] for argument in arguments if argument.startswith("--strategy="))
     values, megabytes = ROUNDS[method]
     best = values.index(max(values))
-    found["result"]["val/acc"] = max(values)
-    found["result"] |= {"test/acc": 0.5, "test/acc_weighted": 0.25, "best_round": float(best)}
-    found["clients"]["test"] = [0.5, 0.5]
-    found["rounds"] = {
+    actual["result"]["val/acc"] = max(values)
+    actual["result"] |= {"test/acc": 0.5, "test/acc_weighted": 0.25, "best_round": float(best)}
+    actual["clients"]["test"] = [0.5, 0.5]
+    actual["rounds"] = {
         "round": [0.0, 1.0],
         "val/acc": values,
         "comm/bytes_total": [1e6 * megabytes, 2e6 * megabytes],
         "comm/bytes_busiest": [1e5 * megabytes, 2e5 * megabytes],
     }
-    return found
+    return actual
 
 
 def progress(study: Study) -> Progress:
@@ -48,8 +48,8 @@ def test_bytes_to_the_chosen_round_and_to_the_target(make_study: Callable[..., S
 
     assert lines[0] == "**plain**"
     head = ["method", "test", "by examples", "MB, all", "MB, busiest", "MB to the target", "reached in"]
-    assert [cell.strip() for cell in lines[2].strip("|").split("|")] == head
-    assert [cell.strip() for cell in lines[4].strip("|").split("|")] == [
+    assert [run.strip() for run in lines[2].strip("|").split("|")] == head
+    assert [run.strip() for run in lines[4].strip("|").split("|")] == [
         "Local",
         "50.0 ± 0.0",
         "25.0",
@@ -58,17 +58,17 @@ def test_bytes_to_the_chosen_round_and_to_the_target(make_study: Callable[..., S
         "0",
         "2 of 2",
     ]
-    assert [cell.strip() for cell in lines[5].strip("|").split("|")][3:] == ["4", "0.4", "4", "2 of 2"]
+    assert [run.strip() for run in lines[5].strip("|").split("|")][3:] == ["4", "0.4", "4", "2 of 2"]
 
 
 def test_clients_by_their_examples(make_study: Callable[..., Study]) -> None:
-    """The sizes are those of the clients that a cell's own command makes."""
+    """The sizes are those of the clients that a run's own command makes."""
     study = make_study(tuning=None, cases={"plain": {}}, seeds=[0], history=HISTORY, traffic={"by_examples": [1, 1000]})
 
     lines = traffic(progress(study)).splitlines()
 
     assert lines[2].endswith("| up to 1 examples | up to 1000 examples | more |")
-    assert [cell.strip() for cell in lines[4].strip("|").split("|")][-3:-1] == ["", "50.0"]
+    assert [run.strip() for run in lines[4].strip("|").split("|")][-3:-1] == ["", "50.0"]
 
 
 @pytest.mark.parametrize(

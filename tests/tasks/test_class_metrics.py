@@ -24,13 +24,13 @@ def drawn(num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
     logits = torch.randn(4, 200, num_classes, generator=generator) + torch.nn.functional.one_hot(y, num_classes)
     logits[:, :80] = logits[:, :80].round()
     split = torch.randint(4, (4, 200), generator=generator)
-    return logits, y, torch.stack([split == place for place in range(3)])
+    return logits, y, torch.stack([split == index for index in range(3)])
 
 
 @pytest.mark.parametrize("num_classes", [2, 5])
 def test_values_are_those_of_scikit_learn_and_torchmetrics(num_classes: int) -> None:
     logits, y, masks = drawn(num_classes)
-    found = class_scores(CLASS_METRICS, logits, y, masks)
+    actual = class_scores(CLASS_METRICS, logits, y, masks)
     for split in range(3):
         for client in range(4):
             inside = masks[split, client]
@@ -48,7 +48,7 @@ def test_values_are_those_of_scikit_learn_and_torchmetrics(num_classes: int) -> 
             assert f1 == pytest.approx(float(multiclass_f1_score(said, labels, num_classes, average="macro")))
             expected = {"f1": f1, "auroc": auroc, "balanced_accuracy": balanced_accuracy_score(labels, said)}
             for name, value in expected.items():
-                total, count = (pair[split, client] for pair in found[name])
+                total, count = (pair[split, client] for pair in actual[name])
                 assert count == inside.sum()
                 assert float(total / count) == pytest.approx(value, abs=1e-12), name
 
@@ -59,14 +59,14 @@ def test_classes_that_do_not_occur_are_left_out_and_one_class_alone_has_no_auroc
     )
     y = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0]])
     masks = torch.tensor([[[True] * 4, [True] * 4], [[False] * 4, [True, False, False, False]]])
-    found = {name: (total / count) for name, (total, count) in class_scores(CLASS_METRICS, logits, y, masks).items()}
+    actual = {name: (total / count) for name, (total, count) in class_scores(CLASS_METRICS, logits, y, masks).items()}
 
-    assert found["balanced_accuracy"][0].tolist() == pytest.approx([(2 / 3 + 1) / 2, 1 / 4])
-    assert found["f1"][0].tolist() == pytest.approx([(4 / 5 + 2 / 3) / 2, 2 / 5 / 3])
-    assert found["auroc"][0, 0] == pytest.approx(5 / 6)  # class 0 and class 1 alike
-    assert found["auroc"][:, 1].isnan().all()
-    assert all(value[1, 0].isnan() for value in found.values())  # no examples at all
-    assert found["f1"][1, 1] == 1.0
+    assert actual["balanced_accuracy"][0].tolist() == pytest.approx([(2 / 3 + 1) / 2, 1 / 4])
+    assert actual["f1"][0].tolist() == pytest.approx([(4 / 5 + 2 / 3) / 2, 2 / 5 / 3])
+    assert actual["auroc"][0, 0] == pytest.approx(5 / 6)  # class 0 and class 1 alike
+    assert actual["auroc"][:, 1].isnan().all()
+    assert all(value[1, 0].isnan() for value in actual.values())  # no examples at all
+    assert actual["f1"][1, 1] == 1.0
 
 
 def test_both_executors_choose_a_round_by_f1_and_agree(make_trainer: Any, federation: Any) -> None:
@@ -97,14 +97,14 @@ def test_a_batch_in_parts_scores_as_a_whole() -> None:
     ]
     client = ClientModule(metrics=["f1", "auroc"])
     tables = [{**{"val/acc": torch.ones(4, 2)}, LOGITS: part.x} for part in parts]
-    found = client.scores_of_parts(parts, tables)
+    actual = client.scores_of_parts(parts, tables)
 
-    assert found["val/acc"].tolist() == [[2.0, 2.0]] * 4
+    assert actual["val/acc"].tolist() == [[2.0, 2.0]] * 4
     together = class_scores(client.metrics, logits, y, masks)
     for name in ("f1", "auroc"):
-        for place, split in enumerate(("train", "val", "test")):
-            expected = torch.stack([value[place] for value in together[name]], dim=-1)
-            assert torch.equal(found[f"{split}/{name}"], expected.float())
+        for index, split in enumerate(("train", "val", "test")):
+            expected = torch.stack([value[index] for value in together[name]], dim=-1)
+            assert torch.equal(actual[f"{split}/{name}"], expected.float())
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

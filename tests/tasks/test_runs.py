@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from both_executors import both_executors
-from task_data import FEATURES, NODES, LabelledRows, graph_data, node_data, ring
+from task_data import FEATURES, NODES, LabeledRows, graph_data, node_data, ring
 from torch.optim import SGD
 from torch_geometric.data import Data
 
@@ -65,7 +65,7 @@ def test_nodes_with_gaps(kind, strategy, make_trainer, assert_same, tmp_path) ->
     assert trainer.run.selection.monitor == monitor
     assert result[monitor] == pytest.approx(best(row[monitor] for row in trainer.run.history))
     worst = max if kind == "numbers" else min
-    scores = trainer.run.scores[""].signals[monitor.replace("val", "test")]
+    scores = trainer.run.scores[""].extras[monitor.replace("val", "test")]
     assert trainer.run.history[-1][f"{monitor.replace('val', 'test')}_worst"] == pytest.approx(
         worst((scores[:, 0] / scores[:, 1]).tolist())
     )
@@ -85,7 +85,7 @@ def test_a_node_of_which_nothing_is_known_has_no_role(tmp_path) -> None:
 
 def test_several_labels_of_rows(make_trainer, assert_same, monkeypatch) -> None:
     monkeypatch.setattr("fl_lightning.batches.examples.PART_NUMBERS", 64)  # in parts, which are scored together
-    data = FederatedDataModule(LabelledRows(), batch_size=6)
+    data = FederatedDataModule(LabeledRows(), batch_size=6)
     data.setup()
     assert data.task == ExampleClassification(multi_label=True)
     trainer, result = agree(data, lambda: client(MLP), FedAvg, make_trainer, assert_same, num_rounds=4)
@@ -120,7 +120,7 @@ def test_the_client_fits_every_task(make_trainer, tmp_path) -> None:
     for data, net in (
         (node_data("numbers", tmp_path), GCN),
         (graph_data(), PooledGCN),
-        (FederatedDataModule(LabelledRows()), MLP),
+        (FederatedDataModule(LabeledRows()), MLP),
         (FederatedDataModule(Steps()), GRUForecaster),
     ):
         trainer = make_trainer(num_rounds=1)
@@ -129,7 +129,7 @@ def test_the_client_fits_every_task(make_trainer, tmp_path) -> None:
         assert trainer.run.model.task == data.task
 
 
-class Steps(LabelledRows):
+class Steps(LabeledRows):
     """Series of which a number follows."""
 
     def load(self, root, seed):
@@ -147,8 +147,8 @@ def test_files_of_predictions_have_gaps(make_trainer, tmp_path) -> None:
         trainer.fit(client(), data, FedAvg(num_epochs=1))
         outputs = trainer.run.executor.predict(trainer.run.strategy.evaluations([0, 1, 2])[""], [0, 1, 2], 0)
         parts = [
-            Predicted(task=data.task, holds=data.clients[c], own=data.own_names(c), output_NK=found)
-            for c, found in outputs.items()
+            Predicted(task=data.task, client_data=data.clients[c], own=data.user_names(c), output_NK=actual)
+            for c, actual in outputs.items()
         ]
         write_predictions(tmp_path / "p.csv", parts)
         with (tmp_path / "p.csv").open(newline="") as file:
@@ -167,7 +167,7 @@ def test_reports(kind, words, make_trainer, tmp_path) -> None:
     trainer = make_trainer(callbacks=RunReport())
     trainer.fit(client(), node_data(kind, tmp_path / "cache"), FedAvg())
     record = RunRecord.read(trainer.run.folder)
-    assert record.task == trainer.run.roster.task.plain
+    assert record.task == trainer.run.registry.task.plain
     assert (record.examples, record.regression, record.unkept) == ("nodes", True, [])
     assert record.chosen.confusion is None
     bare = "mse" if kind == "numbers" else "acc"
@@ -203,7 +203,7 @@ def test_strategies_refuse_what_they_are_not_for(make_trainer, tmp_path) -> None
             FedPub(),
             "FedPub is for clients that hold graphs whose nodes are the examples, but these learn of",
         ),
-        (FederatedDataModule(LabelledRows()), FedPub(), "FedPub is for clients that hold graphs, but these hold exam"),
+        (FederatedDataModule(LabeledRows()), FedPub(), "FedPub is for clients that hold graphs, but these hold exam"),
     ):
         with pytest.raises(ValueError, match=message):
             make_trainer().fit(data=data, strategy=strategy)

@@ -21,14 +21,14 @@ FORBIDDEN = (
 
 
 def offences(text: str) -> list[str]:
-    return [found[0] for pattern in FORBIDDEN for found in re.finditer(pattern, text)]
+    return [actual[0] for pattern in FORBIDDEN for actual in re.finditer(pattern, text)]
 
 
 def test_nobody_looks_at_the_kind_of_data() -> None:
     files = [*(ROOT / "fl_lightning").rglob("*.py"), *(ROOT / "callbacks").rglob("*.py")]
     assert len(files) > 300
-    found = {str(path.relative_to(ROOT)): offences(path.read_text()) for path in files}
-    assert not {name: each for name, each in found.items() if each and not name.startswith(ALLOWED)}
+    actual = {str(path.relative_to(ROOT)): offences(path.read_text()) for path in files}
+    assert not {name: each for name, each in actual.items() if each and not name.startswith(ALLOWED)}
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ def test_nobody_looks_at_the_kind_of_data() -> None:
     [
         "if isinstance(self.source, GraphSource):",
         "graphs = [c for c in clients if isinstance(c, (int, ClientExamples))]",
-        'if roster.kind == "graphs":',
+        'if registry.kind == "graphs":',
         "what = 'nodes' if task.examples == 'nodes' else 'examples'",
         'if about["name"] == "NodeRegression":',
-        "if isinstance(roster.task, NodeRegression):",
+        "if isinstance(registry.task, NodeRegression):",
         "if task.target is NUMBERS:",
     ],
 )

@@ -60,9 +60,9 @@ def test_areas_and_precisions_are_those_of_scikit_learn() -> None:
     y[torch.rand(y.shape, generator=draw) < 0.2] = NAN
     y[1, :, 2] = 0.0  # a label that nobody has does not count
     masks = torch.rand(2, 2, 40, generator=draw) < 0.7
-    found = label_scores(LABEL_METRICS, logits, y, masks)
+    actual = label_scores(LABEL_METRICS, logits, y, masks)
     for name, measure in (("auroc", roc_auc_score), ("average_precision", average_precision_score)):
-        total, count = found[name]
+        total, count = actual[name]
         for split in range(2):
             for client in range(2):
                 values = []
@@ -78,7 +78,7 @@ def test_areas_and_precisions_are_those_of_scikit_learn() -> None:
     assert float(total / count) == pytest.approx(float(expected), abs=1e-5)
     mapped = torch.vmap(lambda z, t, m: label_scores(LABEL_METRICS, z, t, m), in_dims=(0, 0, 1))(logits, y, masks)
     for name in LABEL_METRICS:
-        assert torch.equal(mapped[name][0].T, found[name][0])
+        assert torch.equal(mapped[name][0].T, actual[name][0])
 
 
 def test_a_label_of_one_kind_alone_has_no_value() -> None:
@@ -97,7 +97,7 @@ def test_what_targets_are_is_seen() -> None:
     assert kind_of_target(torch.tensor([1.0, 2.0]), given="numbers") == "numbers"
 
 
-def test_tasks_are_told_as_data() -> None:
+def test_tasks_are_reported_as_data() -> None:
     for task in (NodeClassification(multi_label=True), NodeClassification(), ExampleRegression()):
         assert task_of(task.plain) == task
     assert str(NodeClassification(multi_label=True)) == "NodeClassification (multi_label)"
@@ -110,24 +110,24 @@ def test_tasks_are_told_as_data() -> None:
 
 
 def held(y: torch.Tensor, train: int, test: int) -> ClientExamples:
-    place = torch.arange(len(y))
+    index = torch.arange(len(y))
     return ClientExamples(
         name="a",
         x_NX=torch.zeros(len(y), 1),
         y_N=y,
-        train_mask_N=place < train,
+        train_mask_N=index < train,
         val_mask_N=torch.zeros(len(y), dtype=torch.bool),
-        test_mask_N=(place >= train) & (place < train + test),
+        test_mask_N=(index >= train) & (index < train + test),
     )
 
 
 def test_the_trivial_reference_by_hand() -> None:
     classes = [held(torch.tensor([1, 1, 0, 1, 0, 0]), 3, 3), held(torch.tensor([0, 0, 0, 1]), 2, 2)]
-    found = ExampleClassification().reference(classes, 2)
-    assert found["test/acc"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    actual = ExampleClassification().reference(classes, 2)
+    assert actual["test/acc"] == pytest.approx((1 / 3 + 1 / 2) / 2)
     share = -(math.log(2 / 3) + 2 * math.log(1 / 3)) / 3
-    assert found["test/loss"] == pytest.approx((share + (-math.log(1e-9)) / 2) / 2)
-    assert "val/acc" not in found
+    assert actual["test/loss"] == pytest.approx((share + (-math.log(1e-9)) / 2) / 2)
+    assert "val/acc" not in actual
     numbers = [held(torch.tensor([[1.0, NAN], [3.0, 4.0], [4.0, NAN]]), 2, 1)]
     assert ExampleRegression().reference(numbers, 2)["test/mse"] == pytest.approx(4.0)
     labels = [held(torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, NAN]]), 2, 1)]

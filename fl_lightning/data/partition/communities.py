@@ -39,9 +39,9 @@ def pieces(data: Data, group_N: Groups, most: float, seed: int) -> Groups:
     matrix, cut_N, number = _symmetric(data), group_N.copy(), int(group_N.max()) + 1
     for group, size in enumerate(np.bincount(group_N)):
         if size > most:
-            place = np.flatnonzero(group_N == group)
+            index = np.flatnonzero(group_N == group)
             num_pieces = min(int(np.ceil(size / most)), int(size))
-            cut_N[place] = number + _metis(matrix[place][:, place], num_pieces, seed)
+            cut_N[index] = number + _metis(matrix[index][:, index], num_pieces, seed)
             number += num_pieces
     return np.asarray(np.unique(cut_N, return_inverse=True)[1], dtype=np.int64)
 
@@ -58,11 +58,11 @@ def packed(group_N: Groups, num_clients: int) -> Groups:
 
 
 def label_shares(data: Data, group_N: Groups) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """The share of each class among a group's labelled nodes, (G, K); those of the graph where none is labelled."""
+    """The share of each class among a group's labeled nodes, (G, K); those of the graph where none is labeled."""
     y_N, num_groups = data.y.numpy(), int(group_N.max()) + 1
-    labelled_N = y_N >= 0
+    labeled_N = y_N >= 0
     count_GK = np.zeros((num_groups, int(y_N.max()) + 1))
-    np.add.at(count_GK, (group_N[labelled_N], y_N[labelled_N]), 1)
+    np.add.at(count_GK, (group_N[labeled_N], y_N[labeled_N]), 1)
     count_GK[count_GK.sum(axis=1) == 0] = count_GK.sum(axis=0)
     return np.asarray(count_GK / count_GK.sum(axis=1, keepdims=True))
 

@@ -18,7 +18,7 @@ from fl_lightning.kernels.randomness import generator
 def label_histograms(
     clients: Sequence[ClientData], num_classes: int
 ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Count the labelled examples of every class in every client, shape (C, K)."""
+    """Count the labeled examples of every class in every client, shape (C, K)."""
     return np.stack([np.bincount(client.y_N[client.y_N >= 0], minlength=num_classes) for client in clients])
 
 
@@ -50,10 +50,10 @@ def label_divergence(histogram_CK: np.ndarray[tuple[int, int], np.dtype[np.int64
     return float(np.mean(jensenshannon(histogram_CK, pooled_CK, axis=1) ** 2))
 
 
-def neighbourhood_discrepancy(clients: Sequence[ClientGraph], *, seed: int = 0, max_nodes: int = 4000) -> float:
-    r"""Return the mean over client pairs of the squared maximum mean discrepancy of their neighbourhoods.
+def neighborhood_discrepancy(clients: Sequence[ClientGraph], *, seed: int = 0, max_nodes: int = 4000) -> float:
+    r"""Return the mean over client pairs of the squared maximum mean discrepancy of their neighborhoods.
 
-    A node is embedded as the mean of the features of its neighbours (in a directed graph the sources of its edges) and
+    A node is embedded as the mean of the features of its neighbors (in a directed graph the sources of its edges) and
     itself. The kernel is
     :math:`\exp(-d^2 / 2\sigma^2)` with :math:`\sigma` the median distance between the nodes of all clients.
 
@@ -66,7 +66,7 @@ def neighbourhood_discrepancy(clients: Sequence[ClientGraph], *, seed: int = 0, 
     Source: FedAux, section D.3, equation 63. Squared: that is how its Table 4 comes out.
     """
     quota = max(1, max_nodes // len(clients))
-    sample = [_neighbourhood_means(client, quota, seed, idx) for idx, client in enumerate(clients)]
+    sample = [_neighborhood_means(client, quota, seed, idx) for idx, client in enumerate(clients)]
     size_C = torch.tensor([len(part) for part in sample])
     z = torch.cat(sample)
     square_N = z.square().sum(dim=1)
@@ -80,7 +80,7 @@ def neighbourhood_discrepancy(clients: Sequence[ClientGraph], *, seed: int = 0, 
     return float(discrepancy_P.clamp(min=0).mean()) if len(clients) > 1 else 0.0
 
 
-def _neighbourhood_means(client: ClientGraph, quota: int, seed: int, idx: int) -> Tensor:
+def _neighborhood_means(client: ClientGraph, quota: int, seed: int, idx: int) -> Tensor:
     """Embed at most ``quota`` nodes of a client, float64."""
     draw = generator(seed, "non-IIDness", idx)
     chosen = torch.randperm(client.num_nodes, generator=draw)[:quota].sort().values

@@ -80,7 +80,7 @@ class MetisPartitioner(Partitioner):
     """Disjoint clients by METIS (k-way, minimal edge cut; recursive bisection where k-way leaves clients empty).
 
     Args:
-        num_clients: Clients; within a few per cent of each other in size.
+        num_clients: Clients; within a few percent of each other in size.
         seed: Of METIS; None for the seed of the data module. Seed 0 is METIS's own default.
 
     Source: Karypis and Kumar, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular Graphs", SIAM
@@ -134,7 +134,7 @@ class LouvainPartitioner(Partitioner):
         num_clients: Clients; at most the number of communities.
         resolution: Of the modularity; higher gives more and smaller communities.
         max_share: METIS cuts communities of more nodes than this share of ``num_nodes / num_clients``; clients then
-            differ by at most that (and METIS's few per cent). None keeps all communities whole.
+            differ by at most that (and METIS's few percent). None keeps all communities whole.
         seed: Of the order in which Louvain visits the nodes, and of METIS; None for the seed of the data module.
 
     Source: Blondel et al., "Fast Unfolding of Communities in Large Networks", Journal of Statistical Mechanics, 2008.
@@ -213,9 +213,9 @@ class GivenPartitioner(Partitioner):
                 f"attribute={self.attribute!r} is negative everywhere, so that leave_out_negative leaves no node: give "
                 "some of them a number from 0."
             )
-        kept = (~negative_N).nonzero().squeeze(1)
-        values, group_M = np.unique(client_N[kept].numpy(), return_inverse=True)
-        return [kept[places] for places in members(group_M, len(values))]
+        selected = (~negative_N).nonzero().squeeze(1)
+        values, group_M = np.unique(client_N[selected].numpy(), return_inverse=True)
+        return [selected[indices] for indices in members(group_M, len(values))]
 
     def identity(self) -> dict[str, Any]:
         """A file counts by its contents; an attribute is part of the graph."""

@@ -19,7 +19,7 @@ from fl_lightning.data.partition.heterogeneity import (
     label_divergence,
     label_heterogeneity,
     label_histograms,
-    neighbourhood_discrepancy,
+    neighborhood_discrepancy,
 )
 from fl_lightning.data.preparation import Dropped
 
@@ -78,11 +78,11 @@ class PartitionTable:
 
     Attributes:
         rows: The clients.
-        label_counts: For each client the number of labelled nodes or examples of every class; empty in a regression.
+        label_counts: For each client the number of labeled nodes or examples of every class; empty in a regression.
         heterogeneity: Median over client pairs of the Jensen-Shannon distance of label histograms, in [0, 0.833]; nan
             in a regression.
         dropped: What the source's graph has beside the clients, since only its largest component was kept.
-        non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighbourhoods (FedAux); nan
+        non_iidness: Mean label divergence from the pooled prior plus mean squared MMD of neighborhoods (FedAux); nan
             without graphs, or where it was not measured.
         class_names: What the classes are called; empty for their numbers.
     """
@@ -112,7 +112,7 @@ class PartitionTable:
             clients: The clients.
             edges_lost: For each client the directed edges that the partition cut off.
             num_classes: Classes of the global graph.
-            seed: Of the nodes that large graphs are represented by (see ``neighbourhood_discrepancy``).
+            seed: Of the nodes that large graphs are represented by (see ``neighborhood_discrepancy``).
             dropped: What the preparation of the graph left out; None for nothing.
             non_iidness: Whether to measure it, which takes seconds on wide features.
             class_names: What the classes are called; None for their numbers.
@@ -138,7 +138,7 @@ class PartitionTable:
             return cls(rows=rows, label_counts=(), heterogeneity=float("nan"), dropped=dropped or Dropped())
         unlikeness = float("nan")
         if non_iidness:
-            unlikeness = label_divergence(histogram_CK) + neighbourhood_discrepancy(clients, seed=seed)
+            unlikeness = label_divergence(histogram_CK) + neighborhood_discrepancy(clients, seed=seed)
         return cls(
             rows=rows,
             label_counts=tuple(map(tuple, histogram_CK.tolist())),
@@ -289,7 +289,7 @@ def _short(value: float) -> str:
 
 
 def _class_colors(num_classes: int) -> list[tuple[float, float, float, float]]:
-    """Return distinct colours: qualitative maps while they suffice, else steps through a continuous one."""
+    """Return distinct colors: qualitative maps while they suffice, else steps through a continuous one."""
     from matplotlib import colormaps
 
     if num_classes <= 10:

@@ -22,10 +22,10 @@ class HAR(ExampleSource):
     ``raw`` gives windows (9, 128): body acceleration x y z (g), angular velocity x y z (rad/s), total acceleration x y
     z (g). ``statistics`` gives 72 features, of the nine signals and the magnitudes of the three vectors: mean, standard
     deviation, minimum, maximum, energy (mean square) and change (mean absolute difference of successive readings), each
-    statistic of all 12 signals in turn, standardised over all people's windows. They stand in for the 561 features of
+    statistic of all 12 signals in turn, standardized over all people's windows. They stand in for the 561 features of
     the original, which need its filters: multinomial logistic regression on them reaches about 95 %.
 
-    Windows stay in the file's order, in which neighbours overlap: a random split is what the papers do, but leaks half
+    Windows stay in the file's order, in which neighbors overlap: a random split is what the papers do, but leaks half
     windows between the roles.
 
     File: ``har/har_raw.npz`` with ``halves`` (P, 9, 64) half windows, ``win`` (M, 2) the two halves of each window,

@@ -109,16 +109,16 @@ def _check_shapes(path: Path, arrays: Mapping[str, npt.NDArray[Any]], layout: Ma
         for letter, length in zip(shape, array.shape, strict=False):
             fits &= length == (int(letter) if letter.isdigit() else lengths.setdefault(letter, length))
         if not fits:
-            found = ", ".join(f"`{name}` {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"{path}: the arrays are {found}; expected is {_describe(layout)}, none of them empty.")
+            result = ", ".join(f"`{name}` {array.shape}" for name, array in arrays.items())
+            raise ValueError(f"{path}: the arrays are {result}; expected is {_describe(layout)}, none of them empty.")
 
 
 def _check_everywhere(
     path: Path, name: str, array: npt.NDArray[Any], sound: npt.NDArray[np.bool_], problem: str
 ) -> None:
     if not sound.all():
-        place = ", ".join(map(str, np.argwhere(~sound)[0]))
-        raise ValueError(f"{path}: `{name}`[{place}] is {array[~sound][0]}, which {problem}.")
+        location = ", ".join(map(str, np.argwhere(~sound)[0]))
+        raise ValueError(f"{path}: `{name}`[{location}] is {array[~sound][0]}, which {problem}.")
 
 
 def _describe(layout: Mapping[str, str]) -> str:

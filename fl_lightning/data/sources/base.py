@@ -111,7 +111,7 @@ class GraphSource(Source):
     ``numbers``.
 
     Args:
-        normalize_features: Row-normalise the features, which must not be negative.
+        normalize_features: Row-normalize the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
         ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
@@ -214,8 +214,8 @@ class GraphSource(Source):
     def allocate(self, asked: Asked, prepared: CutGraph) -> Allocation:
         """The subgraph of each client."""
         data, record = prepared.data, prepared.record
-        own = getattr(asked.partitioner, "attribute", None) == self.clients_by
-        clients, edges_lost = client_graphs(data, record, self.client_names if own else None)
+        user_names = getattr(asked.partitioner, "attribute", None) == self.clients_by
+        clients, edges_lost = client_graphs(data, record, self.client_names if user_names else None)
         index_N = data.get("own_idx", data.source_idx)
         named_nodes = None
         if (names := prepared.node_names) is not None:
@@ -271,7 +271,7 @@ class FileSource(GraphSource):
 
     Args:
         path: The file, or a list of files; a relative path starts at the working directory.
-        normalize_features: Row-normalise the features, which must not be negative.
+        normalize_features: Row-normalize the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
         ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
@@ -319,12 +319,12 @@ class FileSource(GraphSource):
     @cached_property
     def _saved(self) -> Data | list[Data]:
         """What is in the file or files, from when it is first looked at until it is loaded."""
-        found = [_graphs_in(path) for path in self.paths]
+        result = [_graphs_in(path) for path in self.paths]
         if self.is_list:
-            for path, graphs in zip(self.paths, found, strict=True):
+            for path, graphs in zip(self.paths, result, strict=True):
                 if isinstance(graphs, list):
                     raise ValueError(f"path={str(path)!r} holds a list, but it is one of several files: give it alone")
-        return found if self.is_list else found[0]
+        return result if self.is_list else result[0]
 
     def identity(self) -> dict[str, Any]:
         """Depends on the file's contents, not on its place."""

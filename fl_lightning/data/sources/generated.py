@@ -20,7 +20,7 @@ class PlantedCommunities(GraphSource):
     """Communities that see the same classes in different proportions and in a different light: the quickstart's graph.
 
     Each community is a natural client (``membership``). All share the class centroids, so collaboration helps; each
-    prefers some classes (label skew) and shifts all features by a vector of its own (feature skew), so personalisation
+    prefers some classes (label skew) and shifts all features by a vector of its own (feature skew), so personalization
     helps as well. Edges stay within a class with probability ``homophily``.
 
     Args:
@@ -33,8 +33,8 @@ class PlantedCommunities(GraphSource):
         feature_skew: Length of a community's feature shift; a class centroid has length 1.
         noise: Standard deviation of the noise on a feature vector's every direction.
         homophily: Probability, in [0, 1], that an edge is drawn within a class.
-        intra_degree: Average number of neighbours within the community.
-        inter_degree: Average number of neighbours in other communities.
+        intra_degree: Average number of neighbors within the community.
+        inter_degree: Average number of neighbors in other communities.
         seed: Of the graph; the partition and the split have the data module's.
     """
 

@@ -48,7 +48,7 @@ class GraphSets(Source):
 
     def allocate(self, asked: Asked, prepared: Any) -> Allocation:
         """Every client's graphs."""
-        rows = [torch.stack([torch.as_tensor(graph.y).reshape(-1) for graph in own]) for own in self.sets]
+        rows = [torch.stack([torch.as_tensor(graph.y).reshape(-1) for graph in names]) for names in self.sets]
         y = torch.cat(rows)
         kind = kind_of_target(y)
         task = GraphRegression() if kind == "numbers" else GraphClassification(multi_label=kind == "labels")
@@ -70,9 +70,9 @@ class GraphSets(Source):
             Part(
                 graph=Data(**{k: graph[k] for k in keys if graph.get(k) is not None}, y=torch.zeros(graph.num_nodes)),
                 preparation=self.preparation,
-                name=f"{name}, graph {place}",
+                name=f"{name}, graph {index}",
             )
-            for place, graph in enumerate(graphs)
+            for index, graph in enumerate(graphs)
         )
         union = ClientGraph(
             name=name,

@@ -155,14 +155,14 @@ class CompCars(ExampleSource):
         arrays = read_arrays(root, ["compcars/compcars.npz"], layout, whole=("type", "viewpoint", "year"))
         _check_bytes(root / "compcars/compcars.npz", arrays, "image")
         image_M, y_M = torch.from_numpy(arrays["image"]), torch.from_numpy(arrays["type"])
-        places = [(viewpoint, year) for viewpoint in self.viewpoints for year in self.years]
+        views = [(viewpoint, year) for viewpoint in self.viewpoints for year in self.years]
         shares = [
             torch.from_numpy(((arrays["viewpoint"] == viewpoint) & (arrays["year"] == year)).nonzero()[0])
-            for viewpoint, year in places
+            for viewpoint, year in views
         ]
         _check_shares(shares, None)
         return Examples(
-            names=tuple(f"{self.viewpoints[viewpoint]}-{year}" for viewpoint, year in places),
+            names=tuple(f"{self.viewpoints[viewpoint]}-{year}" for viewpoint, year in views),
             x=tuple(_scaled(image_M[idx]) for idx in shares),
             y=tuple(y_M[idx] for idx in shares),
             num_outputs=4,
@@ -172,7 +172,10 @@ class CompCars(ExampleSource):
     def _relation(self) -> Tensor:
         num_years = len(self.years)
         client_C = torch.arange(len(self.viewpoints) * num_years)
-        near_CC = [(place[:, None] - place).abs() <= 1 for place in (client_C // num_years, client_C % num_years)]
+        near_CC = [
+            (coordinate[:, None] - coordinate).abs() <= 1
+            for coordinate in (client_C // num_years, client_C % num_years)
+        ]
         return (near_CC[0] | near_CC[1]).float().fill_diagonal_(0)
 
 

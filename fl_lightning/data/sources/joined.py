@@ -57,8 +57,8 @@ def joined(parts: Iterable[Part]) -> Data:
         graph = prepare_graph(part.graph, part.preparation, part.name, warns=part.warns, may_lack_edges=True)
         num_names = graph.y.shape[1] if graph.y.dim() > 1 else int(graph.y.max()) + 1
         named.append(names_of_classes(part.graph, num_names, part.name) or part.class_names)
-        own = names_of_nodes(part.graph, part.name)
-        texts.append(None if own is None else tuple(own[node] for node in graph.source_idx.tolist()))
+        names = names_of_nodes(part.graph, part.name)
+        texts.append(None if names is None else tuple(names[node] for node in graph.source_idx.tolist()))
         prepared.append(graph)
         titles.append(part.name)
         if graph.x.shape[1] != prepared[0].x.shape[1]:
@@ -87,7 +87,7 @@ def joined(parts: Iterable[Part]) -> Data:
         whole.task = given
     if any(texts):
         empty = [("",) * graph.num_nodes for graph in prepared]
-        whole.node_names = [text for own, none in zip(texts, empty, strict=True) for text in own or none]
+        whole.node_names = [text for names, none in zip(texts, empty, strict=True) for text in names or none]
     return whole
 
 
@@ -119,7 +119,7 @@ def _shared(graphs: Sequence[Data], titles: Sequence[str]) -> list[str]:
     shared = set.intersection(*(set(graph.node_attrs()) for graph in graphs)) - {"source_idx", "own_idx", GRAPH}
     for name in sorted(shared):
         kinds = [(graph[name].shape[1:], graph[name].dtype) for graph in graphs]
-        if (other := next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)) is not None:
+        if (other := next((index for index, kind in enumerate(kinds) if kind != kinds[0]), None)) is not None:
             warnings.warn(
                 f"{titles[other]}: {name} is {kinds[other][1]} of shape {tuple(graphs[other][name].shape)}, that of "
                 f"{titles[0]} {kinds[0][1]} of shape {tuple(graphs[0][name].shape)}. It is left out of all graphs; "

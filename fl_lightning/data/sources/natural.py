@@ -22,7 +22,7 @@ class PyGGraphs(ManyGraphs):
         dataset: Import path of the class, e.g. ``torch_geometric.datasets.Twitch``.
         names: Of the graphs, and of the clients, e.g. ``[DE, EN, ES]``; all need the same features.
         arguments: Its arguments beside ``root`` and ``name``.
-        normalize_features: Row-normalise the features, which must not be negative.
+        normalize_features: Row-normalize the features, which must not be negative.
         largest_component: Keep the largest connected component of each graph only.
         undirected: Add missing reverse edges.
         ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
@@ -55,7 +55,7 @@ class TwitchSource(ManyGraphs):
 
     Args:
         countries: Which of DE, EN, ES, FR, PT, RU, TW are clients.
-        normalize_features: Row-normalise the features.
+        normalize_features: Row-normalize the features.
         largest_component: Keep the largest connected component of each country only; all are connected.
         undirected: Add missing reverse edges.
 

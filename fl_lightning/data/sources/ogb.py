@@ -30,7 +30,7 @@ class OgbSource(GraphSource):
 
     Args:
         name: For example ``ogbn-arxiv`` or ``ogbn-products``.
-        normalize_features: Row-normalise the features; OGB's are left as they are.
+        normalize_features: Row-normalize the features; OGB's are left as they are.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
     """

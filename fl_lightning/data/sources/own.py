@@ -16,7 +16,7 @@ class InMemorySource(GraphSource):
 
     Args:
         data: With ``x``, ``edge_index`` and ``y``, and perhaps ``edge_weight`` and ``edge_attr``.
-        normalize_features: Row-normalise the features, which must not be negative.
+        normalize_features: Row-normalize the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
         ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
@@ -86,9 +86,9 @@ class ManyGraphs(GraphSource):
     def _title(self, idx: int) -> str:
         """What messages call one of the graphs."""
         source = self.sources[idx]
-        own = None if self.client_names is None else self.client_names[idx]
-        told = own if isinstance(source, InMemorySource) else str(source)
-        return f"graph {idx}" if told is None else f"graph {idx} ({told})"
+        names = None if self.client_names is None else self.client_names[idx]
+        name = names if isinstance(source, InMemorySource) else str(source)
+        return f"graph {idx}" if name is None else f"graph {idx} ({name})"
 
     def identity(self) -> dict[str, Any]:
         """What each of the graphs depends on."""
@@ -104,10 +104,10 @@ def as_source(source: Any) -> Source:
     Raises:
         ValueError: It is none of these.
     """
-    found = _converted(source)
-    if not isinstance(found, Source):
-        raise ValueError(f"data.source is {type(found).__name__}, which is neither a GraphSource nor an ExampleSource")
-    return found
+    result = _converted(source)
+    if not isinstance(result, Source):
+        raise ValueError(f"data.source is {type(result).__name__}, which is neither a GraphSource nor an ExampleSource")
+    return result
 
 
 def _converted(source: Any) -> Any:

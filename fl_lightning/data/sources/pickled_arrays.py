@@ -81,6 +81,6 @@ def check_planetoid_file(path: Path) -> None:
     if path.name.endswith(".test.index"):
         return
     with reading(path, "arrays of Planetoid"), path.open("rb") as file:
-        held = ArrayUnpickler(file, encoding="latin1").load()
-        if isinstance(held, csr_matrix):
-            held.check_format(full_check=True)
+        loaded = ArrayUnpickler(file, encoding="latin1").load()
+        if isinstance(loaded, csr_matrix):
+            loaded.check_format(full_check=True)

@@ -29,7 +29,7 @@ class PyGSource(GraphSource):
     Args:
         dataset: Import path of the class, e.g. ``torch_geometric.datasets.WikipediaNetwork``.
         arguments: Its arguments beside ``root``, e.g. ``{"name": "chameleon"}``.
-        normalize_features: Row-normalise the features, which must not be negative.
+        normalize_features: Row-normalize the features, which must not be negative.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
         ignore_label: A label that means none, as negative ones do, such as 255; None for no other.
@@ -138,7 +138,7 @@ class PlanetoidSource(_NamedPyGSource):
 
     Args:
         name: Cora, CiteSeer or PubMed.
-        normalize_features: Row-normalise the features.
+        normalize_features: Row-normalize the features.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
     """
@@ -168,7 +168,7 @@ class AmazonSource(_NamedPyGSource):
 
     Args:
         name: Computers or Photo.
-        normalize_features: Row-normalise the features.
+        normalize_features: Row-normalize the features.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
     """
@@ -182,7 +182,7 @@ class CoauthorSource(_NamedPyGSource):
 
     Args:
         name: CS or Physics.
-        normalize_features: Row-normalise the features.
+        normalize_features: Row-normalize the features.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
     """
@@ -196,7 +196,7 @@ class CitationFullSource(_NamedPyGSource):
 
     Args:
         name: Cora, Cora_ML, CiteSeer, DBLP or PubMed.
-        normalize_features: Row-normalise the features.
+        normalize_features: Row-normalize the features.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.
     """
@@ -216,7 +216,7 @@ class HeterophilousSource(_NamedPyGSource):
     Args:
         name: Roman-empire, Amazon-ratings, Minesweeper, Tolokers, Questions, chameleon, squirrel, or one of the latter
             without pages that occur twice: chameleon-filtered, squirrel-filtered.
-        normalize_features: Row-normalise the features, where these are not negative: those of Roman-empire,
+        normalize_features: Row-normalize the features, where these are not negative: those of Roman-empire,
             Amazon-ratings and Questions are embeddings of words.
         largest_component: Keep the largest connected component only.
         undirected: Add missing reverse edges.

@@ -6,7 +6,7 @@ Sheaf-Theoretic Approach" (Sheaf-FMTL), appendix F, for all but Landmine.
 
 Every data set is an ``.npz`` file with features ``X`` (M, F), labels -1 and 1 or 0 and 1 (or the targets of a
 regression) ``y`` (M,), and ``task`` (M,), the number of each row's client; clients are in ascending order.
-Where features are standardised, mean and deviation are of all clients' rows, whatever their role.
+Where features are standardized, mean and deviation are of all clients' rows, whatever their role.
 
 Shape legend: M examples of all clients, F features.
 """
@@ -65,7 +65,7 @@ class Vehicle(_TaskTable):
     """Two kinds of vehicles by the sound and the tremor they make, for 23 sensors (Duarte, Hu, 2004); 100 features.
 
     Files: ``vehicle_sensor/vehicle.npz`` (the full set), else ``vehicle_sensor/vehicle_ditto_train.npz`` (a sub-sample
-    with 7 to 534 examples a client, standardised for each sensor), laid out as the module says.
+    with 7 to 534 examples a client, standardized for each sensor), laid out as the module says.
 
     Args:
         standardize: Bring features to mean 0 and standard deviation 1; not needed for the sub-sample.

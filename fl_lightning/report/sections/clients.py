@@ -25,7 +25,7 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
             names,
             np.array([values[name] for name in names]),
             title=f"Each client against {other.strategy}" if other else "Each client, worst first",
-            x_label=f"{metric}, round {record.chosen.round if record.chosen else ''}",
+            x_label=f"{metric}, round {record.best.round if record.best else ''}",
             other=np.array([theirs.get(name, math.nan) for name in names]) if other else None,
             labels=(run.strategy, f"{other.strategy} ({other.name})" if other else ""),
             marked=[] if other else sorted(run.malicious_names & set(names)),
@@ -60,7 +60,7 @@ def section(run: Recorded, other: Recorded | None, album: Album) -> Section:
         anchor="clients",
         title="Clients",
         pictures=pictures,
-        notes=notes + _newcomers(run),
+        notes=notes + _unseen_clients(run),
         folded=[_client_table(run, other)],
     )
 
@@ -86,10 +86,12 @@ def _client_table(run: Recorded, other: Recorded | None) -> Table:
     )
 
 
-def _newcomers(run: Recorded) -> list[str]:
+def _unseen_clients(run: Recorded) -> list[str]:
     record = run.record
-    found = record.newcomers.get(run.client_metric, {}) if record else {}
-    if not found:
+    result = record.unseen_clients.get(run.client_metric, {}) if record else {}
+    if not result:
         return []
-    told = ", ".join(f"{name} {number(value)}" for name, value in list(found.items())[:20])
-    return [f"New clients, held out of training, by {run.client_metric}: {told}{', ...' if len(found) > 20 else ''}."]
+    summary = ", ".join(f"{name} {number(value)}" for name, value in list(result.items())[:20])
+    return [
+        f"Unseen clients, held out of training, by {run.client_metric}: {summary}{', ...' if len(result) > 20 else ''}."
+    ]

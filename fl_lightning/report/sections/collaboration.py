@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fl_lightning.report.axes import class_colours
+from fl_lightning.report.axes import class_colors
 from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Picture, Table, Values
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import MOST_CELLS, Album
+from fl_lightning.report.pictures import MOST_RUNS, Album
 from fl_lightning.report.record import RunRecord, Snapshot
 from fl_lightning.report.wording import number
 
@@ -32,8 +32,8 @@ def section(run: Recorded, album: Album) -> Section:
     by_name: dict[str, list[Snapshot]] = {}
     for snapshot in record.snapshots:
         by_name.setdefault(snapshot.name, []).append(snapshot)
-    for name, kept in by_name.items():
-        pictures += _matrices(name, kept, names, album, sorted(run.malicious_names))
+    for name, snapshots in by_name.items():
+        pictures += _matrices(name, snapshots, names, album, sorted(run.malicious_names))
     if placed := _placed(record, by_name, names, album, run.malicious_names):
         pictures.append(placed)
     text = (
@@ -45,10 +45,10 @@ def section(run: Recorded, album: Album) -> Section:
 
 
 def _matrices(
-    name: str, kept: Sequence[Snapshot], names: Sequence[str], album: Album, marked: Sequence[str]
+    name: str, snapshots: Sequence[Snapshot], names: Sequence[str], album: Album, marked: Sequence[str]
 ) -> Iterator[Picture]:
     """Heat maps; of graphs also the last one as a graph."""
-    shown = {snapshot.round: snapshot.matrix().astype(float) for snapshot in kept}
+    shown = {snapshot.round: snapshot.matrix().astype(float) for snapshot in snapshots}
     is_graph = any(word in name for word in _GRAPHS)
     for round_idx, matrix in shown.items():
         yield album.heat(
@@ -76,13 +76,13 @@ def _limits(matrix: Values) -> tuple[float, float]:
 
 def _pairs(matrix: Values, names: Sequence[str]) -> Table:
     """All entries of a small matrix, the largest ones off the diagonal of a large one."""
-    if len(names) <= MOST_CELLS:
+    if len(names) <= MOST_RUNS:
         rows = [[name, *(number(value) for value in row)] for name, row in zip(names, matrix, strict=True)]
         return Table(title="Table", columns=["", *names], rows=rows)
     masked = np.where(np.eye(len(matrix), dtype=bool) | ~np.isfinite(matrix), -np.inf, matrix)
     order = np.argsort(masked, axis=None, kind="stable")[::-1][:20]
-    found = [divmod(int(place), len(names)) for place in order]
-    rows = [[f"{names[i]}, {names[j]}", number(float(matrix[i, j]))] for i, j in found if np.isfinite(masked[i, j])]
+    result = [divmod(int(position), len(names)) for position in order]
+    rows = [[f"{names[i]}, {names[j]}", number(float(matrix[i, j]))] for i, j in result if np.isfinite(masked[i, j])]
     return Table(title="The 20 largest entries", columns=["clients i, j", "value"], rows=rows)
 
 
@@ -97,28 +97,28 @@ def _placed(
     cosines = last.matrix().astype(float)
     if not np.isfinite(cosines).all():
         return None
-    centred = cosines - cosines.mean(axis=0)
-    centred -= centred.mean(axis=1, keepdims=True)
-    values, vectors = np.linalg.eigh((centred + centred.T) / 2)
-    place = vectors[:, ::-1][:, :2] * np.sqrt(np.maximum(values[::-1][:2], 0))
-    group, groups, colours = [0] * len(names), ["clients"], list[str]()
+    centered = cosines - cosines.mean(axis=0)
+    centered -= centered.mean(axis=1, keepdims=True)
+    values, vectors = np.linalg.eigh((centered + centered.T) / 2)
+    position = vectors[:, ::-1][:, :2] * np.sqrt(np.maximum(values[::-1][:2], 0))
+    group, groups, colors = [0] * len(names), ["clients"], list[str]()
     if malicious:
         group, groups = [int(name in malicious) for name in names], ["benign", "malicious"]
     elif record.partition and record.partition.labels:
         most = [int(np.argmax(record.partition.labels[client])) for client in record.training]
         present = sorted(set(most))
         group, groups = [present.index(label) for label in most], [f"mostly class {label}" for label in present]
-        of_classes = class_colours(len(record.partition.labels[0]))
-        colours = [of_classes[label] for label in present]
+        of_classes = class_colors(len(record.partition.labels[0]))
+        colors = [of_classes[label] for label in present]
     return album.points(
-        place[:, 0],
-        place[:, 1],
+        position[:, 0],
+        position[:, 1],
         group,
         groups,
         title=f"Clients by {usable[0]} after round {last.round}",
         x_label="first coordinate",
         y_label="second coordinate",
-        colours=colours,
+        colors=colors,
         names=[name.rpartition("-")[2] for name in names] if len(names) <= _MOST_PLACED else [],
         note="Classical scaling of the matrix of similarities: near clients are alike. The coordinates have no unit.",
         radius=8,

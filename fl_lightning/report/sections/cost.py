@@ -1,4 +1,4 @@
-"""What travelled, and where the time went."""
+"""What was communicated, and where the time went."""
 
 import numpy as np
 
@@ -62,7 +62,9 @@ def section(run: Recorded, album: Album) -> Section:
         if timing.first_round:
             notes.append(f"The parts were timed from round {timing.first_round} on, where the run was resumed.")
     if not ways and seconds is not None:
-        notes.append("Nothing travelled." if run.column("comm/bytes_total") is not None else "Bytes were not counted.")
+        notes.append(
+            "Nothing was communicated." if run.column("comm/bytes_total") is not None else "Bytes were not counted."
+        )
     machine = run.record.machine if run.record else {}
     facts = [Fact(name=name, value=value) for name, value in machine.items()]
     empty = "" if pictures else "Neither bytes nor seconds were logged."

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fl_lightning.report.axes import class_colours
+from fl_lightning.report.axes import class_colors
 from fl_lightning.report.document import Section
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.pictures import Album
@@ -25,10 +25,10 @@ def section(run: Recorded, album: Album) -> Section:
         classes = 1 + max((int(label) for label in points.label if label is not None), default=0)
         if record.partition and record.partition.labels:
             classes = len(record.partition.labels[0])
-        groups, colours = [f"class {label}" for label in range(classes)], class_colours(classes)
+        groups, colors = [f"class {label}" for label in range(classes)], class_colors(classes)
         group = [classes if label is None else int(label) for label in points.label]
         if classes in group:
-            groups, colours = [*groups, "unknown"], [*colours, stand_in("faint")]
+            groups, colors = [*groups, "unknown"], [*colors, stand_in("faint")]
         pictures.append(
             album.points(
                 x,
@@ -38,7 +38,7 @@ def section(run: Recorded, album: Album) -> Section:
                 title=f"{what.capitalize()} by class",
                 x_label=first,
                 y_label=second,
-                colours=colours,
+                colors=colors,
             )
         )
     members = sorted(set(points.client))
@@ -51,7 +51,7 @@ def section(run: Recorded, album: Album) -> Section:
             title=f"{what.capitalize()} by client",
             x_label=first,
             y_label=second,
-            note="" if len(members) <= 20 else f"{len(members)} clients, each with a colour of its own.",
+            note="" if len(members) <= 20 else f"{len(members)} clients, each with a color of its own.",
         )
     )
     shares = " and ".join(f"{100 * share:.0f} %" for share in points.explained)

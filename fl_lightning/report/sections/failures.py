@@ -15,11 +15,13 @@ def section(run: Recorded, album: Album) -> Section:
     pictures, tables, notes = [], [], []
     failed = "failed" if "num_dropouts" in run.history else "failed or dropped out"  # older runs count both as one
     columns = {"took part": "num_participants", failed: "num_failures", "dropped out": "num_dropouts"}
-    found = {label: column for label, name in columns.items() if (column := run.column(name)) is not None}
-    trouble = [column for name in ("num_failures", "num_dropouts", "void") if (column := run.column(name)) is not None]
-    partial = found.get("took part")
+    result = {label: column for label, name in columns.items() if (column := run.column(name)) is not None}
+    trouble = [
+        column for name in ("num_failures", "num_dropouts", "failed_round") if (column := run.column(name)) is not None
+    ]
+    partial = result.get("took part")
     if any(column.max() > 0 for column in trouble) or (partial is not None and partial.min() < partial.max()):
-        curves = [Curve(label=label, x=x, y=column) for label, column in found.items()]
+        curves = [Curve(label=label, x=x, y=column) for label, column in result.items()]
         pictures.append(album.curves(curves, title="Participation", x_label="round", y_label="clients", from_zero=True))
     failures = run.result.get("failures", {})
     if failures:
@@ -30,9 +32,11 @@ def section(run: Recorded, album: Album) -> Section:
     if causes:
         rows = [[f"{round_idx}: {name}", why] for round_idx, name, why in causes]
         folded.append(Table(title=f"The first {count(len(causes), 'failure')}", columns=["round", "cause"], rows=rows))
-    void = run.column("void")
-    if void is not None and void.max() > 0:
-        notes.append(f"{count(int(np.nansum(void)), 'round')} had too few answers, and the server took nothing in.")
+    failed_rounds = run.column("failed_round")
+    if failed_rounds is not None and failed_rounds.max() > 0:
+        notes.append(
+            f"{count(int(np.nansum(failed_rounds)), 'round')} had too few updates, and the server aggregated nothing."
+        )
     for attack, members in run.malicious.items():
         notes.append(f"Attack {attack}: {', '.join(members) or 'nobody'} ({count(len(members), 'client')}).")
     if run.malicious and (picture := _attack(run, album)):

@@ -1,4 +1,4 @@
-"""How the run learned: curves over the rounds, and the figures of the chosen one."""
+"""How the run learned: curves over the rounds, and the metrics of the chosen one."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _MODELS = {
     "gen/": "generated model",
     "benign/": "benign clients",
     "malicious/": "malicious clients",
-    "new/": "new clients",
+    "unseen/": "unseen clients",
 }
 _SPLITS = ("train", "val", "test")
 
@@ -25,7 +25,7 @@ def section(run: Recorded, album: Album) -> Section:
     """The section "Learning"."""
     metric = run.monitor.rpartition("/")[2]
     prefix = run.monitor.removesuffix(f"val/{metric}")
-    mark = None if run.chosen_round is None else (float(run.chosen_round), f"chosen round {run.chosen_round}")
+    mark = None if run.best_round is None else (float(run.best_round), f"best round {run.best_round}")
     pictures = []
 
     def draw(named: dict[str, Column], title: str, y_label: str, table: Table | None = None, note: str = "") -> None:
@@ -35,12 +35,12 @@ def section(run: Recorded, album: Album) -> Section:
                 album.curves(curves, title=title, x_label="round", y_label=y_label, mark=mark, table=table, note=note)
             )
 
-    def found(*names: str, labels: Sequence[str] = ()) -> dict[str, Column]:
+    def result(*names: str, labels: Sequence[str] = ()) -> dict[str, Column]:
         pairs = zip(names, labels or names, strict=True)
         return {label: column for name, label in pairs if (column := run.column(name)) is not None}
 
     draw(
-        found(*(f"{prefix}{split}/{metric}" for split in _SPLITS), labels=_SPLITS),
+        result(*(f"{prefix}{split}/{metric}" for split in _SPLITS), labels=_SPLITS),
         "Learning curves",
         f"{metric}, mean over clients",
         _rounds_table(run),
@@ -48,24 +48,24 @@ def section(run: Recorded, album: Album) -> Section:
     if spread := _spread(run, album, mark):
         pictures.append(spread)
     if metric != "loss":
-        draw(found(*(f"{prefix}{split}/loss" for split in _SPLITS), labels=_SPLITS), "Loss", "mean over clients")
+        draw(result(*(f"{prefix}{split}/loss" for split in _SPLITS), labels=_SPLITS), "Loss", "mean over clients")
     others = [name for name in run.history if name.endswith(f"/test/{metric}") or name == "test/asr"]
     if others:
         named = [f"test/{metric}", *others]
         labels = [_model(name, f"test/{metric}") for name in named]
-        draw(found(*named, labels=labels), "Models of the same rounds", f"test {metric}, mean over clients")
+        draw(result(*named, labels=labels), "Models of the same rounds", f"test {metric}, mean over clients")
     server = [n for n in run.history if n.startswith("server/") and run.column(n) is not None]
     for name in server[:6]:
         draw(
             {name.removeprefix("server/"): run.history[name]}, "Server", name.removeprefix("server/").replace("_", " ")
         )
-    text = "" if not pictures else "Validation alone chooses the round; the test figures are those of that round."
+    text = "" if not pictures else "Validation alone chooses the round; the test metrics are those of that round."
     return Section(
         anchor="learning",
         title="Learning",
         text=text,
         pictures=pictures,
-        tables=[table] if (table := _other_figures(run)) else [],
+        tables=[table] if (table := _other_metrics(run)) else [],
         empty="" if pictures else "No round was evaluated, so there are no curves.",
     )
 
@@ -96,25 +96,28 @@ def _rounds_table(run: Recorded) -> Table | None:
     if not known:
         return None
     last = len(run.rounds) - 1
-    places = {round(step * last / 10) for step in range(11)}
-    if run.chosen_round is not None:
-        places |= set(np.flatnonzero(run.rounds == run.chosen_round).tolist())
-    rows = [[str(run.rounds[place]), *(number(run.history[name][place]) for name in known)] for place in sorted(places)]
+    indices = {round(step * last / 10) for step in range(11)}
+    if run.best_round is not None:
+        indices |= set(np.flatnonzero(run.rounds == run.best_round).tolist())
+    rows = [
+        [str(run.rounds[position]), *(number(run.history[name][position]) for name in known)]
+        for position in sorted(indices)
+    ]
     return Table(title="Some of the rounds", columns=["round", *known], rows=rows)
 
 
-def _other_figures(run: Recorded) -> Table | None:
-    """Every model's figures at the chosen round."""
-    figures = run.figures
-    names = [name for name in figures if f"{name}_weighted" in figures and "test/" in name]
+def _other_metrics(run: Recorded) -> Table | None:
+    """Every model's metrics at the best round."""
+    metrics = run.figures
+    names = [name for name in metrics if f"{name}_weighted" in metrics and "test/" in name]
     rows = [
         [_model(name, run.test_metric) if name.endswith(run.test_metric) else name]
-        + [number(figures.get(f"{name}{kind}")) for kind in ("", "_std", "_worst", "_weighted")]
+        + [number(metrics.get(f"{name}{kind}")) for kind in ("", "_std", "_worst", "_weighted")]
         for name in names
         if not name.endswith("loss") or run.test_metric.endswith("loss")
     ]
     if not rows:
         return None
     what = run.record.examples if run.record else "examples"
-    columns = [f"{run.test_metric} at the chosen round", "mean", "std", "worst client", f"weighted by {what}"]
-    return Table(title="Figures of the chosen round", columns=columns, rows=rows)
+    columns = [f"{run.test_metric} at the best round", "mean", "std", "worst client", f"weighted by {what}"]
+    return Table(title="Metrics of the best round", columns=columns, rows=rows)

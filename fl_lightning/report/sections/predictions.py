@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Table, Values
 from fl_lightning.report.folder import Recorded
-from fl_lightning.report.pictures import MOST_CELLS, Album
-from fl_lightning.report.record import Chosen
+from fl_lightning.report.pictures import MOST_RUNS, Album
+from fl_lightning.report.record import BestRound
 from fl_lightning.report.wording import count, number
 
 
 def section(run: Recorded, album: Album) -> Section:
     """The section "Predictions"."""
-    chosen = run.record.chosen if run.record else None
+    chosen = run.record.best if run.record else None
     title = "Predictions"
     if chosen is not None and chosen.confusion is not None:
         return _confusion(chosen, np.array(chosen.confusion, dtype=float), album)
@@ -40,7 +40,7 @@ def section(run: Recorded, album: Album) -> Section:
     return Section(anchor="predictions", title=title, empty="No predictions were kept.")
 
 
-def _confusion(chosen: Chosen, counts_KK: Values, album: Album) -> Section:
+def _confusion(chosen: BestRound, counts_KK: Values, album: Album) -> Section:
     names = [str(label) for label in range(len(counts_KK))]
     total_K = counts_KK.sum(axis=1)
     share_KK = counts_KK / np.maximum(total_K, 1)[:, None]
@@ -48,7 +48,7 @@ def _confusion(chosen: Chosen, counts_KK: Values, album: Album) -> Section:
     with np.errstate(divide="ignore", invalid="ignore"):
         recall, precision = right / total_K, right / counts_KK.sum(axis=0)
         f1 = 2 * right / (total_K + counts_KK.sum(axis=0))
-    few = len(names) <= MOST_CELLS
+    few = len(names) <= MOST_RUNS
     cells = [[f"{value:.0f}" if value else "" for value in row] for row in counts_KK] if few else None
     rows = [
         [name, number(total_K[k]), number(recall[k]), number(precision[k]), number(f1[k])]
@@ -63,7 +63,7 @@ def _confusion(chosen: Chosen, counts_KK: Values, album: Album) -> Section:
         y_label="true class",
         limits=(0.0, 1.0),
         cells=cells,
-        note="The colour is the share of the true class; the numbers are test examples of all clients together.",
+        note="The color is the share of the true class; the numbers are test examples of all clients together.",
     )
     recalls = album.bars(
         [f"class {name}" for name in names], recall, title="Recall of the classes", x_label="share found, 0 to 1"
@@ -81,7 +81,7 @@ def _confusion(chosen: Chosen, counts_KK: Values, album: Album) -> Section:
     )
 
 
-def _labels(chosen: Chosen, counts_K22: NDArray[np.float64], album: Album) -> Section:
+def _labels(chosen: BestRound, counts_K22: NDArray[np.float64], album: Album) -> Section:
     """Of each label who has it (row) and who is said to have it (column)."""
     names = [str(label) for label in range(len(counts_K22))]
     have_K, said_K, right_K = counts_K22[:, 1].sum(axis=1), counts_K22[:, :, 1].sum(axis=1), counts_K22[:, 1, 1]

@@ -52,8 +52,8 @@ class QueryKeyAttention(nn.Module):
 class MatrixAttention(nn.Module):
     """A X with one learnable number per pair of clients, A starting as the identity, as in the released code.
 
-    A knows the first ``num_clients`` rows of X by their position. Rows after those are new clients: A has nothing for
-    them, so they keep their embedding (identity rows).
+    A knows the first ``num_clients`` rows of X by their position. Rows after those are unseen clients: A has nothing
+    for them, so they keep their embedding (identity rows).
     """
 
     def __init__(self, num_clients: int) -> None:

@@ -1,7 +1,7 @@
 """The hypernetwork family: a server network generates each client's parameters and learns from their training.
 
 Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hypernetworks", ICML 2021. With θ_i generated
-and θ̃_i trained from it, the server minimises ½ Σ_i ‖stopgrad(θ̃_i) - θ_i‖², whose gradient at θ_i is -(θ̃_i - θ_i):
+and θ̃_i trained from it, the server minimizes ½ Σ_i ‖stopgrad(θ̃_i) - θ_i‖², whose gradient at θ_i is -(θ̃_i - θ_i):
 the descent direction. (FedSheafHN's eqs. 12 and 13 print the opposite sign, which would move away from the trained.)
 
 Shape legend: C clients, P generated parameters of one client.
@@ -22,10 +22,10 @@ from torch.optim import Optimizer
 from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import derive_key
 from fl_lightning.memory import require, state_copies
-from fl_lightning.relations.kinship import transfer
+from fl_lightning.relations.client_similarity import transfer
 from fl_lightning.relations.similarity import softmax_mixing
 from fl_lightning.round.payload import Payload, flatten, unflatten
-from fl_lightning.round.stage import ClientState, Evaluation, Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Evaluation, Persistence, Stage
 from fl_lightning.strategies.base import Strategy, server_dtype
 
 #: The generator counts as collapsed where the clients' models are generated this near to their mean, as a share of how
@@ -33,7 +33,7 @@ from fl_lightning.strategies.base import Strategy, server_dtype
 COLLAPSED_SPREAD = 0.01
 #: Rounds of it in a row after which the user is told.
 COLLAPSED_ROUNDS = 10
-#: Of the softmax of embeddings' cosines by which ``server/transfer`` takes clients to be kin.
+#: Of the softmax of embeddings' cosines by which ``server/transfer`` takes clients to be similar.
 KIN_TEMPERATURE = 10.0
 
 
@@ -43,15 +43,21 @@ class Hypernetwork(Strategy):
 
     Args:
         personal: Shell-style patterns of parameters that are not generated and never leave their client.
-        num_server_steps: Optimiser steps on the generator a round, at least 1.
+        num_server_steps: Optimizer steps on the generator a round, at least 1.
     """
 
     personal: Sequence[str] = ("head.*",)
     num_server_steps: int = 1
 
-    #: Whether the squared distances are averaged over the clients that answered instead of summed.
+    #: Whether the squared distances are averaged over the clients that responded instead of summed.
     mean_distance: ClassVar[bool] = False
-    server_state: ClassVar[tuple[str, ...]] = ("generator", "optimizer", "num_steps", "num_collapsed_rounds", "figures")
+    server_state: ClassVar[tuple[str, ...]] = (
+        "generator",
+        "optimizer",
+        "num_steps",
+        "num_collapsed_rounds",
+        "recorded_metrics",
+    )
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -64,28 +70,28 @@ class Hypernetwork(Strategy):
 
     @abstractmethod
     def build_optimizer(self) -> Optimizer:
-        """Create the server's optimiser over ``self.generator``."""
+        """Create the server's optimizer over ``self.generator``."""
 
     @abstractmethod
     def generate(self, clients: Sequence[int]) -> Tensor:
         """Generated parameters of the given clients (C, P), differentiable."""
 
     def extra_losses(self) -> Sequence[Tensor]:
-        """Scalars that the server minimises beside the distance, of what :meth:`generate` computed last in training."""
+        """Scalars that the server minimizes beside the distance, of what :meth:`generate` computed last in training."""
         return ()
 
-    def signals(self, round_idx: int) -> Mapping[str, Signal]:
+    def client_outputs(self, round_idx: int) -> Mapping[str, ClientOutput]:
         """What the clients send beside their update in this round."""
         return {}
 
     def setup(self, federation: Federation) -> None:
-        """Create generator and optimiser, in the same way on every process."""
+        """Create generator and optimizer, in the same way on every process."""
         super().setup(federation)
         personal = self.select(list(federation.parameters), self.personal)
         self.shapes = {name: p.shape for name, p in federation.parameters.items() if name not in personal}
         self.num_steps = 0
         self.num_collapsed_rounds = 0
-        self.figures: dict[str, float] = {"server/update_norm": 0.0}
+        self.recorded_metrics: dict[str, float] = {"server/update_norm": 0.0}
         self._generated_for_evaluation: tuple[tuple[int, ...], Tensor] | None = None
         with self.randomness("initialisation"):
             self.generator = self.build_generator(sum(shape.numel() for shape in self.shapes.values()))
@@ -95,20 +101,20 @@ class Hypernetwork(Strategy):
         try:
             self.optimizer = self.build_optimizer()
         except (TypeError, ValueError) as error:
-            raise ValueError(f"strategy: the server's optimiser cannot be built: {error}") from error
+            raise ValueError(f"strategy: the server's optimizer cannot be built: {error}") from error
         num_bytes = sum(parameter.nbytes for parameter in self.generator.parameters())
         require(
             (1 + state_copies(self.optimizer)) * num_bytes,
-            f"the gradients and the optimiser's state of {type(self).__name__}'s generator",
+            f"the gradients and the optimizer's state of {type(self).__name__}'s generator",
             "set strategy.head to FactoredHead or ChunkedHead (PFedHN, Panacea), or generate fewer parameters "
             "(strategy.personal)",
             federation.device,
         )
 
-    def client_state(self) -> ClientState:
+    def persistence(self) -> Persistence:
         """The parameters that are not generated; all where the trained models are the result."""
         names = tuple(name for name in self.federation.parameters if name not in self.shapes)
-        return dataclasses.replace(super().client_state(), parameters=("*",) if self.predicts_trained() else names)
+        return dataclasses.replace(super().persistence(), parameters=("*",) if self.predicts_trained() else names)
 
     def predicts_trained(self) -> bool:
         """Whether the result is of the models as the clients have trained them, which live on then."""
@@ -116,11 +122,14 @@ class Hypernetwork(Strategy):
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange: receive generated parameters, train, send how far they moved."""
-        training, signals = self.training(round_idx), self.signals(round_idx)
-        return [dataclasses.replace(training, upload=tuple(self.shapes), as_update=True, signals=signals)]
+        training, client_outputs = self.training(round_idx), self.client_outputs(round_idx)
+        return [dataclasses.replace(training, upload=tuple(self.shapes), as_update=True, client_outputs=client_outputs)]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:
-        """Generate in training mode; the graph is kept for the server step that follows. Newcomers train nobody."""
+        """Generate in training mode; the graph is kept for the server step that follows.
+
+        Unseen clients train nobody.
+        """
         if not set(clients) <= set(self.federation.training_clients):
             return self.generate_for_evaluation(clients)
         self.generator.train()
@@ -151,9 +160,9 @@ class Hypernetwork(Strategy):
         The target stays that of the first step, so that further steps approach it without passing it.
 
         Args:
-            upload: What the clients that answered sent.
+            upload: What the clients that responded sent.
             generated_CP: What was generated for this round, for all to whom it was sent.
-            rows: Which of its rows are those of the clients that answered.
+            rows: Which of its rows are those of the clients that responded.
             update_CP: How far each of these moved.
         """
         whole = len(rows) == len(generated_CP)
@@ -175,45 +184,48 @@ class Hypernetwork(Strategy):
 
     @torch.no_grad()
     def _observe(self, clients: Sequence[int], start_CP: Tensor, update_CP: Tensor) -> None:
-        """Note the round's figures; warn where all clients are generated alike, round after round."""
-        self.figures = {"server/update_norm": float(update_CP.norm(dim=1).mean())}
+        """Note the round's metrics; warn where all clients are generated alike, round after round."""
+        self.recorded_metrics = {"server/update_norm": float(update_CP.norm(dim=1).mean())}
         if len(clients) > 1:
             after_CP = flatten(self.generate_for_evaluation(clients).parameters).to(update_CP)
-            self.figures |= fit(start_CP, update_CP, after_CP)
+            self.recorded_metrics |= fit(start_CP, update_CP, after_CP)
             if (similarity_CC := self.kinship(clients)) is not None:
-                kin_CC, weight_C = softmax_mixing(similarity_CC, KIN_TEMPERATURE), update_CP.new_ones(len(clients))
+                similar_CC, weight_C = softmax_mixing(similarity_CC, KIN_TEMPERATURE), update_CP.new_ones(len(clients))
                 gram_CC = update_CP @ update_CP.T
-                told = transfer(kin_CC.to(gram_CC), weight_C / len(clients), gram_CC)
-                self.figures["server/transfer"] = float(told)
-            self.figures |= self.inspection()
-            is_collapsed = self.figures["server/spread"] < COLLAPSED_SPREAD
+                transferred = transfer(similar_CC.to(gram_CC), weight_C / len(clients), gram_CC)
+                self.recorded_metrics["server/transfer"] = float(transferred)
+            self.recorded_metrics |= self.inspection()
+            is_collapsed = self.recorded_metrics["server/spread"] < COLLAPSED_SPREAD
             self.num_collapsed_rounds = self.num_collapsed_rounds + 1 if is_collapsed else 0
         if self.num_collapsed_rounds == COLLAPSED_ROUNDS:
             self.num_collapsed_rounds += 1  # once
             warnings.warn(
                 f"{type(self).__name__}: for {COLLAPSED_ROUNDS} rounds every client has been generated the same model "
-                f"(server/spread {self.figures['server/spread']:.1e}), so nothing is personal but what clients train: "
+                f"(server/spread {self.recorded_metrics['server/spread']:.1e}), so nothing is personal "
+                f"but what clients train: "
                 "lower the server's learning rate, or compare the embeddings that the generator is given "
-                f"({self.figures_in_words()})",
+                f"({self.metrics_in_words()})",
                 stacklevel=2,
             )
 
-    def figures_in_words(self) -> str:
-        """The figures that tell why a generator may have collapsed."""
-        told = {name: value for name, value in self.figures.items() if name.startswith("server/generator_")}
-        return ", ".join(f"{name} {value:.2g}" for name, value in told.items()) or "server/..."
+    def metrics_in_words(self) -> str:
+        """The metrics that tell why a generator may have collapsed."""
+        transferred = {
+            name: value for name, value in self.recorded_metrics.items() if name.startswith("server/generator_")
+        }
+        return ", ".join(f"{name} {value:.2g}" for name, value in transferred.items()) or "server/..."
 
     def kinship(self, clients: Sequence[int]) -> Tensor | None:
         """How alike the clients are to the generator, cosines (C, C); None if it has no embeddings of them."""
         similarity_TT = self.matrices().get("embedding")
         if similarity_TT is None:
             return None
-        place = {client: row for row, client in enumerate(self.federation.training_clients)}
-        rows = [place[client] for client in clients]
+        index = {client: row for row, client in enumerate(self.federation.training_clients)}
+        rows = [index[client] for client in clients]
         return similarity_TT[rows][:, rows]
 
     def inspection(self) -> Mapping[str, float]:
-        """Figures of the generator's last forward: of its units with a ReLU, the share that is active."""
+        """Metrics of the generator's last forward: of its units with a ReLU, the share that is active."""
         shares = [float(share) for share in self._active.values()]
         return {"server/generator_active_units": sum(shares) / len(shares)} if shares else {}
 
@@ -236,15 +248,16 @@ class Hypernetwork(Strategy):
         return self._as_payload(clients, torch.zeros(len(clients), num_parameters))
 
     def metrics(self) -> Mapping[str, float]:
-        """Of the last round, over the clients that answered.
+        """Of the last round, over the clients that responded.
 
         ``update_norm``: mean length of their updates; ``spread``: distance of what is now generated for them from its
         mean, as a share of that of what they trained (root mean square; 0: all alike, 1: as far apart as trained);
         ``captured_share`` 1 - Σ ‖trained - generated‖² / Σ ‖update‖²; ``explained`` 1 - Σ ‖trained - generated‖² /
         Σ ‖trained - mean‖²; ``transfer``: how much better a client's update is predicted from those that are like it by
-        the generator's embeddings than from all others (``relations/kinship.py``); ``generator_...``: of its inside.
+        the generator's embeddings than from all others (``relations/client_similarity.py``); ``generator_...``: of its
+        inside.
         """
-        return self.figures
+        return self.recorded_metrics
 
     def _as_payload(self, clients: Sequence[int], generated_CP: Tensor) -> Payload:
         return Payload(clients=tuple(clients), parameters=unflatten(generated_CP, self.shapes))
@@ -264,7 +277,7 @@ class Hypernetwork(Strategy):
 
 
 def those_of(sent_CP: Tensor, rows: Tensor) -> Tensor:
-    """Of what was sent the rows of those who answered, which are in order; no copy if all did."""
+    """Of what was sent the rows of those who responded, which are in order; no copy if all did."""
     return sent_CP if len(rows) == len(sent_CP) else sent_CP[rows]
 
 

@@ -61,25 +61,25 @@ class ClientEmbeddings(ServerState):
         """D."""
         return self.rows_CD.shape[1]
 
-    def take_in(self, upload: Payload) -> bool:
+    def ingest(self, upload: Payload) -> bool:
         """Keep the embeddings that clients sent; False if they sent none."""
-        if "embedding" not in upload.signals:
+        if "embedding" not in upload.extras:
             return False
         rows = torch.tensor(upload.clients, device=self.rows_CD.device)
-        self.rows_CD[rows] = upload.signals["embedding"].to(self.rows_CD)
+        self.rows_CD[rows] = upload.extras["embedding"].to(self.rows_CD)
         self.known_C[rows] = True
         return True
 
     def members(self, clients: Sequence[int]) -> list[int]:
-        """The training clients, then the newcomers that are known or among ``clients``.
+        """The training clients, then the unseen clients that are known or among ``clients``.
 
         Raises:
             ValueError: Nobody is known.
         """
         if not self.known_C.any():
             raise ValueError("no client has sent an embedding, so no model can be generated: see the clients' failures")
-        newcomers = {*clients, *self.known_C.nonzero().flatten().tolist()} - set(self.training)
-        return [*self.training, *sorted(newcomers)]
+        unseen_clients = {*clients, *self.known_C.nonzero().flatten().tolist()} - set(self.training)
+        return [*self.training, *sorted(unseen_clients)]
 
     def features(self, members: Sequence[int]) -> Tensor:
         """X_0 of members, of whom the training clients come first, (M, D).

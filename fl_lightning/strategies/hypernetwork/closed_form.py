@@ -1,6 +1,6 @@
 """FedSheafHN's last layer in closed form during a round: what it takes of the clients, and what it learns.
 
-Shape legend: C clients that answered, P generated parameters, H width of the features.
+Shape legend: C clients that responded, P generated parameters, H width of the features.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.kernels.moved_mixing import mix_only_moved
+from fl_lightning.kernels.masked_averaging import masked_average
 from fl_lightning.round.payload import Payload
 from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
 from fl_lightning.strategies.trials import Choice
@@ -35,12 +35,12 @@ class ClosedForm:
         is_tried: bool,
     ) -> None:
         self.layer, self.names, self.personal, self.is_tried = layer, list(names), set(personal), is_tried
-        self.place = {client: row for row, client in enumerate(training_clients)}
+        self.index = {client: row for row, client in enumerate(training_clients)}
         self.forget()
 
     def forget(self) -> None:
         """Begin anew with the layer as it is."""
-        self.newcomers: dict[int, Tensor] = {}  # what each of them trained, (P,)
+        self.unseen_clients: dict[int, Tensor] = {}  # what each of them trained, (P,)
         self._choice: Choice | None = None
         self._kept_T: list[bool | None] = [None] * len(self.names)
         self._last: tuple[Sequence[int], Tensor, Tensor, Tensor, Tensor | None] | None = None
@@ -48,31 +48,31 @@ class ClosedForm:
     def generate(self, feature_MH: Tensor, clients: Sequence[int], rows: Sequence[int]) -> Tensor:
         """Models of clients by their rows of the features, of which the training clients' come first, (len, P)."""
         generated_CP: Tensor = self.layer(feature_MH, rows)
-        for place, client in enumerate(clients):
-            if client in self.newcomers:
-                self.layer.keep_own_(generated_CP[place], self.newcomers[client])
+        for index, client in enumerate(clients):
+            if client in self.unseen_clients:
+                self.layer.keep_own_(generated_CP[index], self.unseen_clients[client])
         return generated_CP
 
-    def admit(self, clients: Sequence[int], trained_CP: Tensor) -> None:
-        """Keep what newcomers trained: they keep of it as much as the others do of theirs."""
-        self.newcomers |= dict(zip(clients, trained_CP.unbind(), strict=True))
+    def onboard(self, clients: Sequence[int], trained_CP: Tensor) -> None:
+        """Keep what unseen clients trained: they keep of it as much as the others do of theirs."""
+        self.unseen_clients |= dict(zip(clients, trained_CP.unbind(), strict=True))
 
-    def take_in(self, upload: Payload, generated_CP: Tensor, update_CP: Tensor, choice: Choice) -> None:
+    def ingest(self, upload: Payload, generated_CP: Tensor, update_CP: Tensor, choice: Choice) -> None:
         """Take in what clients trained.
 
         Args:
             upload: Who they are, and how much they count.
             generated_CP: What they were given.
             update_CP: How far they moved from it.
-            choice: How it is taken in at first, see :meth:`fill`.
+            choice: How it is aggregated at first, see :meth:`fill`.
         """
         examples_C = upload.num_examples
         assert examples_C is not None
         trained_CP = generated_CP + update_CP
         moved_mean_P = None
-        if self.is_tried or choice["mix_only_moved"]:
+        if self.is_tried or choice["masked_averaging"]:
             equal_1C = (examples_C.double().clamp(min=1e-6) / examples_C.sum().clamp(min=1))[None]
-            moved_mean_P = mix_only_moved(equal_1C, trained_CP, generated_CP)[0]
+            moved_mean_P = masked_average(equal_1C, trained_CP, generated_CP)[0]
         self._last = self._rows(upload.clients), examples_C, trained_CP, update_CP != 0, moved_mean_P
         self._choice, self._kept_T = None, [None] * len(self.names)
         self.fill(choice)
@@ -83,7 +83,7 @@ class ClosedForm:
         """Fill the layer as chosen; False if it was like that already.
 
         ``strength_factor``: up to 1 a factor on the strengths, from 1 to 2 the share of a client's model that it has
-        trained itself. ``mix_only_moved``: a number that a client left alone counts with the mean of those that moved
+        trained itself. ``masked_averaging``: a number that a client left alone counts with the mean of those that moved
         it.
         """
         if choice == self._choice:
@@ -94,7 +94,7 @@ class ClosedForm:
         self.layer.own_T = [1.0 if name in personal else max(factor - 1.0, 0.0) for name in self.names]
         if self._last is not None:
             rows, examples_C, trained_CP, moved_CP, moved_mean_P = self._last
-            is_kept_T = [not choice["mix_only_moved"] or own == 1 for own in self.layer.own_T]
+            is_kept_T = [not choice["masked_averaging"] or share == 1 for share in self.layer.own_T]
             for columns, is_kept, was_kept in zip(self.layer.columns, is_kept_T, self._kept_T, strict=True):
                 if is_kept == was_kept:
                     continue
@@ -102,33 +102,33 @@ class ClosedForm:
                 if not is_kept:
                     assert moved_mean_P is not None
                     models_CQ = torch.where(moved_CP[:, columns], models_CQ, moved_mean_P[columns])
-                self.layer.take_in(rows, models_CQ, examples_C, columns)
+                self.layer.ingest(rows, models_CQ, examples_C, columns)
             self._kept_T = list(is_kept_T)
         return True
 
     def losses(
         self, clients: Sequence[int], update_CP: Tensor, features: Callable[[], Tensor], num_steps: int
     ) -> Iterator[Tensor]:
-        """What is minimised before the layer, once for each step; after the last the strengths are estimated.
+        """What is minimized before the layer, once for each step; after the last the strengths are estimated.
 
-        None with fewer than three clients: one, its kin and somebody else.
+        None with fewer than three clients: one, a similar client and another.
 
         Args:
-            clients: Who answered.
+            clients: Who responded.
             update_CP: How far each of them moved.
             features: Gives all training clients' features, with a gradient.
             num_steps: Steps.
         """
         if len(clients) < 3:
             return
-        answered = self._rows(clients)
-        weight_C = self.layer.weight_C[answered] / self.layer.weight_C[answered].sum()
+        responded = self._rows(clients)
+        weight_C = self.layer.weight_C[responded] / self.layer.weight_C[responded].sum()
         gram_TCC = self.layer.gram(update_CP)
-        is_member = torch.ones(len(answered), dtype=torch.bool, device=update_CP.device)
+        is_member = torch.ones(len(responded), dtype=torch.bool, device=update_CP.device)
         for _ in range(num_steps):
-            smoother_CC = self.layer.smoother(features()[answered], is_member, weight_C)
+            smoother_CC = self.layer.smoother(features()[responded], is_member, weight_C)
             yield self.layer.loss(smoother_CC, weight_C, gram_TCC)
-        smoother_CC = self.layer.smoother(features()[answered], is_member, weight_C)
+        smoother_CC = self.layer.smoother(features()[responded], is_member, weight_C)
         self.layer.set_strengths(smoother_CC.detach(), weight_C, gram_TCC)
 
     def metrics(self) -> dict[str, float]:
@@ -138,4 +138,4 @@ class ClosedForm:
         return ridge | {f"server/strength/{name}": strength for name, strength in strengths}
 
     def _rows(self, clients: Sequence[int]) -> list[int]:
-        return [self.place[client] for client in clients]
+        return [self.index[client] for client in clients]

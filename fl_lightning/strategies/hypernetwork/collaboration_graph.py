@@ -1,7 +1,7 @@
-"""Collaboration graph of the server: clients joined to their nearest neighbours in embedding space.
+"""Collaboration graph of the server: clients joined to their nearest neighbors in embedding space.
 
 FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eq. (4). The
-paper names K nearest neighbours without saying how the directed relation becomes undirected; here two clients are
+paper names K nearest neighbors without saying how the directed relation becomes undirected; here two clients are
 joined when either counts the other among its K nearest.
 
 Shape legend: C clients, D embedding channels, E directed edges, B clients of one block of rows.
@@ -16,14 +16,14 @@ _SIMILARITY_DECIMALS = 12  # rounding of a matrix product must not decide a tie
 
 
 def knn_graph(embedding_CD: Tensor, num_neighbors: int) -> Tensor:
-    """Join every client to its nearest neighbours by cosine similarity, in both directions.
+    """Join every client to its nearest neighbors by cosine similarity, in both directions.
 
     Similarities are computed in float64 and compared to twelve decimals; of equally similar clients the one with the
     lower index is the nearer. A zero vector has no direction: its similarity to every client is 0.
 
     Args:
         embedding_CD: One embedding per client, finite.
-        num_neighbors: Neighbours per client before symmetrisation, from 1 to C - 1; C - 1 gives the complete graph.
+        num_neighbors: Neighbors per client before symmetrization, from 1 to C - 1; C - 1 gives the complete graph.
 
     Shapes:
         embedding_CD ``(C, D)``; result ``(2, E)`` with ``C * num_neighbors <= E <= 2 * C * num_neighbors``.
@@ -49,7 +49,7 @@ def knn_graph(embedding_CD: Tensor, num_neighbors: int) -> Tensor:
     if not finite_C.all():
         bad = (~finite_C).nonzero().flatten().tolist()
         raise ValueError(
-            f"The embeddings of clients {bad} hold NaN or infinity, so they have no nearest neighbours. "
+            f"The embeddings of clients {bad} hold NaN or infinity, so they have no nearest neighbors. "
             "Lower the clients' learning rate or look at their data."
         )
     direction_CD = functional.normalize(embedding_CD.detach().double(), dim=1, eps=torch.finfo(torch.float64).tiny)
@@ -61,7 +61,7 @@ def knn_graph(embedding_CD: Tensor, num_neighbors: int) -> Tensor:
 
 
 def _nearest(direction_CD: Tensor, start: int, num_neighbors: int) -> Tensor:
-    """Directed edges from the clients of the block that begins at ``start`` to their nearest neighbours."""
+    """Directed edges from the clients of the block that begins at ``start`` to their nearest neighbors."""
     block_BD = direction_CD[start : start + _BLOCK_ROWS]
     similarity_BC = (block_BD @ direction_CD.T).round(decimals=_SIMILARITY_DECIMALS)
     similarity_BC.diagonal(offset=start).fill_(-torch.inf)

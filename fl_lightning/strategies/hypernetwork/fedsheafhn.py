@@ -3,7 +3,7 @@
 Liang, Zhao, She, Li, Tay: "Personalized Subgraph Federated Learning with Sheaf Collaboration", ECAI 2025,
 arXiv:2405.13056v2. Algorithm 1:
 
-    clients train T_c epochs and send their graph-level embeddings                    eq. 3, signals.py
+    clients train T_c epochs and send their graph-level embeddings                    eq. 3, client outputs.py
     each round:
         every r_in rounds: X_0, the embeddings; the K nearest make the client graph   eq. 4, client_embeddings.py
         X_t = S(X_0), diffusion along the sheaf of the client graph                   eqs. 5-9, sheaf.py
@@ -31,13 +31,13 @@ from torch.optim import Adam, Optimizer
 
 from fl_lightning.federation import Federation
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Evaluation, Stage
+from fl_lightning.strategies.client_outputs import graph_embedding
 from fl_lightning.strategies.former_settings import former_settings
 from fl_lightning.strategies.hypernetwork.attention import AttentionHypernetwork, QueryKeyAttention
 from fl_lightning.strategies.hypernetwork.base import Hypernetwork
 from fl_lightning.strategies.hypernetwork.client_embeddings import ClientEmbeddings
 from fl_lightning.strategies.hypernetwork.sheaf import SheafDiffusion
-from fl_lightning.strategies.signals import graph_embedding
 
 
 @former_settings
@@ -124,9 +124,9 @@ class FedSheafHN(Hypernetwork):
 
     def initial_stages(self) -> Sequence[Stage]:
         """Local training from the common start, then the first embeddings."""
-        return [Stage(name="initial", num_epochs=self.init_epochs, signals=self.signals(-1))]
+        return [Stage(name="initial", num_epochs=self.init_epochs, client_outputs=self.client_outputs(-1))]
 
-    def signals(self, round_idx: int) -> Mapping[str, Signal]:
+    def client_outputs(self, round_idx: int) -> Mapping[str, ClientOutput]:
         """The graph-level embedding (eq. 3), in the rounds before a refresh only."""
         return {"embedding": graph_embedding} if self.is_due(round_idx) else {}
 
@@ -139,7 +139,10 @@ class FedSheafHN(Hypernetwork):
         return None if stage.name == "initial" else super().configure(stage, clients)
 
     def generate(self, clients: Sequence[int]) -> Tensor:
-        """ω = H(S(X_0)) of all training clients and the newcomers after them (eqs. 5 to 11); the rows asked for."""
+        """ω = H(S(X_0)) of all training clients and the unseen clients after them (eqs. 5 to 11).
+
+        The rows asked for.
+        """
         members = self.embeddings.members(clients)
         generated_MP: Tensor = self.hypernetwork(self.enriched(members))
         if list(clients) == members:
@@ -158,13 +161,13 @@ class FedSheafHN(Hypernetwork):
             super().aggregate(stage, upload)
         self.update_graph(upload)
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
-        """Place newcomers in the client graph."""
+    def onboard(self, stage: Stage, upload: Payload) -> None:
+        """Place unseen clients in the client graph."""
         self.update_graph(upload)
 
     def update_graph(self, upload: Payload) -> None:
         """Place clients in the client graph (eq. 4) by the embeddings they sent."""
-        if self.embeddings.take_in(upload):
+        if self.embeddings.ingest(upload):
             self._generated_for_evaluation = None
 
     # ------------------------------------------------------------------ what is looked at
@@ -175,10 +178,10 @@ class FedSheafHN(Hypernetwork):
 
     def inspection(self) -> Mapping[str, float]:
         """Of the generator's last forward, and of what it was given."""
-        found = {**super().inspection(), "server/generator_input_spread": self.embeddings.spread()}
+        result = {**super().inspection(), "server/generator_input_spread": self.embeddings.spread()}
         if isinstance(attention := self.hypernetwork.attention, QueryKeyAttention):
-            found["server/generator_attention_entropy"] = float(attention.entropy)
-        return found
+            result["server/generator_attention_entropy"] = float(attention.entropy)
+        return result
 
     def matrices(self) -> Mapping[str, Tensor]:
         """Cosines of the graph-level embeddings, and the client graph's adjacency."""

@@ -2,7 +2,7 @@
 
 Every head generates ``start + deviation(x)``: ``start`` is one learnable vector, set to the common initial parameters
 by ``start_from``, and the deviation starts small. A net of parameters drawn by an untrained hypernetwork has the wrong
-scale in every layer and trains badly; this one starts as well as the clients' own initialisation.
+scale in every layer and trains badly; this one starts as well as the clients' own initialization.
 
 Chunks are those of Ha, Dai, Le: "HyperNetworks", ICLR 2017, and of von Oswald, Henning, Grewe, Sacramento: "Continual
 learning with hypernetworks", ICLR 2020, with the shared start added.

@@ -1,13 +1,13 @@
 """A hypernetwork's last layer in closed form: the ridge regression of the clients' models on the generator's features.
 
-The layer generates θ_i = m + W φ_i from features φ centred over the clients. The W with the least
+The layer generates θ_i = m + W φ_i from features φ centered over the clients. The W with the least
 Σ_i ‖θ̃_i - m - W φ_i‖² + λ ‖W‖² for trained models θ̃ is W = (θ̃ - m)^T (K + λ I)^-1 φ with K = φ φ^T, so that
 
     generated = m + K (K + λ I)^-1 (θ̃ - m) = H θ̃.
 
 W is never formed: H is C x C, and one product with θ̃ generates all models. Each parameter tensor p has a strength s_p
 in [0, 1]: generated = m + s_p (H θ̃ - m), estimated from the clients' updates left one out
-(``relations/kinship.py``). It is what decides between one common model (0) and the kernel's word (1).
+(``relations/client_similarity.py``). It is what decides between one common model (0) and the kernel's word (1).
 
 Shape legend: M clients asked for, C clients whose models are known, P generated parameters, Q of one of T tensors, H
 width of the features.
@@ -19,14 +19,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.relations.kinship import ridge_smoother, strength, transfer
+from fl_lightning.relations.client_similarity import ridge_smoother, strength, transfer
 
 
 def scaled_features(feature_MH: Tensor, is_known_M: Tensor, weight_C: Tensor) -> Tensor:
     """Features about the weighted mean of the known clients, of mean square length 1 over these."""
-    centred_MH = feature_MH - weight_C @ feature_MH[is_known_M]
-    square = centred_MH[is_known_M].square().sum(dim=1).mean()
-    return centred_MH / square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()
+    centered_MH = feature_MH - weight_C @ feature_MH[is_known_M]
+    square = centered_MH[is_known_M].square().sum(dim=1).mean()
+    return centered_MH / square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()
 
 
 class ClosedFormLayer(nn.Module):
@@ -40,7 +40,7 @@ class ClosedFormLayer(nn.Module):
 
     Attributes:
         models_CP: Of every training client the last trained model.
-        weight_C: Its weight in the mean m, 0 for a client that has not answered yet.
+        weight_C: Its weight in the mean m, 0 for a client that has not responded yet.
         strength_T: s of each tensor.
         strength_factor: What all of them are multiplied by.
         own_T: How much of each tensor is what the client itself has trained, once it has.
@@ -64,7 +64,7 @@ class ClosedFormLayer(nn.Module):
         self.register_buffer("strength_T", torch.full((len(sizes),), 0.0 if strength is None else strength))
 
     def start_from(self, parameters_P: Tensor) -> None:
-        """What everyone is given until somebody has answered."""
+        """What every client is given until some client has responded."""
         self.models_CP.copy_(parameters_P.expand_as(self.models_CP))
 
     def smoother(self, feature_MH: Tensor, is_known_M: Tensor, weight_C: Tensor) -> Tensor:
@@ -84,37 +84,37 @@ class ClosedFormLayer(nn.Module):
         is_known_M[: len(is_known_C)] = is_known_C
         smoother_MC = self.smoother(feature_MH, is_known_M, self.shares())[list(rows)]
         generated_MP = smoother_MC @ (self.models_CP if is_known_C.all() else self.models_CP[is_known_C])
-        trained = [place for place, row in enumerate(rows) if is_known_M[row]]
-        of_trained = [rows[place] for place in trained]
+        trained = [index for index, row in enumerate(rows) if is_known_M[row]]
+        of_trained = [rows[index] for index in trained]
         is_whole = trained == of_trained == list(range(len(self.models_CP)))
         strength_T = (self.strength_factor * self.strength_T).tolist()
-        for columns, from_mean, own in zip(self.columns, strength_T, self.own_T, strict=True):
+        for columns, from_mean, share in zip(self.columns, strength_T, self.own_T, strict=True):
             generated_MQ = generated_MP[:, columns]
             torch.lerp(mean_P[columns], generated_MQ, from_mean, out=generated_MQ)
-            if own and is_whole:
-                generated_MQ[: len(self.models_CP)].lerp_(self.models_CP[:, columns], own)
-            elif own:
+            if share and is_whole:
+                generated_MQ[: len(self.models_CP)].lerp_(self.models_CP[:, columns], share)
+            elif share:
                 own_CQ = self.models_CP[of_trained, columns]
-                generated_MQ[trained] = torch.lerp(generated_MQ[trained], own_CQ, own)
+                generated_MQ[trained] = torch.lerp(generated_MQ[trained], own_CQ, share)
         return generated_MP
 
     def keep_own_(self, generated_P: Tensor, own_P: Tensor) -> None:
-        """Let a client without a row, a newcomer, keep of its own model as much as the others do."""
-        for columns, own in zip(self.columns, self.own_T, strict=True):
-            generated_P[columns].lerp_(own_P[columns].to(generated_P), own)
+        """Let a client without a row, an unseen client, keep of its own model as much as the others do."""
+        for columns, share in zip(self.columns, self.own_T, strict=True):
+            generated_P[columns].lerp_(own_P[columns].to(generated_P), share)
 
     def shares(self) -> Tensor:
-        """W of the clients that have answered, (C,)."""
+        """W of the clients that have responded, (C,)."""
         known_C = self.weight_C[self.weight_C > 0]
         return known_C / known_C.sum()
 
     def _mean(self, is_known_C: Tensor) -> Tensor:
-        """m, (P,): what everyone starts from as long as nobody has answered."""
+        """m, (P,): what everyone starts from as long as nobody has responded."""
         weight_C = self.weight_C if is_known_C.any() else torch.ones_like(self.weight_C)
         return weight_C / weight_C.sum() @ self.models_CP
 
     @torch.no_grad()
-    def take_in(self, rows: Sequence[int], models_CQ: Tensor, examples_C: Tensor, columns: slice = slice(None)) -> None:
+    def ingest(self, rows: Sequence[int], models_CQ: Tensor, examples_C: Tensor, columns: slice = slice(None)) -> None:
         """Keep what clients trained, of all numbers or of one tensor, and how much they count."""
         places_C = torch.tensor(rows, device=self.models_CP.device)
         self.models_CP[:, columns].index_copy_(0, places_C, models_CQ.to(self.models_CP))
@@ -127,8 +127,8 @@ class ClosedFormLayer(nn.Module):
     def set_strengths(self, smoother_CC: Tensor, weight_C: Tensor, gram_TCC: Tensor) -> None:
         """Estimate s of each tensor, unless it is fixed."""
         if self.fixed_strength is None:
-            found = [strength(smoother_CC, weight_C, gram_CC) for gram_CC in gram_TCC]
-            self.strength_T.copy_(torch.stack(found))
+            result = [strength(smoother_CC, weight_C, gram_CC) for gram_CC in gram_TCC]
+            self.strength_T.copy_(torch.stack(result))
 
     @staticmethod
     def loss(smoother_CC: Tensor, weight_C: Tensor, gram_TCC: Tensor) -> Tensor:

@@ -5,11 +5,11 @@ the server's objective, eq. 4 its distance to the trained models, eq. 5 the grap
 aggregation of the GNN.
 
 Departures. Line 12 of Algorithm 1 prints ψ - α ∇θ^T Δθ with Δθ = θ̃ - θ, which would move away from the trained models;
-this descends eq. 4, as ``base.py`` does. Its K_s steps go towards fixed θ̃, where the algorithm
-repeats Δθ. The average of eq. 4 is over the clients that answered in the round, which estimates that over all. Weights
+this descends eq. 4, as ``base.py`` does. Its K_s steps go toward fixed θ̃, where the algorithm
+repeats Δθ. The average of eq. 4 is over the clients that responded in the round, which estimates that over all. Weights
 of the relation graph enter the GNN's mean; the generator reconstructs only whether two clients are related, and pairs
 u = v are left out, for ẑ_u^T ẑ_u cannot become negative. (The base's sum instead of eq. 4's average would weigh the
-reconstruction down by the number of answers.) The remaining ones are those of ``pfedhn.py``.
+reconstruction down by the number of updates.) The remaining ones are those of ``pfedhn.py``.
 
 Shape legend: C clients asked for, M members of the graph, T training clients, D channels, S sampled pairs.
 """
@@ -28,7 +28,7 @@ from fl_lightning.strategies.hypernetwork.pfedhn import PFedHN, hidden_layer, pi
 
 
 def mean_aggregation(relation_MM: Tensor) -> Tensor:
-    """Ĝ: each client's mean over itself, with weight 1, and its neighbours, with the weights of their relation.
+    """Ĝ: each client's mean over itself, with weight 1, and its neighbors, with the weights of their relation.
 
     Example:
         >>> mean_aggregation(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 2.0], [0.0, 2.0, 0.0]]))
@@ -58,7 +58,7 @@ def reconstruction_loss(z_TD: Tensor, relation_TT: Tensor, pairs_2S: Tensor | No
 
 @dataclass(kw_only=True, eq=False)
 class Panacea(PFedHN):
-    """Personalised models from embeddings that know their neighbours.
+    """Personalized models from embeddings that know their neighbors.
 
     Panacea-GN is ``relation_weight: 0``, Panacea-MLP ``encoder: mlp``. The encoder has one layer or more.
     During training only relations among training clients are used; clients held out of training join with all theirs.

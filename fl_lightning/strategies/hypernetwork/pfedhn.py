@@ -4,10 +4,10 @@ Shamsian, Navon, Fetaya, Chechik: "Personalized Federated Learning using Hyperne
 server learns the embeddings v_i and the weights of h from θ_i = h(v_i) and the θ̃_i that client i trains from it.
 
 Departures: the layers of h are those of its comparison with Panacea (an encoder, then an MLP; the paper's own net is
-``num_encoder_layers: 0, num_layers: 4``); they start from He's initialisation, because torch's default shrinks the
+``num_encoder_layers: 0, num_layers: 4``); they start from He's initialization, because torch's default shrinks the
 differences between clients by 1/√6 in each layer; models start near the clients' common initial parameters
 (``heads.py``); the squared distances are averaged over the clients of a round, where the released
-code draws one client a round; and the server takes ``num_server_steps`` steps towards what was trained, the released
+code draws one client a round; and the server takes ``num_server_steps`` steps toward what was trained, the released
 code one.
 
 Shape legend: C clients asked for, T training clients, D channels.
@@ -47,20 +47,20 @@ def hidden_layer(in_channels: int, out_channels: int) -> nn.Linear:
 
 @dataclass(kw_only=True, eq=False)
 class PFedHN(Hypernetwork):
-    """Personalised models from learned client embeddings.
+    """Personalized models from learned client embeddings.
 
     Args:
         embedding_channels: Width of the clients' embeddings.
         embedding_scale: Standard deviation of the embeddings' start. The smaller it is, the more is learned for all
-            clients in common, and the nearer new clients are to that.
+            clients in common, and the nearer unseen clients are to that.
         hidden_channels: Width of all layers between embedding and head.
         num_encoder_layers: Layers of the encoder, each linear and ReLU; 0 for none.
         num_layers: Layers of the MLP after it, the head included; at least 1.
         head: Builds the last layer from (its width, number of generated parameters): ``FullHead``, ``FactoredHead``
             or ``ChunkedHead``.
-        server_optimizer: Builds the server's optimiser from the generator's parameters.
-        new_embedding: For clients held out of training: ``initial``, their own untrained draw (the papers'), or
-            ``mean``, that of their neighbours in the relation graph (of all training clients where there are none).
+        server_optimizer: Builds the server's optimizer from the generator's parameters.
+        unseen_embedding: For clients held out of training: ``initial``, their own untrained draw (the papers'), or
+            ``mean``, that of their neighbors in the relation graph (of all training clients where there are none).
     """
 
     personal: Sequence[str] = ()
@@ -72,7 +72,7 @@ class PFedHN(Hypernetwork):
     num_layers: int = 3
     head: Callable[[int, int], GeneratorHead] = FullHead
     server_optimizer: OptimizerFactory = default_server_optimizer
-    new_embedding: Literal["initial", "mean"] = "initial"
+    unseen_embedding: Literal["initial", "mean"] = "initial"
 
     mean_distance: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = ("has_trained",)
@@ -105,7 +105,7 @@ class PFedHN(Hypernetwork):
         return nn.ModuleDict(parts)
 
     def build_optimizer(self) -> Optimizer:
-        """One optimiser over embeddings and generator."""
+        """One optimizer over embeddings and generator."""
         return self.server_optimizer(self.generator.parameters())
 
     def generate(self, clients: Sequence[int]) -> Tensor:
@@ -121,23 +121,23 @@ class PFedHN(Hypernetwork):
         return x_CD
 
     def client_embeddings(self, clients: Sequence[int]) -> Tensor:
-        """Trained embeddings of training clients, and of others what ``new_embedding`` says, (C, D)."""
+        """Trained embeddings of training clients, and of others what ``unseen_embedding`` says, (C, D)."""
         known = self.federation.training_clients
-        newcomers = [client for client in clients if client not in set(known)]
+        unseen_clients = [client for client in clients if client not in set(known)]
         x_CD = self.embedding.weight
-        if newcomers:
-            x_CD = torch.cat([x_CD, self.embeddings_of_newcomers(newcomers)])
-        return pick_rows(x_CD, [*known, *newcomers], clients)
+        if unseen_clients:
+            x_CD = torch.cat([x_CD, self.embeddings_with_unseen_clients(unseen_clients)])
+        return pick_rows(x_CD, [*known, *unseen_clients], clients)
 
-    def embeddings_of_newcomers(self, newcomers: Sequence[int]) -> Tensor:
+    def embeddings_with_unseen_clients(self, unseen_clients: Sequence[int]) -> Tensor:
         """Embeddings of clients that took no part in training, one row each."""
         trained_TD = self.embedding.weight
-        if self.new_embedding == "initial":
-            return self.initial_embeddings(newcomers).to(trained_TD)
-        weight_CT = trained_TD.new_zeros(len(newcomers), len(trained_TD))
+        if self.unseen_embedding == "initial":
+            return self.initial_embeddings(unseen_clients).to(trained_TD)
+        weight_CT = trained_TD.new_zeros(len(unseen_clients), len(trained_TD))
         if self.federation.relation_CC is not None:
             relation_CC = self.federation.relation_CC.to(trained_TD)
-            weight_CT = relation_CC[list(newcomers)][:, list(self.federation.training_clients)]
+            weight_CT = relation_CC[list(unseen_clients)][:, list(self.federation.training_clients)]
         weight_CT = torch.where(weight_CT.any(dim=1, keepdim=True), weight_CT, 1.0)
         mean_CT: Tensor = weight_CT / weight_CT.sum(dim=1, keepdim=True)
         return mean_CT @ trained_TD

@@ -2,7 +2,7 @@
 
 FedSheafHN (Liang et al., "FedSheafHN: Personalized Federated Learning on Graph-structured Data", 2024), eqs. (5) to
 (9), after Bodnar et al., "Neural Sheaf Diffusion", NeurIPS 2022. Departures: the skip connection has a learnable gain
-that starts at the paper's 1, as in Bodnar et al., and D is regularised before it is inverted.
+that starts at the paper's 1, as in Bodnar et al., and D is regularized before it is inverted.
 
 Shape legend: C clients (nodes), E incident pairs (columns of ``edge_index_2E``), S stalk dimension, H hidden channels,
 D input channels. Column (n, m) stands for node n on the edge e = {n, m} and carries the restriction map F of n in e.

@@ -9,12 +9,12 @@ features of the clients, centered,
 The features are the clients' embeddings in a common frame, that of the initial model (``framed_embeddings.py``),
 diffused along a sheaf; with attention and an MLP behind it (``kernel_features.py``) the kernel is a deep one. What is
 before the fit, and λ, is trained on how well clients' updates are predicted by the others' alone
-(``relations/kinship.py``), and the strength s of each parameter tensor is estimated likewise, by empirical Bayes: K by
-itself would give a client with no kin its own model back, whatever λ, because no other client tells how much of it is
-noise. Validation may choose while training (``strategies/trials.py``) how far from the mean models are generated, and
-whether heads are.
+(``relations/client_similarity.py``), and the strength s of each parameter tensor is estimated likewise, by empirical
+Bayes: K by itself would give a client with no similar clients its own model back, whatever λ, because no other client
+tells how much of it is noise. Validation may choose while training (``strategies/trials.py``) how far from the mean
+models are generated, and whether heads are.
 
-``permute_embeddings`` and ``embedding: one_hot`` are controls: a generator is alive if they do worse.
+``permute_embeddings`` and ``embedding: one_hot`` are controls: a generator has not collapsed if they do worse.
 """
 
 import dataclasses
@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from fl_lightning.federation import Federation
 from fl_lightning.round.payload import Payload, flatten
-from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
+from fl_lightning.round.stage import ClientOutput, Evaluation, Stage, StageAddress
+from fl_lightning.strategies.client_outputs import graph_embedding, received_embedding
 from fl_lightning.strategies.former_settings import former_settings
 from fl_lightning.strategies.hypernetwork.base import those_of
 from fl_lightning.strategies.hypernetwork.client_embeddings import ClientEmbeddings
@@ -36,7 +37,6 @@ from fl_lightning.strategies.hypernetwork.framed_embeddings import FramedEmbeddi
 from fl_lightning.strategies.hypernetwork.kernel_features import KernelFeatures
 from fl_lightning.strategies.hypernetwork.last_layer import ClosedFormLayer
 from fl_lightning.strategies.hypernetwork.sheaf import SheafDiffusion
-from fl_lightning.strategies.signals import graph_embedding, received_embedding
 from fl_lightning.strategies.trials import ON_OFF, SHARES, Trials, require_trials
 
 
@@ -63,13 +63,13 @@ class SheafRidge(FedSheafHN):
         embedding_model: Which model a client embeds with: its ``own`` trained one (eq. 3), the common ``initial`` one
             (sent once, before anybody trains), or the one it has ``received``, before it trains it.
         permute_embeddings: Give every client the embedding of another, the same one all along: a control.
-        ridge: λ of the fit at the start; it is learnt with the rest.
+        ridge: λ of the fit at the start; it is learned with the rest.
         strength: How far from the mean the fit may go, in [0, 1]; None to estimate it for each parameter tensor from
             how well clients' updates are predicted by the others'.
-        mix_only_moved: A client that leaves a number alone counts in the fit with what those that moved it have on
+        masked_averaging: A client that leaves a number alone counts in the fit with what those that moved it have on
             average.
         validate_every: Rounds between trials (``strategies/trials.py``), which choose, by the clients' validation
-            ``mix_only_moved`` anew, and how far from the mean a client's model is generated,
+            ``masked_averaging`` anew, and how far from the mean a client's model is generated,
             ``server/strength_factor``: up to 1 a factor on the strengths, from 1 to 2 the share of the model that the
             client itself has trained.
         validate_personal: Shell-style patterns of generated parameters of which they choose, too, whether each client
@@ -89,7 +89,7 @@ class SheafRidge(FedSheafHN):
     permute_embeddings: bool = False
     ridge: float = 1.0
     strength: float | None = None
-    mix_only_moved: bool = True
+    masked_averaging: bool = True
     validate_every: int | None = None
     validate_personal: Sequence[str] = ()
     predict: Literal["trained", "generated"] = "generated"
@@ -111,8 +111,8 @@ class SheafRidge(FedSheafHN):
 
     def setup(self, federation: Federation) -> None:
         """Check the settings against the federation, then create the server's modules."""
-        start = {"strength_factor": 1.0, "mix_only_moved": float(self.mix_only_moved)}
-        grids = {"strength_factor": (*SHARES, *(1 + share for share in SHARES[1:])), "mix_only_moved": ON_OFF}
+        start = {"strength_factor": 1.0, "masked_averaging": float(self.masked_averaging)}
+        grids = {"strength_factor": (*SHARES, *(1 + share for share in SHARES[1:])), "masked_averaging": ON_OFF}
         self.trials = Trials(grids, start, self.validate_every, self.validate_personal)
         self.trials.check_client(federation.client)
         super().setup(federation)
@@ -142,14 +142,14 @@ class SheafRidge(FedSheafHN):
         return nn.ModuleDict(parts)
 
     def generate(self, clients: Sequence[int]) -> Tensor:
-        """The fit at the features of all training clients and the newcomers after them; the rows asked for."""
+        """The fit at the features of all training clients and the unseen clients after them; the rows asked for."""
         members = self.embeddings.members(clients)
         feature_MH: Tensor = self.hypernetwork(self.enriched(members))
         return self.closed_form.generate(feature_MH, clients, rows_of(clients, members))
 
     def learn(self, upload: Payload, generated_CP: Tensor, rows: Tensor, update_CP: Tensor) -> None:
         """Fit the last layer, and train what is before it on what it leaves out."""
-        self.closed_form.take_in(upload, those_of(generated_CP, rows), update_CP, self.trials.choice)
+        self.closed_form.ingest(upload, those_of(generated_CP, rows), update_CP, self.trials.choice)
         self.generator.train()
         for loss in self.closed_form.losses(upload.clients, update_CP, self._features, self.num_server_steps):
             self.optimizer.zero_grad()
@@ -170,10 +170,10 @@ class SheafRidge(FedSheafHN):
         (initial,) = super().initial_stages()
         initial = dataclasses.replace(initial, upload=tuple(self.shapes))
         if self.embedding == "graph" and self.embedding_model == "initial":
-            return [Stage(name="embed", signals={"embedding": graph_embedding}), initial]
+            return [Stage(name="embed", client_outputs={"embedding": graph_embedding}), initial]
         return [initial]
 
-    def signals(self, round_idx: int) -> Mapping[str, Signal]:
+    def client_outputs(self, round_idx: int) -> Mapping[str, ClientOutput]:
         """The embedding, in the rounds before a refresh only."""
         if self.embedding != "graph" or self.embedding_model == "initial" or not self.is_due(round_idx):
             return {}
@@ -194,7 +194,7 @@ class SheafRidge(FedSheafHN):
         """
         if (choice := self.trials.of(stage)) is not None:
             with self.trials.supposing(choice):
-                return Payload(clients=tuple(clients), signals=self.generate_for_evaluation(clients).parameters)
+                return Payload(clients=tuple(clients), extras=self.generate_for_evaluation(clients).parameters)
         if stage.name == "embed":
             start = self.federation.parameters
             parameters = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in start.items()}
@@ -209,7 +209,7 @@ class SheafRidge(FedSheafHN):
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Fit and learn, then take in the new embeddings; after trials, the choice."""
         if self.trials.of(stage) is not None:
-            self.trials.take_in(stage, upload)
+            self.trials.ingest(stage, upload)
         elif stage.name == "embed":
             self.update_graph(upload)
         else:
@@ -218,13 +218,13 @@ class SheafRidge(FedSheafHN):
                 self._generated_for_evaluation = None
             super().aggregate(stage, upload)
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
-        """Place newcomers in the collaboration graph; keep what they trained."""
-        super().admit(stage, upload)
+    def onboard(self, stage: Stage, upload: Payload) -> None:
+        """Place unseen clients in the collaboration graph; keep what they trained."""
+        super().onboard(stage, upload)
         if upload.clients and stage.as_update:
             given_CP = flatten(self.generate_for_evaluation(upload.clients).parameters)
             update_CP = flatten({name: upload.parameters[name] for name in self.shapes})
-            self.closed_form.admit(upload.clients, given_CP + update_CP)
+            self.closed_form.onboard(upload.clients, given_CP + update_CP)
             self._generated_for_evaluation = None
 
     # ------------------------------------------------------------------ the result, and the layer as chosen

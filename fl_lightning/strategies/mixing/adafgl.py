@@ -4,7 +4,7 @@ Li, Wu, Zhang, Sun, Li, Wang: "AdaFGL: A New Paradigm for Federated Node Classif
 ICDE 2024. The net is ``models/adaptive_gcn.py``. For ``num_federated_rounds`` rounds its GCN is trained by FedAvg. Then
 each client receives, once, the global model that its and the others' validation nodes chose, with predictions P̂, and
 
-    R_uv = 1 if cos(P̂_u, P̂_v) > threshold;    Ã = normalised α A + (1 - α) R with loops;    X̃ = [X, ÃX, Ã²X, Ã³X]
+    R_uv = 1 if cos(P̂_u, P̂_v) > threshold;    Ã = normalized α A + (1 - α) R with loops;    X̃ = [X, ÃX, Ã²X, Ã³X]
     homophilous     l = MLP(X̃), loss CE(l) + MSE(l, P̂);     Y_ho = (softmax(l) + P̂) / 2
     heterophilous   l1 = MLP(X), l2 = MLP(X̃), E = MLP(X̃), Q = β R + (1 - β) cos(softmax E), Q' of both signs from Q,
                     l3 = (softmax(PReLU(Q') E) - softmax(PReLU(-Q') E) + E) / 2,
@@ -39,7 +39,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Rows, Signal, Slot, Stage
+from fl_lightning.round.stage import ClientOutput, Evaluation, Rows, Stage, StateSpec
 from fl_lightning.strategies.label_propagation import propagate_labels, with_labels
 from fl_lightning.strategies.mixing.base import one_model
 from fl_lightning.strategies.mixing.fedavg import FedAvg
@@ -50,12 +50,12 @@ MODULES = ("homophilous.*", "heterophilous.*")
 
 @dataclass(kw_only=True, eq=False)
 class AdaFGL(FedAvg):
-    """FedAvg, then personal modules for homophilous and heterophilous neighbourhoods.
+    """FedAvg, then personal modules for homophilous and heterophilous neighborhoods.
 
     Args:
         num_federated_rounds: Rounds of FedAvg, at least 1; in those that follow clients train alone.
         keep: Build on the ``best`` global model by validation, or on the ``last``.
-        num_join_epochs: Epochs in which a newcomer trains its modules, at least 0.
+        num_join_epochs: Epochs in which an unseen client trains its modules, at least 0.
         threshold: Cosine of predictions above which nodes are alike, in [-1, 1].
         edge_share: α, of the graph's own edges, in [0, 1].
         relation_share: β, in [0, 1].
@@ -83,7 +83,7 @@ class AdaFGL(FedAvg):
     needs_own_examples = True
     default_net = AdaptiveGCN
     own_net = True
-    server_state = ("kept", "kept_accuracy", "num_averages", "extracted_C")
+    server_state = ("best_models", "kept_accuracy", "num_averages", "extracted_C")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -97,13 +97,16 @@ class AdaFGL(FedAvg):
         """Nothing is kept, and nobody has a prediction yet."""
         self.require_net(federation, "homophilous.*", "modules beside its GCN")
         super().setup(federation)
-        self.kept, self.kept_accuracy, self.num_averages = dict(self.models), -1.0, 0
+        self.best_models, self.kept_accuracy, self.num_averages = dict(self.models), -1.0, 0
         self.extracted_C = torch.zeros(federation.num_clients, dtype=torch.bool)
 
-    def memory(self) -> Mapping[str, Slot]:
+    def client_state(self) -> Mapping[str, StateSpec]:
         """P̂ and h; h is -1 before there is any."""
         row = torch.zeros(self.federation.num_outputs, dtype=next(iter(self.models.values())).dtype)
-        return {"prediction": Slot(initial=row, per_example=True), "homophily": Slot(initial=row.new_tensor(-1.0))}
+        return {
+            "prediction": StateSpec(initial=row, per_example=True),
+            "homophily": StateSpec(initial=row.new_tensor(-1.0)),
+        }
 
     def predicts_trained(self) -> bool:
         """In the second phase clients go on from what they received last."""
@@ -113,16 +116,16 @@ class AdaFGL(FedAvg):
         """FedAvg; later the clients take their predictions from what they received last, and train alone."""
         if round_idx >= self.num_federated_rounds:
             return [self.extract(), self.refine(self.num_epochs)]
-        scores = dict.fromkeys(self.signals(), Rows(of="score"))
+        scores = dict.fromkeys(self.client_outputs(), Rows(of="score"))
         return [dataclasses.replace(stage, trained=self.shared, rows=scores) for stage in super().stages(round_idx)]
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """How good the received model is, if the best one is wanted."""
         return {"received": judged} if self.keep == "best" else {}
 
     def extract(self) -> Stage:
         """The client computes P̂ and h."""
-        return Stage(name="extract", memory={"prediction": predicted, "homophily": self.homophily})
+        return Stage(name="extract", client_state={"prediction": predicted, "homophily": self.homophily})
 
     def refine(self, num_epochs: int) -> Stage:
         """The client trains its modules."""
@@ -130,8 +133,8 @@ class AdaFGL(FedAvg):
             self.training(0), name="refine", num_epochs=num_epochs, trained=MODULES, objective=self.objective
         )
 
-    def admission_stages(self) -> Sequence[Stage]:
-        """A newcomer receives the kept model and trains its modules at once."""
+    def onboarding_stages(self) -> Sequence[Stage]:
+        """An unseen client receives the kept model and trains its modules at once."""
         return [self.extract(), self.refine(self.num_join_epochs)]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
@@ -142,7 +145,7 @@ class AdaFGL(FedAvg):
 
     def chosen(self) -> Mapping[str, Tensor]:
         """The model that the second phase builds on."""
-        return self.models if self.kept_accuracy < 0 or self.keep == "last" else self.kept
+        return self.models if self.kept_accuracy < 0 or self.keep == "last" else self.best_models
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Judge the model that was sent, then average; later note who has it."""
@@ -150,9 +153,9 @@ class AdaFGL(FedAvg):
             self.extracted_C[list(upload.clients)] = True
         elif stage.name == "train" and upload.clients:
             if self.keep == "best" and self.num_averages:  # not the initial model
-                right, count = (float(upload.signals[f"received/{name}"].sum()) for name in ("right", "count"))
+                right, count = (float(upload.extras[f"received/{name}"].sum()) for name in ("right", "count"))
                 if count and right / count > self.kept_accuracy:
-                    self.kept, self.kept_accuracy = dict(self.models), right / count
+                    self.best_models, self.kept_accuracy = dict(self.models), right / count
             super().aggregate(stage, upload)
             self.num_averages += 1
 
@@ -162,7 +165,7 @@ class AdaFGL(FedAvg):
         train_N, key = batch.train_mask, subkey(batch.key, "homophily", self.federation.seed)
         count = train_N.sum()
         seeds_N = train_N & (random_places(key, train_N) < (count + 1) // 2)
-        even_NK = torch.full_like(context.memory["prediction"], 1 / self.federation.num_outputs)
+        even_NK = torch.full_like(context.client_state["prediction"], 1 / self.federation.num_outputs)
         known_NK = with_labels(even_NK, batch, seeds_N)
         score_NK = propagate_labels(known_NK, batch, seeds_N, num_steps=10, share=0.5)
         right_N = (score_NK.argmax(dim=1) == batch.y) & train_N & ~seeds_N
@@ -174,7 +177,7 @@ class AdaFGL(FedAvg):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits of the homophilous module and the three of the heterophilous one, (N, K)."""
         assert isinstance(batch, GraphBatch)
-        p_NK = context.memory["prediction"]
+        p_NK = context.client_state["prediction"]
         alike_NN = likeness(p_NK.softmax(dim=1) if self.double_softmax else p_NK, batch.example_mask, self.threshold)
         propagation_NN = corrected_propagation(batch, alike_NN, self.edge_share)
         own_NK = client.call_part("homophilous", parameters, batch, propagation_NN, "homophilous")
@@ -185,7 +188,7 @@ class AdaFGL(FedAvg):
         """The losses of both modules, which share nothing."""
         own_NK, others = self.modules(client, parameters, batch, context)
         near_NK = own_NK if self.consistency == "logits" else own_NK.softmax(dim=1)
-        square_N = (near_NK - context.memory["prediction"]).square().mean(dim=1)
+        square_N = (near_NK - context.client_state["prediction"]).square().mean(dim=1)
         consistency = (square_N * batch.example_mask).sum() / batch.example_mask.sum()
         each = torch.stack([client.loss(NetOutput(logits_NK, logits_NK), batch) for logits_NK in (own_NK, *others)])
         return each.sum() + consistency
@@ -194,7 +197,7 @@ class AdaFGL(FedAvg):
         self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context
     ) -> NetOutput:
         """Logits ln Y; of a client that has no P̂ yet, what its GCN says."""
-        p_NK, homophily = context.memory["prediction"], context.memory["homophily"]
+        p_NK, homophily = context.client_state["prediction"], context.client_state["homophily"]
         own_NK, others = self.modules(client, parameters, batch, context)
         homophilous_NK = (own_NK.softmax(dim=1) + (p_NK.softmax(dim=1) if self.double_softmax else p_NK)) / 2
         heterophilous_NK = torch.stack([each_NK.softmax(dim=1) for each_NK in others]).mean(dim=0)
@@ -205,7 +208,7 @@ class AdaFGL(FedAvg):
         return NetOutput(logits_NK, output.embedding)
 
     def model_for(self, clients: Sequence[int]) -> Payload | None:
-        """The global model in the first phase; None in the second, and for newcomers."""
+        """The global model in the first phase; None in the second, and for unseen clients."""
         first = not self.extracted_C.any() and set(clients) <= set(self.federation.training_clients)
         return super().model_for(clients) if first else None
 

@@ -1,6 +1,6 @@
 """Robust aggregation: what takes the place of θ <- W θ where some clients may be malicious.
 
-Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018
+Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Toward Optimal Statistical Rates", ICML 2018
 (median and trimmed mean of each coordinate). Blanchard, El Mhamdi, Guerraoui, Stainer: "Machine Learning with
 Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017 (Krum, multi-Krum). Sun, Kairouz, Suresh, McMahan: "Can
 You Really Backdoor Federated Learning?", 2019 (norm clipping).
@@ -8,7 +8,7 @@ You Really Backdoor Federated Learning?", 2019 (norm clipping).
 They are written for clients of equal weight. Here every row of W has weights of its own: with equal ones each rule is
 the published one, and clients of which a row of W takes nothing do not count in that row.
 
-Shape legend: R rows of W (1 for one common model, else C), C clients that answered, P parameters of one client.
+Shape legend: R rows of W (1 for one common model, else C), C clients that responded, P parameters of one client.
 """
 
 import math
@@ -105,7 +105,7 @@ class TrimmedMean(Aggregation):
 
 
 class Krum(Aggregation):
-    """W restricted to the clients whose parameters are nearest to those of their C - ``num_malicious`` - 2 neighbours.
+    """W restricted to the clients whose parameters are nearest to those of their C - ``num_malicious`` - 2 neighbors.
 
     A row of W that takes nothing of those chosen averages them. The first of equally near clients is chosen.
 

@@ -9,10 +9,11 @@ and w <- Σ_i ω_i w_i, which is FedAvg's for every α. These are the gradients 
 not their logits, are mixed, and v stays itself: it is never overwritten by the mixture.
 
 Departures: the weights ω_i are shares of the training examples (paper: equal ones, ``weighting``); α has plain gradient
-steps of a rate of its own, whatever optimiser the models have. (Adam undoes most of the factor α in v's step.)
+steps of a rate of its own, whatever optimizer the models have. (Adam undoes most of the factor α in v's step.)
 
-Evaluated is v̄_i, of clients that answered in the last round with their own trained w_i, of the others and of newcomers
-(whose v is w) with the present w; ``server/own_mixtures`` is the share of the former. ``present/`` takes w for all.
+Evaluated is v̄_i, of clients that responded in the last round with their own trained w_i, of the others and of unseen
+clients (whose v is w) with the present w; ``server/own_mixtures`` is the share of the former. ``present/`` takes w for
+all.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ class APFL(Twins):
     """Mixtures of personal models and the global one.
 
     Args:
-        mixture: α, the personal model's share, in [0, 1]; the first one where it is learnt.
+        mixture: α, the personal model's share, in [0, 1]; the first one where it is learned.
         adaptive: Learn α: ``none``, at the first step of each ``round``, or at every ``step``.
         mixture_lr: η_α; None for the clients' learning rate.
     """
@@ -50,7 +51,7 @@ class APFL(Twins):
     mixture_lr: float | None = None
 
     takes_statistics = False
-    server_state = ("answered",)
+    server_state = ("responded",)
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -62,24 +63,24 @@ class APFL(Twins):
             )
 
     def kept_patterns(self, federation: Federation) -> Sequence[str]:
-        """A learned α stays at home, too."""
+        """A learned α is kept local, too."""
         return self.personal if self.adaptive == "none" else (*self.personal, "alpha")
 
     def build_net(self, net: nn.Module) -> nn.Module:
-        """The net twice, and α where it is learnt."""
+        """The net twice, and α where it is learned."""
         twin = super().build_net(net)
         if self.adaptive != "none":
             twin.register_parameter("alpha", nn.Parameter(torch.tensor(self.mixture)))
         return twin
 
     def setup(self, federation: Federation) -> None:
-        """Start from the common model; nobody has answered yet."""
+        """Start from the common model; nobody has responded yet."""
         super().setup(federation)
         self.rate = federation.learning_rate if self.mixture_lr is None else self.mixture_lr
-        self.answered: list[int] = []
+        self.responded: list[int] = []
 
     def training(self, round_idx: int) -> Stage:
-        """Both models and α take a step on every batch; α's is no matter of the optimiser."""
+        """Both models and α take a step on every batch; α's is no matter of the optimizer."""
         stage = dataclasses.replace(super().training(round_idx), objective=self.losses)
         if self.adaptive == "none":
             return stage
@@ -87,17 +88,17 @@ class APFL(Twins):
 
     def losses(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """f(w) + f(α v + (1 - α) stop(w))."""
-        held = {name: p.detach() if name.startswith("shared.") else p for name, p in parameters.items()}
+        fixed = {name: p.detach() if name.startswith("shared.") else p for name, p in parameters.items()}
         shared = client.part_output("shared", parameters, batch)
-        return client.loss(shared, batch) + client.loss(self.mixed_output(client, held, batch, context), batch)
+        return client.loss(shared, batch) + client.loss(self.mixed_output(client, fixed, batch, context), batch)
 
     def mixed_output(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
         """What α v + (1 - α) w predicts; w is the received one where the client should not use its own."""
         mixed = {}
         for name, v in parameters_of("personal", parameters).items():
             w = parameters[f"shared.{name}"]
-            if "own" in context.inbox:
-                w = torch.where(_along(context.inbox["own"], w), w, context.inbox[f"shared.{name}"])
+            if "own" in context.received:
+                w = torch.where(_along(context.received["own"], w), w, context.received[f"shared.{name}"])
             alpha = _along(parameters["alpha"], v) if "alpha" in parameters else self.mixture
             mixed[f"personal.{name}"] = alpha * v + (1 - alpha) * w
         return client.part_output("personal", mixed, batch)
@@ -119,31 +120,31 @@ class APFL(Twins):
         return True
 
     def join(self) -> Stage:
-        """Nothing: a newcomer's models are the global one, and so is their mixture."""
+        """Nothing: an unseen client's models are the global one, and so is their mixture."""
         return Stage(name="join")
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average, and note who has answered."""
+        """Average, and note who has responded."""
         super().aggregate(stage, upload)
-        self.answered = list(upload.clients)
+        self.responded = list(upload.clients)
 
     def sum_weighting(self) -> SumWeighting:
-        """That of the average: who has answered is known beside."""
+        """That of the average: who has responded is known beside."""
         return super().sum_weighting()
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The mixtures are the result: with the w_i of those that have just been trained, and with w for all."""
-        found = super().evaluations(clients)
-        present = found["global/"].payload
+        result = super().evaluations(clients)
+        present = result["global/"].payload
         assert present is not None
-        own_C = torch.tensor([client in self.answered for client in clients], device=self.federation.device)
-        latest = Payload(clients=present.clients, signals={**present.parameters, "own": own_C})
+        own_C = torch.tensor([client in self.responded for client in clients], device=self.federation.device)
+        latest = Payload(clients=present.clients, extras={**present.parameters, "own": own_C})
         payloads = {"": latest, "present/": present}
-        return {**found, **{kind: Evaluation(payload=p, output=self.mixed_output) for kind, p in payloads.items()}}
+        return {**result, **{kind: Evaluation(payload=p, output=self.mixed_output) for kind, p in payloads.items()}}
 
     def metrics(self) -> Mapping[str, float]:
         """How many of the evaluated mixtures are with the client's own w_i."""
-        return {"server/own_mixtures": len(self.answered) / len(self.federation.training_clients)}
+        return {"server/own_mixtures": len(self.responded) / len(self.federation.training_clients)}
 
 
 def _along(number: Tensor, tensor: Tensor) -> Tensor:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fl_lightning.batches.base import Batch
 from fl_lightning.federation import Federation
-from fl_lightning.kernels.moved_mixing import mix_only_moved
+from fl_lightning.kernels.masked_averaging import masked_average
 from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.similarity import mixing_breadth
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, flatten, unflatten
-from fl_lightning.round.stage import ClientState, Evaluation, Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Evaluation, Persistence, Stage
 from fl_lightning.strategies.base import Strategy, server_dtype
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 
@@ -34,27 +34,27 @@ class Mixing(Strategy):
     Args:
         personal: Shell-style patterns of parameters that never leave their client, for example ``["head.*"]``.
         aggregation: A robust rule instead of θ <- W θ, from ``strategies.mixing``; None for W θ itself. It withstands
-            wrong parameters; a strategy that also trusts what clients signal (controls, moments, ...) is warned of.
-        mix_only_moved: Mix each number over the clients that moved it (``kernels/moved_mixing.py``). The clients'
-            weight decay has to leave untouched numbers alone: 0, or an optimiser of ``fl_lightning.optimizers``.
+            wrong parameters; a strategy that also trusts what clients send (controls, moments, ...) is warned of.
+        masked_averaging: Mix each number over the clients that moved it (``kernels/masked_averaging.py``). The clients'
+            weight decay has to leave untouched numbers alone: 0, or an optimizer of ``fl_lightning.optimizers``.
         blend: Also evaluate the mean of each client's mixed and its trained model, as ``blend/...``.
     """
 
     personal: Sequence[str] = ()
     aggregation: Aggregation | None = None
-    mix_only_moved: bool = False
+    masked_averaging: bool = False
     blend: bool = False
 
     #: Whether W has a row for every client of the round, not one common row. (Without a type it is no setting.)
-    personalised = False
+    personalized = False
     server_state: ClassVar[tuple[str, ...]] = ("models", "breadth")
 
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
-        if self.mix_only_moved and self.aggregation is not None:
+        if self.masked_averaging and self.aggregation is not None:
             raise ValueError(
-                "strategy.mix_only_moved chooses the clients of each number and strategy.aggregation ranks whole "
+                "strategy.masked_averaging chooses the clients of each number and strategy.aggregation ranks whole "
                 "clients: set one of them"
             )
 
@@ -66,18 +66,18 @@ class Mixing(Strategy):
         """
 
     def update(self, name: str, before: Tensor, mixed: Tensor) -> Tensor:
-        """What becomes of a parameter of the server: the mixed one, unless a server optimiser steps towards it.
+        """What becomes of a parameter of the server: the mixed one, unless a server optimizer steps toward it.
 
         Args:
             name: The parameter's.
-            before: What the server had of the clients that answered, (1 or C, *shape).
+            before: What the server had of the clients that responded, (1 or C, *shape).
             mixed: W θ of them, likewise.
         """
         return mixed
 
-    def mixes_only_moved(self) -> bool:
+    def uses_masked_averaging(self) -> bool:
         """Whether each number is mixed over the clients that moved it, at present."""
-        return self.mix_only_moved
+        return self.masked_averaging
 
     def kept_patterns(self, federation: Federation) -> Sequence[str]:
         """Shell-style patterns of all parameters that never leave their client: the setting's, and the method's own."""
@@ -86,21 +86,21 @@ class Mixing(Strategy):
     def settings_against_sums(self) -> list[str]:
         """Robust aggregation compares clients, and which of them moved a number is told of each."""
         names = ["aggregation"] if self.aggregation is not None else []
-        return [*names, "mix_only_moved"] if self.mix_only_moved else names
+        return [*names, "masked_averaging"] if self.masked_averaging else names
 
-    def client_state(self) -> ClientState:
+    def persistence(self) -> Persistence:
         """The parameters that never leave a client, for it receives the others as a round begins.
 
         Where clients are evaluated by models that were not sent to them, these live on as well.
         """
-        kept = ("*",) if self.predicts_trained() else tuple(self.kept_local)
-        return dataclasses.replace(super().client_state(), parameters=kept)
+        selected = ("*",) if self.predicts_trained() else tuple(self.kept_local)
+        return dataclasses.replace(super().persistence(), parameters=selected)
 
     def predicts_trained(self) -> bool:
         """Whether the result is of the models as the clients have trained them, which live on then."""
         return False
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """What the clients send beside their parameters."""
         return {}
 
@@ -110,14 +110,14 @@ class Mixing(Strategy):
         personal = self.kept_local = self.select(list(federation.parameters), self.kept_patterns(federation))
         self.shared = tuple(name for name in federation.parameters if name not in personal)
         self.breadth: float | None = None
-        copies = federation.num_clients if self.personalised else 1
+        copies = federation.num_clients if self.personalized else 1
         self.models = {
             name: federation.parameters[name].expand(copies, *federation.parameters[name].shape).clone()
             for name in self.shared
         }
 
     @property
-    def fewest_answers(self) -> int:
+    def min_updates(self) -> int:
         """As many as robust aggregation needs."""
         return 1 if self.aggregation is None else self.aggregation.fewest_clients
 
@@ -128,20 +128,20 @@ class Mixing(Strategy):
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """One exchange: receive the mixed model, train, send the shared parameters."""
-        return [dataclasses.replace(self.training(round_idx), upload=self.shared, signals=self.signals())]
+        return [dataclasses.replace(self.training(round_idx), upload=self.shared, client_outputs=self.client_outputs())]
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
         """Each client's mixed model."""
-        if not self.personalised:
+        if not self.personalized:
             return one_model(self.models, clients)
         rows = torch.tensor(clients, dtype=torch.int64, device=self.federation.device)
         return Payload(clients=tuple(clients), parameters={name: model[rows] for name, model in self.models.items()})
 
-    def with_newcomers(
-        self, payload: Payload, newcomers: Sequence[int], mixing: Tensor | Mapping[str, Tensor]
+    def with_unseen_clients(
+        self, payload: Payload, unseen_clients: Sequence[int], mixing: Tensor | Mapping[str, Tensor]
     ) -> Payload:
-        """The mixed models, with those of newcomers mixed from the training clients' by rows of W."""
-        rows = [payload.clients.index(client) for client in newcomers]
+        """The mixed models, with those of unseen clients mixed from the training clients' by rows of W."""
+        rows = [payload.clients.index(client) for client in unseen_clients]
         for name, tensor in payload.parameters.items():
             models_TP = self.models[name][list(self.federation.training_clients)].flatten(1)
             mixing_NT = first_match(mixing, name)
@@ -153,27 +153,29 @@ class Mixing(Strategy):
         return self.mixed_models(clients)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """θ <- W θ for the clients that answered; the others keep what they had."""
+        """θ <- W θ for the clients that responded; the others keep what they had."""
         if not upload.clients or not upload.parameters:
             return
         mixing = self.mixing_matrix(upload)
-        if self.personalised:
+        if self.personalized:
             self.breadth = mean_breadth(mixing, list(upload.parameters))
-        rows = torch.tensor(upload.clients if self.personalised else [0], device=self.federation.device)
+        rows = torch.tensor(upload.clients if self.personalized else [0], device=self.federation.device)
         if self.aggregation is not None:
             if not isinstance(mixing, Tensor):
                 raise ValueError(f"strategy.aggregation: {type(self).__name__} has a W for each group of parameters")
-            if signals := sorted({name.partition("/")[0] for name in upload.signals}):
+            if extras := sorted({name.partition("/")[0] for name in upload.extras}):
                 warnings.warn(
                     f"strategy.aggregation withstands wrong parameters, but {type(self).__name__} also trusts the "
-                    f"signals that clients send: {', '.join(signals)}",
+                    f"client outputs that clients send: {', '.join(extras)}",
                     stacklevel=2,
                 )
             self._aggregate_robustly(self.aggregation, mixing, upload, rows)
             return
         for name, tensor in upload.parameters.items():
-            mixed = mix(first_match(mixing, name), tensor, self.models[name][rows] if self.mixes_only_moved() else None)
-            if self.personalised:
+            mixed = mix(
+                first_match(mixing, name), tensor, self.models[name][rows] if self.uses_masked_averaging() else None
+            )
+            if self.personalized:
                 self.models[name][rows] = self.update(name, self.models[name][rows], mixed)
             else:
                 self.models[name] = self.update(name, self.models[name], mixed)
@@ -195,22 +197,22 @@ class Mixing(Strategy):
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The mixed models are the result; ``trained/...`` is before mixing, of those who have trained."""
-        found = super().evaluations(clients)
-        trained = Evaluation(payload=found[""].payload, prefer_trained=True)
-        return {**found, "trained/": trained, **self.blended(clients)}
+        result = super().evaluations(clients)
+        trained = Evaluation(payload=result[""].payload, prefer_trained=True)
+        return {**result, "trained/": trained, **self.blended(clients)}
 
     def blended(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The mean of each client's mixed and trained model, if asked for; the client computes it."""
         if not self.blend:
             return {}
         model = self.mixed_models(clients)
-        mixed = dataclasses.replace(model, signals=model.parameters)  # their own where they have not trained
+        mixed = dataclasses.replace(model, extras=model.parameters)  # their own where they have not trained
         return {"blend/": Evaluation(payload=mixed, output=blended_output, prefer_trained=True)}
 
     def metrics(self) -> Mapping[str, float]:
         """How broad the last mixing was, if each client has a row of its own (``relations/similarity.py``)."""
-        found = super().metrics()
-        return found if self.breadth is None else {**found, "server/mixing_breadth": self.breadth}
+        result = super().metrics()
+        return result if self.breadth is None else {**result, "server/mixing_breadth": self.breadth}
 
 
 def mix(mixing_RC: Tensor, sent: Tensor, received: Tensor | None) -> Tensor:
@@ -225,13 +227,16 @@ def mix(mixing_RC: Tensor, sent: Tensor, received: Tensor | None) -> Tensor:
     if received is None:
         mixed_RP = mixing_RC.to(sent_CP) @ sent_CP
     else:
-        mixed_RP = mix_only_moved(mixing_RC, sent_CP, received.flatten(1))
+        mixed_RP = masked_average(mixing_RC, sent_CP, received.flatten(1))
     return mixed_RP.view(len(mixing_RC), *sent.shape[1:])
 
 
 def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-    """What the mean of a client's own parameters and those in its inbox predicts."""
-    mean = {name: (own + context.inbox[name]) / 2 if name in context.inbox else own for name, own in parameters.items()}
+    """What the mean of a client's own parameters and those that it received predicts."""
+    mean = {
+        name: (local + context.received[name]) / 2 if name in context.received else local
+        for name, local in parameters.items()
+    }
     return client.output(mean, batch)
 
 
@@ -269,7 +274,7 @@ def mean_breadth(mixing: Tensor | Mapping[str, Tensor], names: Sequence[str]) ->
     """Mean of ``mixing_breadth`` over the parameters."""
     if isinstance(mixing, Tensor):
         return mixing_breadth(mixing)
-    breadth = {pattern: mixing_breadth(own) for pattern, own in mixing.items()}
+    breadth = {pattern: mixing_breadth(matrix) for pattern, matrix in mixing.items()}
     return sum(breadth[matching(mixing, name)] for name in names) / len(names)
 
 
@@ -279,7 +284,7 @@ def equal_weights(upload: Payload) -> Tensor:
 
 
 def example_weights(upload: Payload) -> Tensor:
-    """Each client's share w of the labelled training examples, (C,); equal shares if no client has any."""
+    """Each client's share w of the labeled training examples, (C,); equal shares if no client has any."""
     assert upload.num_examples is not None
     return shares(upload.num_examples)
 

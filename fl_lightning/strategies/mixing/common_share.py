@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.relations.kinship import strength
+from fl_lightning.relations.client_similarity import strength
 from fl_lightning.round.payload import Payload
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.mixing.base import shares
 from fl_lightning.strategies.server_state import ServerState
 
 
-def with_common_share(kin_CK: Tensor, examples_K: Tensor, common_share: float) -> Tensor:
+def with_common_share(similar_CK: Tensor, examples_K: Tensor, common_share: float) -> Tensor:
     """(1 - s) kin + s w, (C, K), with w the shares of the training examples."""
     if not common_share:
-        return kin_CK
-    return (1 - common_share) * kin_CK + common_share * shares(examples_K).to(kin_CK)
+        return similar_CK
+    return (1 - common_share) * similar_CK + common_share * shares(examples_K).to(similar_CK)
 
 
 def keeping_own(mixing_CC: Tensor, patterns: Sequence[str]) -> dict[str, Tensor]:
@@ -31,7 +31,7 @@ def keeping_own(mixing_CC: Tensor, patterns: Sequence[str]) -> dict[str, Tensor]
 class EstimatedShares(ServerState):
     """s of each parameter tensor, estimated in every round from the clients' updates.
 
-    1 - s is how far a client's update is predicted by those of clients alike (``relations/kinship.py``).
+    1 - s is how far a client's update is predicted by those of clients alike (``relations/client_similarity.py``).
 
     Attributes:
         by_tensor: The last estimates by the tensors' names.
@@ -48,14 +48,14 @@ class EstimatedShares(ServerState):
         return sum(self.by_tensor.values()) / len(self.by_tensor) if self.by_tensor else 1.0
 
     def mixing(
-        self, upload: Payload, models: Mapping[str, Tensor], kin_CC: Tensor, examples_C: Tensor
+        self, upload: Payload, models: Mapping[str, Tensor], similar_CC: Tensor, examples_C: Tensor
     ) -> dict[str, Tensor]:
         """Estimate, and W of each tensor, (C, C).
 
         Args:
             upload: What the clients trained.
             models: What all clients had received.
-            kin_CC: Shares of clients alike; rows sum to one.
+            similar_CC: Shares of clients alike; rows sum to one.
             examples_C: Training examples.
         """
         dtype, clients = server_dtype(next(iter(upload.parameters.values())).dtype), list(upload.clients)
@@ -65,10 +65,10 @@ class EstimatedShares(ServerState):
                 return self.by_tensor.get(name, 1.0)
             update_CP = sent.flatten(1).to(dtype) - models[name][clients].flatten(1).to(dtype)
             weight_C = shares(examples_C).to(update_CP)
-            return 1 - float(strength(kin_CC.to(update_CP), weight_C, update_CP @ update_CP.T))
+            return 1 - float(strength(similar_CC.to(update_CP), weight_C, update_CP @ update_CP.T))
 
         self.by_tensor = {name: estimate(name, sent) for name, sent in upload.parameters.items()}
-        return {name: with_common_share(kin_CC, examples_C, share) for name, share in self.by_tensor.items()}
+        return {name: with_common_share(similar_CC, examples_C, share) for name, share in self.by_tensor.items()}
 
     def metrics(self) -> dict[str, float]:
         """The last estimates."""

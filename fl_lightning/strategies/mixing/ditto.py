@@ -9,8 +9,8 @@ and θ <- Σ_i w_i u_i. The pull never enters u, so that θ is FedAvg's. λ = 0 
 
 Choices and departures: both models take the same steps, of one rate (the paper leaves their numbers free); the weights
 w_i are shares of the training examples (the paper draws clients by them and averages plainly, which is the same in
-expectation). A newcomer starts its v_i at θ and trains it alone for as long as a round. ``reset_optimizer`` starts the
-optimisers of both models anew.
+expectation). An unseen client starts its v_i at θ and trains it alone for as long as a round. ``reset_optimizer``
+starts the optimizers of both models anew.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Ditto(Twins):
     Args:
         proximal_weight: λ, at least 0; 0 is Local. About 0.1 with Adam, 1 with SGD.
         decoupled: Pull after each step, v <- v - ηλ (v - θ) with η the clients' learning rate, instead of by the
-            gradient, which an adaptive optimiser rescales.
+            gradient, which an adaptive optimizer rescales.
     """
 
     proximal_weight: float = 0.1
@@ -80,7 +80,7 @@ class Ditto(Twins):
         return dataclasses.replace(super().training(round_idx), objective=both_losses, program=LocalProgram(final=pull))
 
     def join(self) -> Stage:
-        """A newcomer trains its personal model for as long as a round."""
+        """An unseen client trains its personal model for as long as a round."""
         return dataclasses.replace(self.training(0), trained=("personal.*",))
 
 

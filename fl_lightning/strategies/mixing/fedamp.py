@@ -11,7 +11,7 @@ number of parameters, and a fixed σ then leaves every client alone: by default 
 section 5) is ``attention: cosine``: ξ_ii is fixed, and the rest is shared out by softmax(τ cos(θ_i, θ_j)).
 
 Departures: the local solver starts at u_i, or (``start: own``) at θ_i, which the paper does not say; the mixture is
-over the clients that answer; α_k does not decay.
+over the clients that respond; α_k does not decay.
 
 Leaves the client: its model.
 """
@@ -79,8 +79,8 @@ class FedAMP(ModelTable):
 
     def closeness(self, models_CP: Tensor, others_CC: Tensor) -> Tensor:
         """Exp(-d / σ), (C, C); 1 where all models are the same."""
-        centred_CP = models_CP - models_CP.mean(dim=0)
-        gram_CC = centred_CP @ centred_CP.T
+        centered_CP = models_CP - models_CP.mean(dim=0)
+        gram_CC = centered_CP @ centered_CP.T
         square_C = gram_CC.diagonal()
         distance_CC = (square_C[:, None] + square_C - 2 * gram_CC).clamp(min=0)
         sigma = float(distance_CC[others_CC].median()) if self.bandwidth is None else self.bandwidth
@@ -92,14 +92,14 @@ class FedAMP(ModelTable):
 
     def distance(self, parameters: Parameters, context: Context) -> Tensor:
         """Half the weighted squared distance to the model at the server."""
-        clouds = {name: context.inbox.get(f"cloud/{name}", context.anchor[name]) for name in self.shared}
+        clouds = {name: context.received.get(f"cloud/{name}", context.anchor[name]) for name in self.shared}
         apart = [(parameters[name] - cloud).square().sum() for name, cloud in clouds.items()]
         return 0.5 * self.proximal_weight * torch.stack(apart).sum()
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """u_i; as a signal to clients that begin at their own model."""
+        """u_i; as further tensors to clients that begin at their own model."""
         payload = self.mixed_models(clients)
         if self.start == "received" or not set(clients) <= set(self.federation.training_clients):
             return payload
         clouds = {f"cloud/{name}": model for name, model in payload.parameters.items()}
-        return dataclasses.replace(payload, parameters={}, signals=clouds)
+        return dataclasses.replace(payload, parameters={}, extras=clouds)

@@ -26,7 +26,7 @@ from fl_lightning.round.client import ClientModule, NetFactory, OptimizerFactory
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.privacy import RecordPrivacy
-from fl_lightning.round.stage import Signal
+from fl_lightning.round.stage import ClientOutput
 from fl_lightning.strategies.mixing.base import example_weights
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
 from fl_lightning.strategies.objectives import sparse_masks
@@ -41,9 +41,9 @@ class FedAuxClient(ClientModule):
 
     Args:
         net: Builds the net from (number of features, number of classes); it has a parameter ``projection``.
-        optimizer: Builds the client's optimiser from its parameters.
-        projection_lr_multiplier: The APV's learning rate as a multiple of the optimiser's.
-        projection_weight_decay: The APV's weight decay; None for the optimiser's.
+        optimizer: Builds the client's optimizer from its parameters.
+        projection_lr_multiplier: The APV's learning rate as a multiple of the optimizer's.
+        projection_weight_decay: The APV's weight decay; None for the optimizer's.
         unit_norm_projection: Scale the APV to length one after every step, as in Theorem 3.1.
         gradient_clip_val: As in :class:`ClientModule`.
         running_statistics: Likewise.
@@ -72,7 +72,7 @@ class FedAuxClient(ClientModule):
         self.unit_norm_projection = unit_norm_projection
 
     def build_optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> Optimizer:
-        """The optimiser, with a group of its own for the APV."""
+        """The optimizer, with a group of its own for the APV."""
         named = list(named_parameters)
         others = [parameter for name, parameter in named if name != PROJECTION]
         projections = [parameter for name, parameter in named if name == PROJECTION]
@@ -106,7 +106,7 @@ class FedAux(SimilarityMixing):
         sign_free: Similarity is the cosine's absolute value instead of the cosine: a and -a lay the nodes out alike, so
             an APV's sign says nothing.
         mix_projection: Mix the APVs with the other parameters (eq. 8); else each client keeps its own.
-        personalised: Mix by similarity; else average by training examples (ablation FedAvg-mask).
+        personalized: Mix by similarity; else average by training examples (ablation FedAvg-mask).
         mask_sparsity_weight: FED-PUB's λ1, of the L1 norm of the masks; 0 for a backbone without masks.
         proximal_weight: FED-PUB's λ2, of the squared distance to the received parameters; idle with one epoch a round.
     """
@@ -115,14 +115,14 @@ class FedAux(SimilarityMixing):
     similarity_temperature: float = 5.0
     sign_free: bool = False
     mix_projection: bool = False
-    personalised: bool = True
+    personalized: bool = True
     mask_sparsity_weight: float = 1e-5
     proximal_weight: float = 0.0
 
     client_class = FedAuxClient
     default_optimizer = functools.partial(
         Adam, lr=0.03, fused=True
-    )  # chosen by validation in studies/fedaux_alive.yaml
+    )  # chosen by validation in studies/fedaux_settings.yaml
     default_net = ProjectionGCN
     own_net = True
     needs_graphs = needs_nodes = True
@@ -134,7 +134,7 @@ class FedAux(SimilarityMixing):
         self.require_at_least(0, "mask_sparsity_weight", "proximal_weight")
 
     def kept_patterns(self, federation: Federation) -> Sequence[str]:
-        """The APV stays at home, too, unless it is mixed."""
+        """The APV is kept local, too, unless it is mixed."""
         return self.personal if self.mix_projection else (*self.personal, PROJECTION)
 
     def setup(self, federation: Federation) -> None:
@@ -151,7 +151,7 @@ class FedAux(SimilarityMixing):
             proximal_weight=self.proximal_weight,
         )
 
-    def signature_signal(self) -> Signal:
+    def signature_output(self) -> ClientOutput:
         """The APV."""
         return send_projection
 
@@ -166,4 +166,4 @@ class FedAux(SimilarityMixing):
 
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
         """W over the clients of the upload, (C, C), or the common row of training shares, (1, C)."""
-        return super().mixing_matrix(upload) if self.personalised else example_weights(upload)[None]
+        return super().mixing_matrix(upload) if self.personalized else example_weights(upload)[None]

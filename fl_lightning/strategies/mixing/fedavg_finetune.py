@@ -12,7 +12,7 @@ class FedAvgFinetune(FedAvg):
     """FedAvg evaluated after some local epochs on a copy of the global model.
 
     Args:
-        num_finetune_epochs: Local epochs before each evaluation, at least 1, with a fresh optimiser.
+        num_finetune_epochs: Local epochs before each evaluation, at least 1, with a fresh optimizer.
     """
 
     num_finetune_epochs: int = 5

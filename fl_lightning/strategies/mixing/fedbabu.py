@@ -1,7 +1,7 @@
 """FedBABU: the backbone is trained by all under one random classifier, which each client tunes to itself at the end.
 
 Oh, Kim, Yun: "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm 1. In
-the rounds only the backbone φ is trained and averaged; the classifier stays as it was initialised, alike in all
+the rounds only the backbone φ is trained and averaged; the classifier stays as it was initialized, alike in all
 clients. Before it is evaluated each client tunes both (or one of them) on a copy. The released code tunes the round
 that was best on test; here every evaluated round is tuned, and validation chooses one.
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.round.stage import ClientState, Evaluation, Stage, tune
+from fl_lightning.round.stage import Evaluation, Persistence, Stage, tune
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
@@ -23,7 +23,7 @@ class FedBABU(FedAvg):
 
     Args:
         personal: Shell-style patterns of the classifier's parameters.
-        num_finetune_epochs: Local epochs before each evaluation, at least 1, with a fresh optimiser.
+        num_finetune_epochs: Local epochs before each evaluation, at least 1, with a fresh optimizer.
         finetune: What is tuned: the ``whole`` net, its ``head``, or the ``body``.
     """
 
@@ -36,16 +36,16 @@ class FedBABU(FedAvg):
         super().__post_init__()
         self.require_at_least(1, "num_finetune_epochs")
 
-    def client_state(self) -> ClientState:
+    def persistence(self) -> Persistence:
         """No parameters: nobody trains a classifier that lives on."""
-        return dataclasses.replace(super().client_state(), parameters=())
+        return dataclasses.replace(super().persistence(), parameters=())
 
     def training(self, round_idx: int) -> Stage:
         """The backbone alone."""
         return dataclasses.replace(super().training(round_idx), trained=self.shared)
 
-    def admission_stages(self) -> Sequence[Stage]:
-        """Newcomers receive the backbone."""
+    def onboarding_stages(self) -> Sequence[Stage]:
+        """Unseen clients receive the backbone."""
         return [Stage(name="join")]
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:

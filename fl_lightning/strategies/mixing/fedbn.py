@@ -1,18 +1,18 @@
-"""FedBN: FedAvg in which every client normalises in its own way.
+"""FedBN: FedAvg in which every client normalizes in its own way.
 
 Li, Jiang, Zhang, Kamp, Dou: "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
-Algorithm 1: all parameters but those of normalisation layers are averaged; scales, shifts and running statistics stay.
-The layers are known by their classes, not by their names. A newcomer starts with the initial ones.
+Algorithm 1: all parameters but those of normalization layers are averaged; scales, shifts and running statistics stay.
+The layers are known by their classes, not by their names. An unseen client starts with the initial ones.
 
-Leaves the client: its model without the normalisation layers.
+Leaves the client: its model without the normalization layers.
 """
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_lightning.federation import Federation, Roster
-from fl_lightning.models import MLP, NormalisedGCN
+from fl_lightning.federation import ClientRegistry, Federation
+from fl_lightning.models import MLP, NormalizedGCN
 from fl_lightning.models.batch_norm import norm_parameters
 from fl_lightning.models.plain import name_of
 from fl_lightning.round.client import ClientModule, NetFactory
@@ -21,35 +21,35 @@ from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 @dataclass(kw_only=True, eq=False)
 class FedBN(FedAvg):
-    """FedAvg with personal normalisation layers.
+    """FedAvg with personal normalization layers.
 
     Args:
         personal: Shell-style patterns of further parameters that never leave their client.
     """
 
-    default_net = NormalisedGCN
+    default_net = NormalizedGCN
 
-    def net_for(self, roster: Roster, client: ClientModule) -> NetFactory:
-        """Also an MLP has normalisation layers."""
-        net = super().net_for(roster, client)
+    def net_for(self, registry: ClientRegistry, client: ClientModule) -> NetFactory:
+        """Also an MLP has normalization layers."""
+        net = super().net_for(registry, client)
         return functools.partial(MLP, batch_norm=True) if net is MLP else net
 
     def setup(self, federation: Federation) -> None:
-        """Find the normalisation layers.
+        """Find the normalization layers.
 
         Raises:
             ValueError: The net has none.
         """
         net = None if federation.client is None else federation.client.net
-        found = () if net is None else norm_parameters(net)
-        if not found:
+        result = () if net is None else norm_parameters(net)
+        if not result:
             raise ValueError(
-                f"FedBN keeps normalisation layers at home, but {'model.net' if net is None else name_of(net)} has "
+                f"FedBN keeps normalization layers local, but {'model.net' if net is None else name_of(net)} has "
                 "none: give model.net some (batch_norm: true), or choose FedAvg"
             )
         super().setup(federation)
 
     def kept_patterns(self, federation: Federation) -> Sequence[str]:
-        """The normalisation layers stay at home, too."""
-        found = () if federation.client is None else norm_parameters(federation.client.net)
-        return [*self.personal, *(name for name in found if name in federation.parameters)]
+        """The normalization layers are kept local, too."""
+        result = () if federation.client is None else norm_parameters(federation.client.net)
+        return [*self.personal, *(name for name in result if name in federation.parameters)]

@@ -1,7 +1,7 @@
 """FedDyn: each client's objective gets a linear term with which all clients have their minimum at one model.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: "Federated Learning Based on Dynamic Regularization", ICLR
-2021, Algorithm 1. With ĝ_i = 0 and h = 0 at first, θ as sent, N training clients, S those that answer:
+2021, Algorithm 1. With ĝ_i = 0 and h = 0 at first, θ as sent, N training clients, S those that respond:
 
     client   θ_i ≈ argmin_x f_i(x) - <ĝ_i, x> + α/2 ‖x - θ‖²
     server   ĝ_i <- ĝ_i - α (θ_i - θ)  for i in S;    h <- h - (α/N) Σ_{i in S} (θ_i - θ)
@@ -12,7 +12,7 @@ estimates a gradient only as far as the clients solve their problem: too few ste
 α = 0 is not FedAvg. The authors' code has α in inverse proportion to a client's size, and a part of it in the weight
 decay; the paper has neither, and here there is none.
 
-The ĝ_i are kept by the server, which sends them beside θ, so that no client whose answer is lost leaves its own behind
+The ĝ_i are kept by the server, which sends them beside θ, so that no client whose update is lost leaves its own behind
 (in the paper the clients keep them, which saves half of what goes down). Leaves the client: its model.
 """
 
@@ -33,7 +33,7 @@ from fl_lightning.strategies.mixing.base import Mixing, equal_weights, one_model
 
 @dataclass(kw_only=True, eq=False)
 class FedDyn(Mixing):
-    """One global model, by local objectives that are regularised as training goes.
+    """One global model, by local objectives that are regularized as training goes.
 
     Args:
         regularization: α, positive.
@@ -65,21 +65,21 @@ class FedDyn(Mixing):
         return self.dynamic
 
     def dynamic(self, parameters: Parameters, context: Context) -> Tensor:
-        """α/2 ‖x - θ‖² - <ĝ, x>; without ĝ for newcomers."""
+        """α/2 ‖x - θ‖² - <ĝ, x>; without ĝ for unseen clients."""
         terms = []
         for name in self.shared:
             x = parameters[name]
             terms.append(0.5 * self.regularization * (x - context.anchor[name]).square().sum())
-            if f"dual/{name}" in context.inbox:
-                terms.append(-(context.inbox[f"dual/{name}"] * x).sum())
+            if f"dual/{name}" in context.received:
+                terms.append(-(context.received[f"dual/{name}"] * x).sum())
         return torch.stack(terms).sum()
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """θ, and each client's ĝ_i; the mean model to newcomers."""
+        """θ, and each client's ĝ_i; the mean model to unseen clients."""
         if not set(clients) <= set(self.federation.training_clients):
             return self.mixed_models(clients)
         duals = {f"dual/{name}": dual[list(clients)] for name, dual in self.duals.items()}
-        return dataclasses.replace(self.sent_model(clients), signals=duals)
+        return dataclasses.replace(self.sent_model(clients), extras=duals)
 
     def sent_model(self, clients: Sequence[int]) -> Payload:
         """θ."""

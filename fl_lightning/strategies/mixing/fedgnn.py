@@ -1,28 +1,28 @@
-"""FedGNN: FedAvg on graphs that are expanded by what other clients say of nodes with neighbours in common.
+"""FedGNN: FedAvg on graphs that are expanded by what other clients say of nodes with neighbors in common.
 
 Wu, Wu, Cao, Huang, Xie: "FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation", 2021; "A
 federated graph neural network framework for privacy-preserving personalization" (FedPerGNN), Nature Communications 13,
-2022. K_v are the hashed ids of all neighbours of node v, those that the cut took away too, and e_v is its hidden layer
+2022. K_v are the hashed ids of all neighbors of node v, those that the cut took away too, and e_v is its hidden layer
 (``models/expanded_gcn.py``) by the global model, in eval mode. Once in a while a matcher draws, for each v, at most
 ``num_neighbors`` nodes u of other clients, m_v of them, with
 
-    common_neighbour   K_u ∩ K_v ≠ ∅        same_neighbours   K_u = K_v ≠ ∅
+    common_neighbor   K_u ∩ K_v ≠ ∅        same_neighbors   K_u = K_v ≠ ∅
 
-and sends ē_v, their mean. With d_v neighbours at home, in training and in evaluation
+and sends ē_v, their mean. With d_v local neighbors, in training and in evaluation
 
     H² = ((1 - β) Â H¹ + β ē) W + b,     β_v = m_v / (m_v + d_v + 1)
 
-with ē constant. Who is absent lends what it sent last. With ``callbacks.NeighbourIds`` the clients know K; without it
-nobody does, no node is matched, and this is FedAvg. ``same_neighbours`` matches next to nothing in disjoint parts.
+with ē constant. Who is absent lends what it sent last. With ``callbacks.NeighborIds`` the clients know K; without it
+nobody does, no node is matched, and this is FedAvg. ``same_neighbors`` matches next to nothing in disjoint parts.
 
-Leaves the client: the model; once, for each of its nodes, the hashed ids of its neighbours; every few rounds, for each
+Leaves the client: the model; once, for each of its nodes, the hashed ids of its neighbors; every few rounds, for each
 node, its hidden layer, from which features can be computed. The matcher is the server here, and learns who shares
-neighbours with whom; a client receives means of other clients' rows.
+neighbors with whom; a client receives means of other clients' rows.
 
 Departures: the paper is on recommendation. It has users with an item in common, attention, pseudo items and noisy
 gradients; none of these can be had for node classification, and what others ran under this name on it has never been
-published. So this is our own reading, after the one line that FED-PUB gives of it (``same_neighbours``). Noise and
-clipping are ``remote.filters``' for any strategy. Matching takes memory for all pairs of nodes with a common neighbour.
+published. So this is our own reading, after the one line that FED-PUB gives of it (``same_neighbors``). Noise and
+clipping are ``remote.filters``' for any strategy. Matching takes memory for all pairs of nodes with a common neighbor.
 """
 
 import dataclasses
@@ -42,28 +42,28 @@ from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import splitmix64
 from fl_lightning.models.expanded_gcn import ExpandedGCN
 from fl_lightning.models.output import NetOutput
-from fl_lightning.relations.node_matching import common_neighbours, drawn
+from fl_lightning.relations.node_matching import common_neighbors, drawn
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload, pad_examples
 from fl_lightning.round.stage import Evaluation, Rows, Stage
-from fl_lightning.strategies.base import NotesFigures
+from fl_lightning.strategies.base import RecordsMetrics
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
 @dataclass(kw_only=True, eq=False)
-class FedGNN(FedAvg, NotesFigures):
+class FedGNN(FedAvg, RecordsMetrics):
     """FedAvg on expanded graphs.
 
     Args:
-        rule: Which nodes are matched: those with a ``common_neighbour``, or with the ``same_neighbours``.
+        rule: Which nodes are matched: those with a ``common_neighbor``, or with the ``same_neighbors``.
         num_neighbors: Most nodes that are drawn for one, at least 1.
         num_warmup_rounds: Rounds of FedAvg before the first exchange, at least 0.
         refresh_every: Rounds from one exchange to the next, at least 1.
     """
 
-    rule: Literal["common_neighbour", "same_neighbours"] = "common_neighbour"
+    rule: Literal["common_neighbor", "same_neighbors"] = "common_neighbor"
     num_neighbors: int = 10
     num_warmup_rounds: int = 5
     refresh_every: int = 5
@@ -104,8 +104,8 @@ class FedGNN(FedAvg, NotesFigures):
         self._pairs: tuple[np.ndarray, np.ndarray] | None = None
 
     def initial_stages(self) -> Sequence[Stage]:
-        """The clients say by what their nodes' neighbours are known."""
-        return [Stage(name="register", signals={"ids": ids_of}, rows={"ids": Rows(of="example")})]
+        """The clients say by what their nodes' neighbors are known."""
+        return [Stage(name="register", client_outputs={"ids": ids_of}, rows={"ids": Rows(of="example")})]
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """Train; before, every few rounds, send the hidden layer."""
@@ -115,10 +115,10 @@ class FedGNN(FedAvg, NotesFigures):
 
     def exchange(self) -> Stage:
         """The clients send the hidden layer."""
-        return Stage(name="exchange", signals={"hidden": hidden_of}, rows={"hidden": Rows(of="example")})
+        return Stage(name="exchange", client_outputs={"hidden": hidden_of}, rows={"hidden": Rows(of="example")})
 
-    def admission_stages(self) -> Sequence[Stage]:
-        """Newcomers register, send their hidden layer and train on what others lend them."""
+    def onboarding_stages(self) -> Sequence[Stage]:
+        """Unseen clients register, send their hidden layer and train on what others lend them."""
         return [*self.initial_stages(), self.exchange(), *super().stages(0)]
 
     def training(self, round_idx: int) -> Stage:
@@ -137,9 +137,9 @@ class FedGNN(FedAvg, NotesFigures):
         if not self.num_exchanges:
             return payload
         rows = list(payload.clients)
-        signals = {name: self.sent[name][rows].to(self.federation.device) for name in ("received", "number")}
-        lengths = dict.fromkeys(signals, self.num_nodes_C[rows].to(self.federation.device))
-        return dataclasses.replace(payload, signals=signals, lengths=lengths)
+        extras = {name: self.sent[name][rows].to(self.federation.device) for name in ("received", "number")}
+        lengths = dict.fromkeys(extras, self.num_nodes_C[rows].to(self.federation.device))
+        return dataclasses.replace(payload, extras=extras, lengths=lengths)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average the models; before, keep what was sent, and match anew."""
@@ -153,27 +153,27 @@ class FedGNN(FedAvg, NotesFigures):
             mine = list(self.federation.training_clients)
             number_CN, nodes = self.sent["number"][mine], int(self.num_nodes_C[mine].sum())
             matched, lent = int((number_CN > 0).sum()), int(number_CN.sum())
-            self.figures = {"server/matched": matched / max(nodes, 1), "server/drawn": lent / max(matched, 1)}
+            self.recorded_metrics = {"server/matched": matched / max(nodes, 1), "server/drawn": lent / max(matched, 1)}
         elif upload.clients and not self.sent["ids"].any():
             warnings.warn(
-                "FedGNN: no client knows by what its nodes' neighbours are known elsewhere, so this is FedAvg: add "
-                "fl_lightning.callbacks.NeighbourIds to trainer.callbacks",
+                "FedGNN: no client knows by what its nodes' neighbors are known elsewhere, so this is FedAvg: add "
+                "fl_lightning.callbacks.NeighborIds to trainer.callbacks",
                 stacklevel=2,
             )
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
-        """Keep what newcomers sent, and match their nodes alone."""
+    def onboard(self, stage: Stage, upload: Payload) -> None:
+        """Keep what unseen clients sent, and match their nodes alone."""
         if stage.name != "train":
             self.keep(stage, upload)
         if stage.name == "exchange":
             self.match(upload.clients)
 
     def keep(self, stage: Stage, upload: Payload) -> None:
-        """Keep a row for each node of the clients that answered."""
+        """Keep a row for each node of the clients that responded."""
         if not upload.clients:
             return
         rows, (name,) = list(upload.clients), stage.per_example
-        self._put(name, rows, upload.signals[name].cpu())
+        self._put(name, rows, upload.extras[name].cpu())
         self.num_nodes_C[rows] = upload.lengths[name].cpu()
         if name == "hidden":
             self.lends_C[rows] = True
@@ -184,7 +184,7 @@ class FedGNN(FedAvg, NotesFigures):
         size = max(each.shape[1] for each in (new_CN, *self.sent.values()))
         if name == "ids" or size > self.sent["ids"].shape[1]:
             self._pairs = None
-        self.sent = {kept: pad_examples(each, size).clone() for kept, each in self.sent.items()}
+        self.sent = {selected: pad_examples(each, size).clone() for selected, each in self.sent.items()}
         self.sent[name][rows] = pad_examples(new_CN, size)
 
     def match(self, clients: Sequence[int]) -> None:
@@ -192,7 +192,7 @@ class FedGNN(FedAvg, NotesFigures):
         rows, hidden_CND = list(clients), self.sent["hidden"]
         num_clients, size, width = hidden_CND.shape
         if self._pairs is None:
-            self._pairs = common_neighbours(self.sent["ids"], same=self.rule == "same_neighbours")
+            self._pairs = common_neighbors(self.sent["ids"], same=self.rule == "same_neighbors")
         row_E, column_E = self._pairs
         wanted_E = np.isin(row_E // size, rows) & self.lends_C.numpy()[column_E // size]
         row_E, column_E = row_E[wanted_E], column_E[wanted_E]
@@ -220,8 +220,8 @@ class FedGNN(FedAvg, NotesFigures):
     def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """With ē and m, once there are any."""
         nothing = torch.zeros(len(clients), 0)
-        signals = dict.fromkeys(("received", "number"), nothing)
-        model = dataclasses.replace(self.mixed_models(clients), signals=signals, lengths=signals)
+        extras = dict.fromkeys(("received", "number"), nothing)
+        model = dataclasses.replace(self.mixed_models(clients), extras=extras, lengths=extras)
         return {
             kind: Evaluation(payload=model, output=expanded_output, prefer_trained=bool(kind))
             for kind in ("", "trained/")
@@ -234,9 +234,9 @@ class FedGNN(FedAvg, NotesFigures):
 
 
 def ids_of(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
-    """The hashed ids of its neighbours, 0 for none, (N, M)."""
+    """The hashed ids of its neighbors, 0 for none, (N, M)."""
     assert isinstance(batch, GraphBatch)
-    return batch.degree.new_zeros(len(batch.degree), 1) if batch.neighbour_ids is None else batch.neighbour_ids
+    return batch.degree.new_zeros(len(batch.degree), 1) if batch.neighbor_ids is None else batch.neighbor_ids
 
 
 def hidden_of(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
@@ -248,9 +248,9 @@ def hidden_of(client: ClientModule, parameters: Parameters, batch: Batch, contex
 def expanded_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
     """What the net says of the expanded graph."""
     assert isinstance(batch, GraphBatch)
-    if "received" not in context.inbox:
+    if "received" not in context.received:
         return client.output(parameters, batch)
-    received_ND, number_N = context.inbox["received"], context.inbox["number"]
+    received_ND, number_N = context.received["received"], context.received["number"]
     share_N = (number_N / (number_N + batch.degree + 1)).to(received_ND)
     output: NetOutput = functional_call(client.net, dict(parameters), (batch, received_ND, share_N), tie_weights=False)
     return output

@@ -1,7 +1,7 @@
 """FedGTA: models of clients whose propagated predictions are distributed alike are averaged, the confident ones more.
 
 Li, Wu, Zhang, Zhu, Li, Wang: "FedGTA: Topology-aware Averaging for Federated Graph Learning", PVLDB 17(1), 2023. After
-training, in eval mode, with P the predictions, T the training nodes, K classes, d_v the neighbours of node v:
+training, in eval mode, with P the predictions, T the training nodes, K classes, d_v the neighbors of node v:
 
     Y = onehot(y) on T, P elsewhere;  Z = Y;   k times: Z <- α Â Z + (1 - α) Y, then Z_T <- Z_T + Y_T
     L = softmax(Z), S = softmax(Z / temperature), both onehot(y) on T
@@ -14,8 +14,9 @@ training nodes' number of edges.
 
 Departures: A_i has i in it whatever ε is, and nodes without a role are predicted (released code gives them their true
 labels). Adding Y_T again in every step is in released code, not in the paper; the scores then exceed 1 and a softmax of
-them is nearly flat: ``normalize: rows`` divides by their sum instead, which tells clients apart better. A newcomer has
-the mean of the training clients' models until it sends moments, and then what is mixed of those that are like it.
+them is nearly flat: ``normalize: rows`` divides by their sum instead, which tells clients apart better. An unseen
+client has the mean of the training clients' models until it sends moments, and then what is mixed of those that are
+like it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Stage
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.label_propagation import propagate_labels, with_labels
 from fl_lightning.strategies.mixing.base import Mixing
@@ -48,7 +49,7 @@ class FedGTA(Mixing):
         moments: The ``raw`` ones, the ``central`` ones or both (``hybrid``).
         weighting: By ``confidence``, by training ``examples``, or ``equal`` weights.
         num_propagations: k, steps of label propagation, at least 0.
-        propagation_share: α, what a step takes of the neighbours, in [0, 1].
+        propagation_share: α, what a step takes of the neighbors, in [0, 1].
         temperature: Of the confidences, positive.
         normalize: Make distributions of the scores by ``softmax``, or divide ``rows`` by their sum.
     """
@@ -62,7 +63,7 @@ class FedGTA(Mixing):
     temperature: float = 20.0
     normalize: Literal["softmax", "rows"] = "softmax"
 
-    personalised = True
+    personalized = True
     needs_graphs = needs_nodes = needs_classes = True
     server_state = ("sent",)
 
@@ -84,7 +85,7 @@ class FedGTA(Mixing):
         weight_C = torch.zeros_like(moments_CD[:, 0])
         self.sent = {"moments": moments_CD, "weight": weight_C, "known": weight_C.bool()}
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """Moments and confidence."""
         return {"topology": self.describe}
 
@@ -114,10 +115,10 @@ class FedGTA(Mixing):
 
     def accepted_weights(self, clients: Sequence[int], others: Sequence[int]) -> Tensor:
         """What share each client has of the others' models, (C, K); of all if it accepts nobody's."""
-        own, theirs = ({n: t[list(group)] for n, t in self.sent.items()} for group in (clients, others))
+        local, theirs = ({n: t[list(group)] for n, t in self.sent.items()} for group in (clients, others))
         itself_CK = torch.tensor(clients)[:, None] == torch.tensor(others)
-        accepted_CK = cosine_similarity(own["moments"], theirs["moments"]) > self.threshold
-        accepted_CK = (accepted_CK | itself_CK.to(accepted_CK.device)) & own["known"][:, None] & theirs["known"]
+        accepted_CK = cosine_similarity(local["moments"], theirs["moments"]) > self.threshold
+        accepted_CK = (accepted_CK | itself_CK.to(accepted_CK.device)) & local["known"][:, None] & theirs["known"]
         accepted_CK = torch.where(accepted_CK.any(dim=1, keepdim=True), accepted_CK, True)
         weight_CK = accepted_CK * theirs["weight"]
         weight_CK = torch.where(weight_CK.sum(dim=1, keepdim=True) > 0, weight_CK, accepted_CK.to(weight_CK))
@@ -129,26 +130,26 @@ class FedGTA(Mixing):
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Remember the moments, then mix."""
-        self.admit(stage, upload)
+        self.onboard(stage, upload)
         super().aggregate(stage, upload)
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
+    def onboard(self, stage: Stage, upload: Payload) -> None:
         """Remember moments and weights."""
         if not upload.clients:
             return
         assert upload.num_examples is not None
-        confidence_C = upload.signals["topology/confidence"]
+        confidence_C = upload.extras["topology/confidence"]
         of = {"confidence": confidence_C, "examples": upload.num_examples, "equal": torch.ones_like(confidence_C)}
         rows = list(upload.clients)
-        self.sent["moments"][rows] = upload.signals["topology/moments"].to(self.dtype)
+        self.sent["moments"][rows] = upload.extras["topology/moments"].to(self.dtype)
         self.sent["weight"][rows] = of[self.weighting].to(self.dtype)
         self.sent["known"][rows] = True
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
-        """Each client's mixed model; newcomers' are mixed from those of the training clients."""
+        """Each client's mixed model; unseen clients' are mixed from those of the training clients."""
         payload, training = super().mixed_models(clients), self.federation.training_clients
-        newcomers = [client for client in clients if client not in training]
-        return self.with_newcomers(payload, newcomers, self.accepted_weights(newcomers, training))
+        unseen_clients = [client for client in clients if client not in training]
+        return self.with_unseen_clients(payload, unseen_clients, self.accepted_weights(unseen_clients, training))
 
     def metrics(self) -> Mapping[str, float]:
         """How many others a client accepts, and how unequal the confidences are."""
@@ -157,8 +158,8 @@ class FedGTA(Mixing):
             return super().metrics()
         accepted = (self.accepted_weights(known, known) > 0).sum(dim=1) - 1
         weight_C = self.sent["weight"][known]
-        figures = {
+        values = {
             "server/accepted_clients": float(accepted.double().mean()),
             "server/confidence_spread": float(weight_C.std(correction=0) / weight_C.mean().clamp(min=1e-12)),
         }
-        return {**super().metrics(), **figures}
+        return {**super().metrics(), **values}

@@ -13,10 +13,10 @@ mixes the parameters of factor k: its part of the first layer and of the read-ou
 Leaves the client: the model; K mean latents of width D, which say where its nodes lie on average.
 
 Departures: means are taken without dropout (released code: from the last training pass, so that s differs from m by
-noise). The variational terms of the paper are left out: in released code their optimiser holds only numbers that are
+noise). The variational terms of the paper are left out: in released code their optimizer holds only numbers that are
 used nowhere else, so that they change neither the model nor the mixing. Time and memory of the routing are linear in
-the edges (released code: quadratic in the nodes). A newcomer trains the mean of all models, and has then its row of W
-over the training clients.
+the edges (released code: quadratic in the nodes). An unseen client trains the mean of all models, and has then its row
+of W over the training clients.
 """
 
 import math
@@ -33,7 +33,7 @@ from fl_lightning.relations.similarity import softmax_mixing
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Evaluation, Stage
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.base import Mixing
@@ -51,7 +51,7 @@ class FedIIH(Mixing):
     similarity_temperature: float = 10.0
     aggregation: Aggregation | None = field(default=None, init=False)
 
-    personalised = True
+    personalized = True
     needs_graphs = needs_nodes = True
     default_net = DisentangledGCN
     own_net = True
@@ -77,7 +77,7 @@ class FedIIH(Mixing):
         self.latents_CKD = torch.zeros(size, dtype=server_dtype(first.dtype), device=device)
         self.known_C = torch.zeros(federation.num_clients, dtype=torch.bool, device=device)
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """Mean latents."""
         return {"latents": mean_latents}
 
@@ -85,14 +85,14 @@ class FedIIH(Mixing):
         """Each factor's W, (C, J), for its parameters; equal shares for the rest, and for who was never heard."""
         own_CKD, others_JKD = self.latents_CKD[list(clients)], self.latents_CKD[list(others)]
         heard_CJ = self.known_C[list(clients)][:, None] & self.known_C[list(others)]
-        found: dict[str, Tensor] = {}
+        result: dict[str, Tensor] = {}
         for factor in range(own_CKD.shape[1]):
             own_C1D, other_JD = own_CKD[:, None, factor], others_JKD[:, factor]
             apart_CJ = divergence(own_C1D, own_C1D, other_JD, other_JD)
             alike_CJ = torch.where(heard_CJ, 1 - apart_CJ / math.log(2), 0.0)
             weight_CJ = softmax_mixing(alike_CJ, self.similarity_temperature)
-            found |= {f"factors.{factor}.*": weight_CJ, f"heads.{factor}": weight_CJ}
-        return {**found, "*": torch.full_like(alike_CJ, 1 / len(others))}
+            result |= {f"factors.{factor}.*": weight_CJ, f"heads.{factor}": weight_CJ}
+        return {**result, "*": torch.full_like(alike_CJ, 1 / len(others))}
 
     def mixing_matrix(self, upload: Payload) -> Mapping[str, Tensor]:
         """Each factor's W over the clients of the upload, (C, C)."""
@@ -100,20 +100,22 @@ class FedIIH(Mixing):
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Remember the latents, then mix."""
-        self.admit(stage, upload)
+        self.onboard(stage, upload)
         super().aggregate(stage, upload)
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
+    def onboard(self, stage: Stage, upload: Payload) -> None:
         """Remember the latents."""
         if upload.clients:
-            self.latents_CKD[list(upload.clients)] = upload.signals["latents"].to(self.latents_CKD)
+            self.latents_CKD[list(upload.clients)] = upload.extras["latents"].to(self.latents_CKD)
             self.known_C[list(upload.clients)] = True
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
-        """Each client's mixed model; newcomers' are mixed from those of the training clients."""
+        """Each client's mixed model; unseen clients' are mixed from those of the training clients."""
         training = self.federation.training_clients
-        newcomers = [client for client in clients if client not in training]
-        return self.with_newcomers(super().mixed_models(clients), newcomers, self.mixing_between(newcomers, training))
+        unseen_clients = [client for client in clients if client not in training]
+        return self.with_unseen_clients(
+            super().mixed_models(clients), unseen_clients, self.mixing_between(unseen_clients, training)
+        )
 
     def predicts_trained(self) -> bool:
         """They are."""

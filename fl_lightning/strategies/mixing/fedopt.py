@@ -1,8 +1,8 @@
-"""FedOpt: the mean change of the clients' models is the step of a server optimiser.
+"""FedOpt: the mean change of the clients' models is the step of a server optimizer.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization", ICLR 2021,
 Algorithm 2; avgm: Hsu, Qi, Brown: "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification", arXiv:1909.06335. With Δ = Σ_i w_i (θ_i - θ) over the clients that answered, element by element:
+Classification", arXiv:1909.06335. With Δ = Σ_i w_i (θ_i - θ) over the clients that responded, element by element:
 
     avgm      m <- ρ m + Δ             θ <- θ + η m
     the rest  m <- β1 m + (1 - β1) Δ   θ <- θ + η m / (√v + τ)
@@ -11,7 +11,7 @@ Classification", arXiv:1909.06335. With Δ = Σ_i w_i (θ_i - θ) over the clien
     yogi      v <- v - (1 - β2) Δ² sign(v - Δ²)
 
 m starts at 0, v at τ², and no bias is corrected, as in the paper. Its algorithm has equal w, its experiments the shares
-of the training examples, which are the default here. A round in which nobody answers changes nothing.
+of the training examples, which are the default here. A round in which nobody responds changes nothing.
 """
 
 import functools
@@ -29,7 +29,7 @@ from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 @dataclass(kw_only=True, eq=False)
 class FedOpt(FedAvg):
-    """FedAvg with a server optimiser: FedAvgM, FedAdagrad, FedAdam or FedYogi.
+    """FedAvg with a server optimizer: FedAvgM, FedAdagrad, FedAdam or FedYogi.
 
     Args:
         server_optimizer: ``avgm``, ``adagrad``, ``adam`` or ``yogi``.
@@ -59,13 +59,13 @@ class FedOpt(FedAvg):
         self.require_within(0, 1, "second_momentum")
 
     def setup(self, federation: Federation) -> None:
-        """Start the optimiser with m = 0 and v = τ²."""
+        """Start the optimizer with m = 0 and v = τ²."""
         super().setup(federation)
         self.m = {name: torch.zeros_like(t, dtype=server_dtype(t.dtype)) for name, t in self.models.items()}
         self.v = {name: torch.full_like(m, self.adaptivity**2) for name, m in self.m.items()}
 
     def update(self, name: str, before: Tensor, mixed: Tensor) -> Tensor:
-        """One step of the server optimiser."""
+        """One step of the server optimizer."""
         change = mixed - before
         old = self.momentum * self.m[name]
         if self.server_optimizer == "avgm":

@@ -1,4 +1,4 @@
-"""FedPer: the backbone is averaged, the classifier stays at home.
+"""FedPer: the backbone is averaged, the classifier is kept local.
 
 Arivazhagan, Aggarwal, Singh, Choudhary: "Federated Learning with Personalization Layers", arXiv:1912.00818,
 Algorithm 1.

@@ -1,15 +1,16 @@
 """FedProto: clients keep their models to themselves and exchange the mean embedding of each class.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI
-2022, Algorithm 1. With z_v the embedding of example v, d wide, y_v its class and C̄_k the server's prototype of class k,
+2022, Algorithm 1. With z_v the embedding of example v, d wide, y_v its class and C̄_k the server's prototype of class
+k,
 
-    client i minimises f_i + λ R,  R = 1/|B| Σ_{v in B, y_v has a prototype} ‖z_v - C̄_{y_v}‖² / d,
+    client i minimizes f_i + λ R,  R = 1/|B| Σ_{v in B, y_v has a prototype} ‖z_v - C̄_{y_v}‖² / d,
     then sends C_{i,k} = mean of z over its training examples of class k, and their number n_{i,k};
     C̄_k <- Σ_i n_{i,k} C_{i,k} / Σ_i n_{i,k};    the prediction is argmin_k ‖z - C̄_k‖².
 
 Clients may have different nets whose embeddings are of one width; those of a kind start alike. Departures: the weights
-above sum to one, without the paper's further factor; prototypes are taken in eval mode after training (released code:
-running, in training mode); a class keeps its prototype while nobody who has it answers. As long as there are no
+above sum to one, without the paper's further factor; prototypes are aggregated eval mode after training (released code:
+running, in training mode); a class keeps its prototype while nobody who has it responds. As long as there are no
 prototypes, the loss is f_i and the classifier predicts.
 """
 
@@ -29,8 +30,8 @@ from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Rows, Stage
 from fl_lightning.strategies.base import server_dtype
+from fl_lightning.strategies.client_outputs import means_by_class
 from fl_lightning.strategies.local import Local
-from fl_lightning.strategies.signals import means_by_class
 
 
 @dataclass(kw_only=True, eq=False)
@@ -68,7 +69,7 @@ class FedProto(Local):
         """With the pull; prototypes are sent, and no parameters."""
         stage = dataclasses.replace(
             super().training(round_idx),
-            signals={"class": class_means},
+            client_outputs={"class": class_means},
             rows={"class/prototypes": Rows(of="class", counted_by="class/counts")},
         )
         return dataclasses.replace(stage, objective=self.pulled) if self.prototype_weight else stage
@@ -76,13 +77,13 @@ class FedProto(Local):
     def pulled(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The objective f + λ R."""
         output = client.output(parameters, batch)
-        apart = distance(output.embedding, batch, context) if context.inbox else 0.0
+        apart = distance(output.embedding, batch, context) if context.received else 0.0
         return client.loss(output, batch) + self.prototype_weight * apart
 
     def nearest(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
         """Logits -‖z - C̄_k‖², up to a constant over classes; classes without a prototype come last."""
-        output, prototypes_KD = client.output(parameters, batch), context.inbox["prototypes"]
-        known_1K, square_1K = (t[..., None, :] for t in (context.inbox["known"], prototypes_KD.square().sum(dim=-1)))
+        output, prototypes_KD = client.output(parameters, batch), context.received["prototypes"]
+        known_1K, square_1K = (t[..., None, :] for t in (context.received["known"], prototypes_KD.square().sum(dim=-1)))
         logits_NK = 2 * output.embedding.to(prototypes_KD) @ prototypes_KD.mT - square_1K
         last_N1 = torch.where(known_1K, logits_NK, torch.inf).amin(dim=-1, keepdim=True)
         return NetOutput(torch.where(known_1K, logits_NK, last_N1 - 1), output.embedding)
@@ -95,19 +96,19 @@ class FedProto(Local):
 
     def _sent(self, clients: Sequence[int]) -> Payload:
         prototypes_CKD, known_CK = (t.expand(len(clients), *t.shape) for t in (self.prototypes_KD, self.known_K))
-        return Payload(clients=tuple(clients), signals={"prototypes": prototypes_CKD, "known": known_CK})
+        return Payload(clients=tuple(clients), extras={"prototypes": prototypes_CKD, "known": known_CK})
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
+    def onboard(self, stage: Stage, upload: Payload) -> None:
         """Note who has which classes."""
         if upload.clients:
-            self.held_CK[list(upload.clients)] = upload.signals["class/counts"] > 0
+            self.held_CK[list(upload.clients)] = upload.extras["class/counts"] > 0
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """The mean of each class's prototypes; a class that nobody sends keeps its own."""
         if not upload.clients:
             return
-        self.admit(stage, upload)
-        sent_CKD, weight_CK = upload.signals["class/prototypes"], upload.signals["class/counts"]
+        self.onboard(stage, upload)
+        sent_CKD, weight_CK = upload.extras["class/prototypes"], upload.extras["class/counts"]
         weight_CK = weight_CK if self.weighting == "examples" else weight_CK.clamp(max=1)
         total_K = weight_CK.sum(dim=0)
         new_KD = torch.einsum("ck,ckd->kd", weight_CK / total_K.clamp(min=1), sent_CKD)
@@ -120,7 +121,7 @@ class FedProto(Local):
         if payload is not None and self.own_classes_only:
             own_CK = self.held_CK[list(clients)] & self.known_K  # if it is known of a client that it has any
             own_CK = torch.where(own_CK.any(dim=1, keepdim=True), own_CK, self.known_K)
-            payload = dataclasses.replace(payload, signals={**payload.signals, "known": own_CK})
+            payload = dataclasses.replace(payload, extras={**payload.extras, "known": own_CK})
         nearest = Evaluation() if payload is None else Evaluation(payload=payload, output=self.nearest)
         kinds = ("", "proto/") if self.predict == "head" else ("head/", "")
         return dict(zip(kinds, (Evaluation(), nearest), strict=True))
@@ -134,8 +135,8 @@ class FedProto(Local):
 
 def distance(z_ND: Tensor, batch: Batch, context: Context) -> Tensor:
     """R, of one client or of each of a stack; C̄ has no gradient."""
-    target_ND = context.inbox["prototypes"].take_along_dim(batch.y[..., None], dim=-2)
-    pulled_N = batch.train_mask & context.inbox["known"].take_along_dim(batch.y, dim=-1)
+    target_ND = context.received["prototypes"].take_along_dim(batch.y[..., None], dim=-2)
+    pulled_N = batch.train_mask & context.received["known"].take_along_dim(batch.y, dim=-1)
     square_N = (z_ND - target_ND).square().mean(dim=-1)
     return (square_N * pulled_N).sum(dim=-1) / batch.train_mask.sum(dim=-1).clamp(min=1)
 

@@ -1,7 +1,7 @@
 """FedProx: FedAvg whose clients are held near the global model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2:
-each client minimises f_i(θ) + μ/2 ‖θ - θ_global‖².
+each client minimizes f_i(θ) + μ/2 ‖θ - θ_global‖².
 """
 
 from collections.abc import Sequence

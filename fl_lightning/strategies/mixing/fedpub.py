@@ -19,10 +19,10 @@ from fl_lightning.federation import Federation
 from fl_lightning.kernels.randomness import generator
 from fl_lightning.models.masked_gcn import MaskedGCN
 from fl_lightning.round.client import Penalty
-from fl_lightning.round.stage import Signal
+from fl_lightning.round.stage import ClientOutput
+from fl_lightning.strategies.client_outputs import FunctionalEmbedding, proxy_graph
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
 from fl_lightning.strategies.objectives import sparse_masks
-from fl_lightning.strategies.signals import FunctionalEmbedding, proxy_graph
 
 
 @dataclass(kw_only=True, eq=False)
@@ -75,7 +75,7 @@ class FedPub(SimilarityMixing):
         )
         self._signal = FunctionalEmbedding.on(graph, next(iter(federation.parameters.values())))
 
-    def signature_signal(self) -> Signal:
+    def signature_output(self) -> ClientOutput:
         """The functional embedding."""
         return self._signal
 

@@ -7,7 +7,7 @@ Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for P
              φ_i <- φ_i - η ∇_φ f_i(φ_i, h_i)    ``num_epochs``, from φ, h_i as just trained
     server   φ <- Σ_i w_i φ_i
 
-w_i are shares of the training examples. What a step does not train, the optimiser skips; the released code on old
+w_i are shares of the training examples. What a step does not train, the optimizer skips; the released code on old
 versions of PyTorch lets momentum move it. Evaluated is the new φ with the client's classifier, which was fitted to the
 φ before; the released code trains the classifier once more after its last round (``num_finetune_epochs``).
 
@@ -65,8 +65,8 @@ class FedRep(FedAvg):
         head = self.training(0)
         return dataclasses.replace(head, name="head", num_epochs=self.num_head_epochs, trained=self.kept_local)
 
-    def admission_stages(self) -> Sequence[Stage]:
-        """Newcomers train a classifier on the backbone that they are sent."""
+    def onboarding_stages(self) -> Sequence[Stage]:
+        """Unseen clients train a classifier on the backbone that they are sent."""
         return [self.head_stage()]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:  # type: ignore[override]
@@ -75,8 +75,8 @@ class FedRep(FedAvg):
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The averaged backbone with each client's classifier, trained on for a while if asked for."""
-        found = super().evaluations(clients)
+        result = super().evaluations(clients)
         if not self.num_finetune_epochs:
-            return found
+            return result
         tuning = tune(self.num_finetune_epochs, trained=self.kept_local)
-        return {**found, "": dataclasses.replace(found[""], tuning=tuning)}
+        return {**result, "": dataclasses.replace(result[""], tuning=tuning)}

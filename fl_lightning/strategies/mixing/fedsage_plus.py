@@ -1,23 +1,23 @@
-"""FedSage+: clients mend their graphs with generated neighbours, then train FedSage.
+"""FedSage+: clients complete their graphs with generated neighbors, then train FedSage.
 
 Zhang, Yang, Li, Sun, Yiu: "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS 2021. Before round 0
-every client hides a share of its validation nodes and trains a generator (``models/neighbour_generator.py``) to say how
-many neighbours the other nodes lost, n, and with which features, x. With T the training nodes (``generator_nodes``: all
+every client hides a share of its validation nodes and trains a generator (``models/neighbor_generator.py``) to say how
+many neighbors the other nodes lost, n, and with which features, x. With T the training nodes (``generator_nodes``: all
 that stay, as neither n nor x is a label; CE is of training nodes then, too) and S slots,
 
-    L_A = a mean_T smoothL1(ñ, n) + b L_feat + c CE(classifier on the mended graph),
+    L_A = a mean_T smoothL1(ñ, n) + b L_feat + c CE(classifier on the completed graph),
     L_feat = 1/(|T| S) Σ_{v in T} Σ_{p <= [ñ_v]} min_k ‖x̃_{v,p} - x_{v,k}‖² / F,   [ñ] whole (``model.rounding``);
 
-then what makes the features is trained on 1/C (L_A + b Σ_{j != i} L_ij), L_ij being L_feat with neighbours of client
-j's nodes in place of x. At last [ñ_v] generated neighbours are added to each node, and FedAvg trains the classifier.
+then what makes the features is trained on 1/C (L_A + b Σ_{j != i} L_ij), L_ij being L_feat with neighbors of client
+j's nodes in place of x. At last [ñ_v] generated neighbors are added to each node, and FedAvg trains the classifier.
 
-Leaves the client: in an exchange generated features, numbers of hidden neighbours, and for every other client's
+Leaves the client: in an exchange generated features, numbers of hidden neighbors, and for every other client's
 generated features the gradient of L_ij, from which whoever sees a single one, as the server does, can compute real
-features of j (client i sees their sum; ``noise_std`` blurs them); the classifier; three figures on the generator.
+features of j (client i sees their sum; ``noise_std`` blurs them); the classifier; three metrics on the generator.
 
 Departures: x̃ is exchanged, not the generator, whose gradient follows from that in x̃ by the chain rule: the same
 mathematics with fewer numbers. Of each client ``num_shown`` nodes of T are in an exchange, drawn anew (the paper
-trains on batches as large), with as many slots as any of them uses. The nearest neighbour counts (released code takes
+trains on batches as large), with as many slots as any of them uses. The nearest neighbor counts (released code takes
 the last that is nearer by a factor F), new nodes are linked both ways, labels of training nodes alone are used, and
 clients weigh by training examples.
 """
@@ -38,28 +38,28 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import LocalProgram
-from fl_lightning.round.stage import Rows, Slot, Stage
-from fl_lightning.strategies.base import NotesFigures
-from fl_lightning.strategies.mixing import neighbour_exchange as exchange
-from fl_lightning.strategies.mixing import neighbour_mending as client_side
+from fl_lightning.round.stage import Rows, Stage, StateSpec
+from fl_lightning.strategies.base import RecordsMetrics
+from fl_lightning.strategies.mixing import neighbor_exchange as exchange
+from fl_lightning.strategies.mixing import neighbor_generation as client_side
 from fl_lightning.strategies.mixing.fedsage import FedSage
-from fl_lightning.strategies.mixing.mending_client import MendingClient
+from fl_lightning.strategies.mixing.neighbor_generation_client import NeighborGenerationClient
 
 
 @dataclass(kw_only=True, eq=False)
-class FedSagePlus(FedSage, NotesFigures):
-    """FedSage on mended graphs.
+class FedSagePlus(FedSage, RecordsMetrics):
+    """FedSage on completed graphs.
 
     Args:
         personal: Shell-style patterns of parameters that never leave their client: the generator's.
         hidden_fraction: Share of the validation nodes that is hidden, in [0, 1]; with 0 nothing real is there to learn.
-        generator_nodes: T, whose lost neighbours teach the generator: the ``training`` nodes, as in released code, or
+        generator_nodes: T, whose lost neighbors teach the generator: the ``training`` nodes, as in released code, or
             ``all``, which with few labels are many more.
         pretrain_epochs: Epochs on L_A.
-        refine_epochs: Epochs with the other clients' neighbours, an exchange each.
+        refine_epochs: Epochs with the other clients' neighbors, an exchange each.
         loss_weights: a, b and c, not negative. As L_feat is a mean over all features, c decides with the published
             weights what is generated; a greater b, or c = 0, keeps that near real features.
-        num_shown: Nodes of a client in T whose generated neighbours the others see in an exchange.
+        num_shown: Nodes of a client in T whose generated neighbors the others see in an exchange.
         noise_std: Standard deviation of normal noise on the gradients that are sent.
     """
 
@@ -72,8 +72,8 @@ class FedSagePlus(FedSage, NotesFigures):
     num_shown: int = 32
     noise_std: float = 0.0
 
-    client_class = MendingClient
-    needs_undirected = True  # generated neighbours are joined both ways
+    client_class = NeighborGenerationClient
+    needs_undirected = True  # generated neighbors are joined both ways
     adds_edges = True
 
     def __post_init__(self) -> None:
@@ -94,26 +94,26 @@ class FedSagePlus(FedSage, NotesFigures):
         )
         self.exchanged = Payload(clients=())
 
-    def memory(self) -> Mapping[str, Slot]:
-        """Which nodes are hidden, which hidden neighbours each node has lost, and which nodes teach the generator."""
+    def client_state(self) -> Mapping[str, StateSpec]:
+        """Which nodes are hidden, which hidden neighbors each node has lost, and which nodes teach the generator."""
         return {
-            "impaired/hidden": Slot(initial=torch.tensor(False), per_example=True),
-            "impaired/lost": Slot(initial=torch.full((self.num_slots,), -1), per_example=True),
-            "impaired/taught": Slot(initial=torch.tensor(False), per_example=True),
+            "impaired/hidden": StateSpec(initial=torch.tensor(False), per_example=True),
+            "impaired/lost": StateSpec(initial=torch.full((self.num_slots,), -1), per_example=True),
+            "impaired/taught": StateSpec(initial=torch.tensor(False), per_example=True),
         }
 
     def initial_stages(self) -> Sequence[Stage]:
-        """Hide, train the generators alone, then with each other's neighbours, and mend."""
+        """Hide, train the generators alone, then with each other's neighbors, and complete the graphs."""
         refining = []
         for epoch in range(self.refine_epochs):
             refining += [
-                Stage(name=f"compare-{epoch}", signals={"gradient": self.compare}),
+                Stage(name=f"compare-{epoch}", client_outputs={"gradient": self.compare}),
                 Stage(
                     name=f"refine-{epoch}",
                     num_epochs=1,
                     trained=("generator.features.*",),
                     objective=self.refine,
-                    signals={"shown": self.show},
+                    client_outputs={"shown": self.show},
                     rows={"shown": Rows(of="single")},
                 ),
             ]
@@ -122,27 +122,27 @@ class FedSagePlus(FedSage, NotesFigures):
 
     def alone(self) -> list[Stage]:
         """What a client does by itself before it trains the classifier."""
-        assert isinstance(self.federation.client, MendingClient)
+        assert isinstance(self.federation.client, NeighborGenerationClient)
         return [
-            Stage(name="impair", memory={"impaired": self.impair}),
+            Stage(name="impair", client_state={"impaired": self.impair}),
             Stage(
                 name="pretrain",
                 num_epochs=self.pretrain_epochs,
                 trained=("generator.*",),
                 optimizer=self.federation.client.generator_optimizer,
                 objective=self.pretrain,
-                signals={"shown": self.show},
+                client_outputs={"shown": self.show},
                 rows={"shown": Rows(of="single")},
             ),
             Stage(
                 name="mend",
-                signals={"server": client_side.figures},
-                program=LocalProgram(rewrite=client_side.mend),
+                client_outputs={"server": client_side.generation_metrics},
+                program=LocalProgram(rewrite=client_side.generate_neighbors),
             ),
         ]
 
-    def admission_stages(self) -> Sequence[Stage]:
-        """A newcomer mends by itself, then trains the common classifier."""
+    def onboarding_stages(self) -> Sequence[Stage]:
+        """An unseen client mends by itself, then trains the common classifier."""
         return [*self.alone(), *self.stages(0)]
 
     def training(self, round_idx: int) -> Stage:
@@ -153,38 +153,38 @@ class FedSagePlus(FedSage, NotesFigures):
 
     def impair(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Hide nodes."""
-        key = context.inbox["key"]
+        key = context.received["key"]
         return client_side.hide(batch, key, self.hidden_fraction, self.num_slots, self.generator_nodes)
 
     def pretrain(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """L_A."""
         assert isinstance(batch, GraphBatch)
-        key = subkey(context.inbox["key"], "step", context.step)
+        key = subkey(context.received["key"], "step", context.step)
         made = client_side.generate(client, parameters, batch, context, key, drops=True)
         return client_side.local_loss(client, made, batch, context, self.loss_weights)
 
     def show(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> dict[str, Tensor]:
         """What is made with the next exchange's noise and dropout, of some nodes."""
         assert isinstance(batch, GraphBatch)
-        key = context.inbox["next_key"]
+        key = context.received["next_key"]
         made = client_side.generate(client, parameters, batch, context, key, drops=True)
         return exchange.shown(made, batch, context, key, self.num_shown)
 
     def compare(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The gradients of b L_ij / C for all i."""
-        weight = self.loss_weights[1] / len(context.inbox["keys"])
+        weight = self.loss_weights[1] / len(context.received["keys"])
         return exchange.foreign_gradient(batch, context, slots=self.num_slots, weight=weight, noise_std=self.noise_std)
 
     def refine(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """L_A / C, and what has the gradient of b Σ_j L_ij / C."""
         assert isinstance(batch, GraphBatch)
-        key = context.inbox["key"]
+        key = context.received["key"]
         made = client_side.generate(client, parameters, batch, context, key, drops=True)
         place_M, is_one_M = exchange.shown_nodes(batch, context, key, self.num_shown)
-        gradient = context.inbox["gradient"]
+        gradient = context.received["gradient"]
         foreign = gradient * is_one_M[:, None, None] * made.features[place_M, : gradient.shape[1]]
         loss = client_side.local_loss(client, made, batch, context, self.loss_weights)
-        return context.inbox["share"] * loss + foreign.sum()
+        return context.received["share"] * loss + foreign.sum()
 
     # ------------------------------------------------------------------ the server
 
@@ -193,39 +193,39 @@ class FedSagePlus(FedSage, NotesFigures):
         kind, _, epoch = stage.name.partition("-")
         if kind == "train":
             return super().configure(stage, clients)
-        signals = {"key": self.federation.keys(clients, kind), "next_key": self.federation.keys(clients, "refine", 0)}
+        extras = {"key": self.federation.keys(clients, kind), "next_key": self.federation.keys(clients, "refine", 0)}
         if kind in ("compare", "refine"):
             sent, rows, number = self.exchanged.rows(clients), len(clients), int(epoch)
             self.exchanged = sent
-            signals = {
+            extras = {
                 "key": self.federation.keys(clients, "refine", number),
                 "next_key": self.federation.keys(clients, "refine", number + 1),
             }
             if kind == "refine":
-                signals |= dict(sent.signals) | {"share": torch.full((rows,), 1 / rows, device=self.federation.device)}
+                extras |= dict(sent.extras) | {"share": torch.full((rows,), 1 / rows, device=self.federation.device)}
             else:
-                signals["keys"] = signals["key"].expand(rows, rows)
-                signals["other"] = ~torch.eye(rows, dtype=torch.bool, device=self.federation.device)
-                signals |= {n.removeprefix("shown/"): t.expand(rows, *t.shape) for n, t in sent.signals.items()}
-        return Payload(clients=tuple(clients), signals=signals)
+                extras["keys"] = extras["key"].expand(rows, rows)
+                extras["other"] = ~torch.eye(rows, dtype=torch.bool, device=self.federation.device)
+                extras |= {n.removeprefix("shown/"): t.expand(rows, *t.shape) for n, t in sent.extras.items()}
+        return Payload(clients=tuple(clients), extras=extras)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average the classifiers; before, pass on what was shown, sum each client's gradients, note the figures."""
+        """Average the classifiers; before, pass on what was shown, sum each client's gradients, note the metrics."""
         if stage.name == "train":
             super().aggregate(stage, upload)
         elif stage.name == "mend":
-            self.figures = {name: float(tensor.double().mean()) for name, tensor in upload.signals.items()}
-            if not self.figures["server/generated_neighbours"]:
+            self.recorded_metrics = {name: float(tensor.double().mean()) for name, tensor in upload.extras.items()}
+            if not self.recorded_metrics["server/generated_neighbors"]:
                 warnings.warn(
-                    "FedSagePlus: no client generates a neighbour, so that this is FedSage; more strategy."
+                    "FedSagePlus: no client generates a neighbor, so that this is FedSage; more strategy."
                     "pretrain_epochs, a greater strategy.hidden_fraction, or model.rounding: nearest may help.",
                     stacklevel=2,
                 )
         elif stage.name.startswith("compare"):
-            summed = upload.signals["gradient"].sum(dim=0)
+            summed = upload.extras["gradient"].sum(dim=0)
             rows = [self.exchanged.clients.index(client) for client in upload.clients]
-            self.exchanged = Payload(clients=upload.clients, signals={"gradient": summed[rows]})
-        elif "shown/used" in upload.signals:
-            num_used = max(1, int(upload.signals["shown/used"].max()))  # the slots beyond hold zeros
-            shown = {**upload.signals, "shown/features": upload.signals["shown/features"][:, :, :num_used]}
-            self.exchanged = dataclasses.replace(upload, signals=shown, num_examples=None, num_steps=None)
+            self.exchanged = Payload(clients=upload.clients, extras={"gradient": summed[rows]})
+        elif "shown/used" in upload.extras:
+            num_used = max(1, int(upload.extras["shown/used"].max()))  # the slots beyond hold zeros
+            shown = {**upload.extras, "shown/features": upload.extras["shown/features"][:, :, :num_used]}
+            self.exchanged = dataclasses.replace(upload, extras=shown, num_examples=None, num_steps=None)

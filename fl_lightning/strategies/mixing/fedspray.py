@@ -1,19 +1,19 @@
-"""FedSpray: a common model of features and of proxies for neighbours teaches each client's own GNN.
+"""FedSpray: a common model of features and of proxies for neighbors teaches each client's own GNN.
 
-Fu, Chen, Zhang, Chen, Li: "Federated Graph Learning with Structure Proxy Alignment", KDD 2024. A node whose neighbours
+Fu, Chen, Zhang, Chen, Li: "Federated Graph Learning with Structure Proxy Alignment", KDD 2024. A node whose neighbors
 are of other classes misleads a GNN. So clients share a model that sees no edges (``models/structure_proxy.py``): e an
 encoder of features, heads h and h', and S_k, the proxy of class k; each of a client's training nodes T has a proxy q_v
 of its own. With g the client's GNN, which it keeps to itself, p = softmax(h(e + q)) and o = softmax(h'(e)), each round
 
     q_v = Σ_k o_vk S_k  outside T;     Rel = T and where max_k o_vk > ``confidence``
-    g         minimises  CE_T(g) + λ mean_Rel KL(p ‖ softmax(g)),                    p as received
-    e, h, h'  minimise   CE_T(h'(e)) + mean_T KL(softmax(g) ‖ p),                    g as just trained
+    g         minimizes  CE_T(g) + λ mean_Rel KL(p ‖ softmax(g)),                    p as received
+    e, h, h'  minimize   CE_T(h'(e)) + mean_T KL(softmax(g) ‖ p),                    g as just trained
     and so does q on T, by an Adam of its own
     S_k <- Σ_i r_ik S_ik / Σ_i r_ik,   S_ik = mean of q_v over T, y_v = k;   r_ik = their share of client i's T
 
-and e, h, h' are averaged. A class that nobody who answers has keeps its proxy.
+and e, h, h' are averaged. A class that nobody who responds has keeps its proxy.
 
-Leaves the client: the model of features; the mean proxy of each class and the number of its training nodes; two figures
+Leaves the client: the model of features; the mean proxy of each class and the number of its training nodes; two metrics
 on the teacher. The GNN never does.
 
 Departures: released code starts h' anew from h in every round and runs g with dropout where it teaches. Here h' is its
@@ -38,18 +38,18 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import Change, LocalProgram
-from fl_lightning.round.stage import Evaluation, Rows, Slot, Stage
-from fl_lightning.strategies.base import NotesFigures
+from fl_lightning.round.stage import Evaluation, Rows, Stage, StateSpec
+from fl_lightning.strategies.base import RecordsMetrics
+from fl_lightning.strategies.client_outputs import means_by_class
 from fl_lightning.strategies.mixing.aggregation import Aggregation
 from fl_lightning.strategies.mixing.fedavg import FedAvg
-from fl_lightning.strategies.signals import means_by_class
 
 #: Of Adam on the proxies: decay of both moments, and what keeps the second from zero.
 DECAY, SQUARE_DECAY, EPSILON = 0.9, 0.999, 1e-8
 
 
 @dataclass(kw_only=True, eq=False)
-class FedSpray(FedAvg, NotesFigures):
+class FedSpray(FedAvg, RecordsMetrics):
     """Personal GNNs that a federated model of features and structure proxies teaches.
 
     Args:
@@ -94,16 +94,16 @@ class FedSpray(FedAvg, NotesFigures):
         """The GNN: all but the model of features."""
         return tuple(name for name in federation.parameters if not name.startswith("features."))
 
-    def memory(self) -> Mapping[str, Slot]:
+    def client_state(self) -> Mapping[str, StateSpec]:
         """The GNN's logits; each training node's proxy q, and Adam's moments of it and number of steps."""
         zero_KP = torch.zeros_like(self.proxies_KP, device="cpu")
         zero_P = zero_KP[0]
         return {
-            "gnn": Slot(initial=zero_KP[:, 0], per_example=True),
-            "proxy/value": Slot(initial=zero_P + 0.1, per_example=True),
-            "proxy/mean": Slot(initial=zero_P, per_example=True),
-            "proxy/square": Slot(initial=zero_P, per_example=True),
-            "proxy/steps": Slot(initial=zero_P[0]),
+            "gnn": StateSpec(initial=zero_KP[:, 0], per_example=True),
+            "proxy/value": StateSpec(initial=zero_P + 0.1, per_example=True),
+            "proxy/mean": StateSpec(initial=zero_P, per_example=True),
+            "proxy/square": StateSpec(initial=zero_P, per_example=True),
+            "proxy/steps": StateSpec(initial=zero_P[0]),
         }
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
@@ -116,7 +116,7 @@ class FedSpray(FedAvg, NotesFigures):
             trained=self.shared,
             objective=self.feature_loss,
             program=LocalProgram(step=self.step_proxies),
-            signals={"class": self.class_proxies},
+            client_outputs={"class": self.class_proxies},
             rows={"class/proxies": Rows(of="class", counted_by="class/counts")},
         )
         return [self.gnn_stage(), features]
@@ -127,12 +127,12 @@ class FedSpray(FedAvg, NotesFigures):
             self.training(0),
             trained=tuple(self.kept_patterns(self.federation)),
             objective=self.taught_loss if self.alignment_weight else None,
-            signals={"server": self.judge},
-            memory={"gnn": logits_of_gnn},
+            client_outputs={"server": self.judge},
+            client_state={"gnn": logits_of_gnn},
         )
 
-    def admission_stages(self) -> Sequence[Stage]:
-        """A newcomer trains a GNN of its own."""
+    def onboarding_stages(self) -> Sequence[Stage]:
+        """An unseen client trains a GNN of its own."""
         return [self.gnn_stage()]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload | None:  # type: ignore[override]
@@ -140,25 +140,25 @@ class FedSpray(FedAvg, NotesFigures):
         if stage.name == "features":
             return None
         proxies = self.proxies_KP.expand(len(clients), *self.proxies_KP.shape)
-        return dataclasses.replace(self.mixed_models(clients), signals={"proxies": proxies})
+        return dataclasses.replace(self.mixed_models(clients), extras={"proxies": proxies})
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average the models of features, and the proxies of each class; before, note what the teachers say."""
         if not upload.clients:
             return
         if stage.name != "features":
-            self.figures = {name: float(each.double().mean()) for name, each in upload.signals.items()}
+            self.recorded_metrics = {name: float(each.double().mean()) for name, each in upload.extras.items()}
             return
         super().aggregate(stage, upload)
         assert upload.num_examples is not None
-        weight_CK = upload.signals["class/counts"].to(self.proxies_KP)
+        weight_CK = upload.extras["class/counts"].to(self.proxies_KP)
         if self.proxy_weighting == "shares":
             weight_CK = weight_CK / upload.num_examples.clamp(min=1)[:, None]
         total_K1 = weight_CK.sum(dim=0)[:, None]
-        sum_KP = torch.einsum("ck,ckp->kp", weight_CK, upload.signals["class/proxies"].to(weight_CK))
+        sum_KP = torch.einsum("ck,ckp->kp", weight_CK, upload.extras["class/proxies"].to(weight_CK))
         new_KP = torch.where(total_K1 > 0, sum_KP / total_K1, self.proxies_KP)
         drift = float((new_KP - self.proxies_KP).norm(dim=1).mean())
-        self.figures = {**self.figures, "server/proxy_drift": drift}
+        self.recorded_metrics = {**self.recorded_metrics, "server/proxy_drift": drift}
         self.proxies_KP = new_KP
 
     # ------------------------------------------------------------------ the clients
@@ -167,7 +167,9 @@ class FedSpray(FedAvg, NotesFigures):
         """Logits of the received model of features, (N, K), and Rel, boolean (N,)."""
         e_NP, logits_NK = features_of(client, context.anchor, batch)
         o_NK = logits_NK.softmax(dim=1)
-        q_NP = torch.where(batch.train_mask[:, None], context.memory["proxy/value"], o_NK @ context.inbox["proxies"])
+        q_NP = torch.where(
+            batch.train_mask[:, None], context.client_state["proxy/value"], o_NK @ context.received["proxies"]
+        )
         reliable_N = batch.train_mask | (batch.example_mask & (o_NK.amax(dim=1) > self.confidence))
         return client.call_part("features.head", context.anchor, e_NP + q_NP), reliable_N
 
@@ -191,8 +193,8 @@ class FedSpray(FedAvg, NotesFigures):
     def feature_loss(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The objective of the model of features."""
         e_NP, logits_NK = features_of(client, parameters, batch)
-        own_NK = client.call_part("features.head", parameters, e_NP + context.memory["proxy/value"])
-        apart = mean_divergence(context.memory["gnn"], own_NK, batch.train_mask)
+        own_NK = client.call_part("features.head", parameters, e_NP + context.client_state["proxy/value"])
+        apart = mean_divergence(context.client_state["gnn"], own_NK, batch.train_mask)
         return client.loss(NetOutput(logits_NK, e_NP), batch) + apart
 
     def step_proxies(
@@ -200,32 +202,32 @@ class FedSpray(FedAvg, NotesFigures):
     ) -> Change:
         """A step of Adam on the proxies of the training nodes, with the gradient of :meth:`feature_loss` in them."""
         assert batch is not None, "its stages are not private"
-        q_NP, train_N = context.memory["proxy/value"], batch.train_mask
+        q_NP, train_N = context.client_state["proxy/value"], batch.train_mask
         e_NP, _ = features_of(client, parameters, batch)
         own_NK = client.call_part("features.head", parameters, e_NP + q_NP)
-        apart_NK = own_NK.softmax(dim=1) - context.memory["gnn"].softmax(dim=1)
+        apart_NK = own_NK.softmax(dim=1) - context.client_state["gnn"].softmax(dim=1)
         share_N1 = train_N[:, None] / train_N.sum().clamp(min=1)
         gradient_NP = (share_N1 * apart_NK) @ parameters["features.head.weight"]
-        steps = context.memory["proxy/steps"] + 1
-        mean_NP = DECAY * context.memory["proxy/mean"] + (1 - DECAY) * gradient_NP
-        square_NP = SQUARE_DECAY * context.memory["proxy/square"] + (1 - SQUARE_DECAY) * gradient_NP.square()
+        steps = context.client_state["proxy/steps"] + 1
+        mean_NP = DECAY * context.client_state["proxy/mean"] + (1 - DECAY) * gradient_NP
+        square_NP = SQUARE_DECAY * context.client_state["proxy/square"] + (1 - SQUARE_DECAY) * gradient_NP.square()
         size_NP = (square_NP / (1 - SQUARE_DECAY**steps)).sqrt() + EPSILON
         moved_NP = q_NP - self.proxy_lr * mean_NP / (1 - DECAY**steps) / size_NP
         new = {"value": moved_NP, "mean": mean_NP, "square": square_NP, "steps": steps}
-        return Change(memory={f"proxy/{name}": value for name, value in new.items()})
+        return Change(client_state={f"proxy/{name}": value for name, value in new.items()})
 
     def class_proxies(
         self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context
     ) -> dict[str, Tensor]:
         """Each class's mean proxy, 0 where it has no training node, (K, P), and the number of these, (K,)."""
-        q_NP = context.memory["proxy/value"]
+        q_NP = context.client_state["proxy/value"]
         means_KP, counts_K = means_by_class(q_NP, batch, batch.train_mask, len(self.proxies_KP))
         return {"proxies": means_KP, "counts": counts_K}
 
     def without_edges(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
         """What the model of features says of nodes that nobody knows, h(e + Σ_k o_k S_k)."""
         e_NP, logits_NK = features_of(client, parameters, batch)
-        q_NP = logits_NK.softmax(dim=1) @ context.inbox["proxies"]
+        q_NP = logits_NK.softmax(dim=1) @ context.received["proxies"]
         return NetOutput(client.call_part("features.head", parameters, e_NP + q_NP), e_NP)
 
     # ------------------------------------------------------------------ evaluation, state

@@ -2,7 +2,7 @@
 
 Zhu, Li, Wu, Wu, Hu, Li: "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph Federated Learning",
 IJCAI 2024. Once, client i sends how reliable it is in class c. With x_v its features, t_v the probabilities that a
-random walk from node v is back at it after 1..p steps, q_v = [x_v, t_v], T_i its training nodes and d_v neighbours:
+random walk from node v is back at it after 1..p steps, q_v = [x_v, t_v], T_i its training nodes and d_v neighbors:
 
     R_ic = Σ_{v in T_i, y_v = c} (1 + Σ_{u in N(v)} cos(q_v, q_u)) / (d_v + 1),     κ_ic = R_ic / Σ_j R_jc
 
@@ -10,17 +10,17 @@ Each round θ <- Σ_i w_i θ_i; then, ``num_iterations`` times, z ~ N(0, I), x_j
 balanced classes, linked to those nearest in direction; with f_i the clients' and f the global model's logits,
 
     D(f) = Σ_ic κ_ic mean_{j of class c} mean_k |f(x)_jk - f_i(x)_jk|
-    G minimises once  λ1 Σ_ic κ_ic mean_{j of c} CE(f_i(x)_j, c) - D(f) + λ2 N e^(-S),
+    G minimizes once  λ1 Σ_ic κ_ic mean_{j of c} CE(f_i(x)_j, c) - D(f) + λ2 N e^(-S),
                       S = mean_jl ‖z_j - z_l‖² / Z · ‖x_j - x_l‖_1 / F
-    θ minimises ``num_student_steps`` times  D(f)
+    θ minimizes ``num_student_steps`` times  D(f)
 
-Gradients reach G in D by f alone, and not by the links. Both optimisers are Adam, their state lives on.
+Gradients reach G in D by f alone, and not by the links. Both optimizers are Adam, their state lives on.
 
-Leaves the client: the model; once, a number for each class, which shows what classes it has and how alike neighbours
+Leaves the client: the model; once, a number for each class, which shows what classes it has and how alike neighbors
 are in them.
 
 Departures: t is as the paper means it (in released code it is the node numbers of a random walk, which outweigh the
-features); w are shares of the training nodes (released code: of all nodes); κ is over the clients that answer. Models
+features); w are shares of the training nodes (released code: of all nodes); κ is over the clients that respond. Models
 are in eval mode, but the student in its steps. Time and memory of t are quadratic in a client's nodes, once; in every
 round the server takes ``num_iterations`` passes through all clients' models, twice, and trains generator and student.
 """
@@ -40,19 +40,19 @@ from fl_lightning.federation import Federation
 from fl_lightning.kernels.block_sparse import block_matmul
 from fl_lightning.kernels.randomness import derive_key, generator
 from fl_lightning.models.plain import plain_parts
-from fl_lightning.models.pseudo_node_generator import PseudoNodeGenerator, nearest_neighbour_graph
+from fl_lightning.models.pseudo_node_generator import PseudoNodeGenerator, nearest_neighbor_graph
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.stage import Evaluation, Rows, Stage
-from fl_lightning.strategies.base import NotesFigures, server_dtype
+from fl_lightning.strategies.base import RecordsMetrics, server_dtype
 from fl_lightning.strategies.label_propagation import with_labels
 from fl_lightning.strategies.mixing.base import one_model
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
 @dataclass(kw_only=True, eq=False)
-class FedTAD(FedAvg, NotesFigures):
+class FedTAD(FedAvg, RecordsMetrics):
     """FedAvg, and distillation of the clients' models by their reliability.
 
     Args:
@@ -85,7 +85,7 @@ class FedTAD(FedAvg, NotesFigures):
     needs_graphs = needs_nodes = needs_classes = True
     needs_undirected = True  # its random walks go along edges and back
     takes_edge_weight = False
-    takes_statistics = False  # the server runs the clients' models, and their statistics stay at home
+    takes_statistics = False  # the server runs the clients' models, and their statistics are kept local
     server_state = ("averaged", "generator", "optimizers", "reliability_CK", "num_rounds")
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class FedTAD(FedAvg, NotesFigures):
         self.require_at_least(1, "num_pseudo_nodes", "num_neighbors", "noise_channels")
 
     def setup(self, federation: Federation) -> None:
-        """Create generator, student and their optimisers; nobody is reliable yet."""
+        """Create generator, student and their optimizers; nobody is reliable yet."""
         super().setup(federation)
         num_classes, device = federation.num_outputs, federation.device
         if self.num_pseudo_nodes < num_classes:
@@ -123,11 +123,11 @@ class FedTAD(FedAvg, NotesFigures):
     def initial_stages(self) -> Sequence[Stage]:
         """The clients say how reliable they are."""
         by_class = {"reliability": Rows(of="class")}
-        stage = Stage(name="reliability", signals={"reliability": self.reliability}, rows=by_class)
+        stage = Stage(name="reliability", client_outputs={"reliability": self.reliability}, rows=by_class)
         return [stage] if self.num_iterations else []
 
-    def admission_stages(self) -> Sequence[Stage]:
-        """Newcomers receive the global model, nothing else."""
+    def onboarding_stages(self) -> Sequence[Stage]:
+        """Unseen clients receive the global model, nothing else."""
         return self.stages(0)
 
     def reliability(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
@@ -136,7 +136,7 @@ class FedTAD(FedAvg, NotesFigures):
         every_N = torch.arange(len(batch.y), device=batch.y.device)
         x_NF, t_NP = batch.features_of(every_N).to(self.dtype), return_probabilities(batch, self.walk_length)
         unit_NQ = F.normalize(torch.cat([x_NF, t_NP.to(x_NF)], dim=1), dim=1)
-        alike_N = (1 + (unit_NQ * batch.sum_neighbours(unit_NQ)).sum(dim=1)) / (batch.degree + 1)
+        alike_N = (1 + (unit_NQ * batch.sum_neighbors(unit_NQ)).sum(dim=1)) / (batch.degree + 1)
         nobody_NK = alike_N.new_zeros(len(alike_N), self.reliability_CK.shape[1])
         return alike_N @ with_labels(nobody_NK, batch, batch.train_mask)
 
@@ -148,7 +148,7 @@ class FedTAD(FedAvg, NotesFigures):
         """Average and distil; before round 0, note who is reliable."""
         if stage.name == "reliability":
             if upload.clients:
-                self.reliability_CK[list(upload.clients)] = upload.signals["reliability"].to(self.dtype)
+                self.reliability_CK[list(upload.clients)] = upload.extras["reliability"].to(self.dtype)
             return
         super().aggregate(stage, upload)
         self.averaged = dict(self.models)
@@ -193,7 +193,7 @@ class FedTAD(FedAvg, NotesFigures):
                 drawn = batch.replace({"key": torch.full_like(batch.key, key)})
                 apart_CM = (client.output(self._student, drawn).logits - taught_CMK).abs().mean(dim=-1)
                 self.step("student", (weight_CM * apart_CM).sum())
-            self.figures = {"server/pseudo_loss": wrong.item(), "server/disagreement": apart.item()}
+            self.recorded_metrics = {"server/pseudo_loss": wrong.item(), "server/disagreement": apart.item()}
         client.train(mode)
         self.num_rounds += 1
         for name, tensor in self._student.items():
@@ -202,7 +202,7 @@ class FedTAD(FedAvg, NotesFigures):
     def pseudo_graph(self, y_M: Tensor, noise_MZ: Tensor) -> GraphBatch:
         """What the generator makes of classes and noise; the features have a gradient, the links have none."""
         x_MF = self.generator(y_M, noise_MZ)
-        graph = nearest_neighbour_graph(x_MF, y_M, self.num_neighbors)
+        graph = nearest_neighbor_graph(x_MF, y_M, self.num_neighbors)
         collator = GraphCollator(
             [graph], layout={"sparse_features": False}, device=self.federation.device, dtype=self.dtype
         )
@@ -212,7 +212,7 @@ class FedTAD(FedAvg, NotesFigures):
         return dataclasses.replace(batch, x=x_MF, propagated_x=propagated_x, plain=batch.plain.view(x_MF))
 
     def step(self, name: str, loss: Tensor) -> None:
-        """A step of one of the optimisers."""
+        """A step of one of the optimizers."""
         optimizer = self.optimizers[name]
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=[leaf for group in optimizer.param_groups for leaf in group["params"]])
@@ -229,7 +229,7 @@ def return_probabilities(batch: GraphBatch, num_steps: int) -> Tensor:
     walk_NN = torch.eye(len(batch.y), dtype=batch.adjacency.matrix.dtype, device=batch.y.device)
     back = [walk_NN[:, :0]]
     for _ in range(num_steps):
-        walk_NN = batch.sum_neighbours(walk_NN / batch.degree.clamp(min=1)[:, None])
+        walk_NN = batch.sum_neighbors(walk_NN / batch.degree.clamp(min=1)[:, None])
         back.append(walk_NN.diagonal()[:, None])
     return torch.cat(back, dim=1)
 
@@ -237,11 +237,13 @@ def return_probabilities(batch: GraphBatch, num_steps: int) -> Tensor:
 def taught(client: ClientModule, teachers: Parameters, batch: GraphBatch) -> Tensor:
     """Logits of every client's model on one graph, (C, M, K)."""
 
-    def own(parameters: dict[str, Tensor]) -> Tensor:
+    def logits_of(parameters: dict[str, Tensor]) -> Tensor:
         return client.output(parameters, batch).logits
 
     if plain_parts(client.net):  # which vmap does not take
         count = len(next(iter(teachers.values())))
-        return torch.stack([own({name: tensor[row] for name, tensor in teachers.items()}) for row in range(count)])
-    logits: Tensor = torch.vmap(own)(dict(teachers))
+        return torch.stack(
+            [logits_of({name: tensor[row] for name, tensor in teachers.items()}) for row in range(count)]
+        )
+    logits: Tensor = torch.vmap(logits_of)(dict(teachers))
     return logits

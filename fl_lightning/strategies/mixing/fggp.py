@@ -13,7 +13,7 @@ means in a queue. The ``num_votes`` entries nearest to f predict a node, each wi
 
 Leaves the client: the model; the mean embedding of each class that it has or predicts.
 
-Departures: the net is the GCN (paper: three layers with batch normalisation); prototypes are keyed by class (released
+Departures: the net is the GCN (paper: three layers with batch normalization); prototypes are keyed by class (released
 code: by their place among those present), taken in eval mode after training; the queue begins empty; the classifier is
 averaged (the paper keeps it at the client, released code resets it every round to one that all have: embeddings trained
 below classifiers of their own, ``personal: ["head.*"]``, drift apart, and others' prototypes no longer tell classes).
@@ -38,19 +38,19 @@ from fl_lightning.relations.finch import finch
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Rows, Signal, Slot, Stage
+from fl_lightning.round.stage import ClientOutput, Evaluation, Rows, Stage, StateSpec
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
 @dataclass(kw_only=True, eq=False)
 class FGGP(FedAvg):
-    """Generalised prototypes.
+    """Generalized prototypes.
 
     Args:
         view_weight: Of the second view's cross entropy, at least 0.
         alignment_weight: Of L_pa, at least 0.
         edge_weight: Of the augmentor's loss, at least 0.
-        num_proposed: Neighbours that are proposed to each node, at least 1.
+        num_proposed: Neighbors that are proposed to each node, at least 1.
         propose_every: Rounds until they are proposed anew, at least 1.
         temperature: τ, positive.
         num_votes: Entries of the queue that predict a node, at least 1.
@@ -90,14 +90,14 @@ class FGGP(FedAvg):
         vectors_QD = torch.zeros(length, head_KD.shape[1], dtype=head_KD.dtype, device=federation.device)
         self.queue = {"vectors": vectors_QD, "classes": torch.full_like(vectors_QD[:, 0], -1, dtype=torch.int64)}
 
-    def memory(self) -> Mapping[str, Slot]:
-        """The proposed neighbours, none at first."""
-        return {"proposed": Slot(initial=torch.full((self.num_proposed,), -1), per_example=True)}
+    def client_state(self) -> Mapping[str, StateSpec]:
+        """The proposed neighbors, none at first."""
+        return {"proposed": StateSpec(initial=torch.full((self.num_proposed,), -1), per_example=True)}
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
-        """Train; before, propose neighbours every few rounds."""
+        """Train; before, propose neighbors every few rounds."""
         due = round_idx % self.propose_every == 0
-        proposing = [Stage(name="propose", memory={"proposed": self.propose})] if due else []
+        proposing = [Stage(name="propose", client_state={"proposed": self.propose})] if due else []
         return [*proposing, *super().stages(round_idx)]
 
     def training(self, round_idx: int) -> Stage:
@@ -122,20 +122,20 @@ class FGGP(FedAvg):
         loss = client.loss(first, batch)
         if not self.view_weight + self.alignment_weight + self.edge_weight:
             return loss
-        arguments = (batch, context.memory["proposed"], subkey(context.inbox["key"], "step", context.step))
+        arguments = (batch, context.client_state["proposed"], subkey(context.received["key"], "step", context.step))
         view: SecondView = functional_call(client.net, dict(parameters), arguments, tie_weights=False)
         aligned = alignment(prototypes(first, batch), prototypes(view.output, batch), self.temperature)
         loss = loss + self.view_weight * client.loss(view.output, batch) + self.alignment_weight * aligned
         return loss + self.edge_weight * edge_loss(view, batch)
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """The prototypes of the first view."""
         return {"class": prototypes_sent}
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The model, and a key for the second views."""
         keys = self.federation.keys(clients, "view", self.num_rounds)
-        return dataclasses.replace(super().configure(stage, clients), signals={"key": keys})
+        return dataclasses.replace(super().configure(stage, clients), extras={"key": keys})
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average the models, cluster the prototypes of each class, and queue the clusters' means."""
@@ -143,7 +143,7 @@ class FGGP(FedAvg):
             return
         super().aggregate(stage, upload)
         self.num_rounds += 1
-        sent_CKD, there_CK = upload.signals["class/prototypes"], upload.signals["class/present"]
+        sent_CKD, there_CK = upload.extras["class/prototypes"], upload.extras["class/present"]
         for number in range(sent_CKD.shape[1]):
             point_MD = sent_CKD[there_CK[:, number], number]
             if len(point_MD):
@@ -156,7 +156,7 @@ class FGGP(FedAvg):
     def vote(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
         """The logarithm of each class's votes as its logit."""
         output = client.output(parameters, batch)
-        vector_QD, class_Q = context.inbox["vectors"], context.inbox["classes"]
+        vector_QD, class_Q = context.received["vectors"], context.received["classes"]
         cosine_NQ = F.normalize(output.embedding.relu(), dim=1).to(vector_QD) @ vector_QD.T
         best = torch.where(class_Q >= 0, cosine_NQ, -1e4).topk(min(self.num_votes, len(class_Q)), dim=1)
         weight_NV = (best.values / 0.1).softmax(dim=1)
@@ -174,8 +174,8 @@ class FGGP(FedAvg):
     def later_evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The vote, once there are prototypes."""
         model = self.mixed_models(clients)
-        signals = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in self.queue.items()}
-        payload = dataclasses.replace(model, signals=signals)
+        extras = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in self.queue.items()}
+        payload = dataclasses.replace(model, extras=extras)
         return {"": Evaluation(payload=payload, output=self.vote)}
 
     def metrics(self) -> Mapping[str, float]:

@@ -1,19 +1,19 @@
-"""FGSSL: FedAvg whose clients keep to what the global model makes of the classes and of the neighbourhoods.
+"""FGSSL: FedAvg whose clients keep to what the global model makes of the classes and of the neighborhoods.
 
 Huang, Wan, Ye, Du: "Federated Graph Semantic and Structural Learning", IJCAI 2023. In every step two views are drawn, a
 weak and a strong one, without some edges and features. With a, b the embeddings and l the logits of the client's model
 on the strong view and of the received one (no dropout, no gradient) on the weak view, T the training nodes, p =
-softmax(l/τ) and r_u = cos(p_u, p_v) for u in the closed neighbourhood N[v]:
+softmax(l/τ) and r_u = cos(p_u, p_v) for u in the closed neighborhood N[v]:
 
     f + λ_s L_sem + λ_t L_str
     L_sem = -mean_{v in T} mean_{u in T, y_u = y_v} ln softmax_{u in T}(cos(a_v, b_u) / τ)
-    L_str = Σ over the ``num_hubs`` nodes v of most neighbours, mean_u KL(softmax(r of the received) ‖ softmax(r))
+    L_str = Σ over the ``num_hubs`` nodes v of most neighbors, mean_u KL(softmax(r of the received) ‖ softmax(r))
 
 Leaves the client: the model; the two losses after training, without augmentation.
 
 Departures: this is what the paper says. Released code contrasts two views of the client's own model and never adds the
 structural loss (weight 50, with which the loss f is not heard). The paper's weights are not known; the defaults are
-those that FedGB publishes. A step has three passes, two of them on graphs that are normalised anew, and L_sem is
+those that FedGB publishes. A step has three passes, two of them on graphs that are normalized anew, and L_sem is
 quadratic in a client's nodes: it costs several of FedAvg's.
 """
 
@@ -31,13 +31,13 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Signal, Stage
-from fl_lightning.strategies.base import NotesFigures
+from fl_lightning.round.stage import ClientOutput, Stage
+from fl_lightning.strategies.base import RecordsMetrics
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 
 @dataclass(kw_only=True, eq=False)
-class FGSSL(FedAvg, NotesFigures):
+class FGSSL(FedAvg, RecordsMetrics):
     """FedAvg with semantic and structural terms.
 
     Args:
@@ -45,7 +45,7 @@ class FGSSL(FedAvg, NotesFigures):
         structural_weight: λ_t, at least 0; both 0 are FedAvg.
         temperature: τ of L_sem, positive.
         structural_temperature: τ of L_str, positive.
-        num_hubs: Nodes whose neighbourhoods are compared, at least 1.
+        num_hubs: Nodes whose neighborhoods are compared, at least 1.
         weak_edge_dropout: Probability that the weak view lacks an edge, in [0, 1].
         weak_feature_dropout: Likewise, a feature of all nodes.
         strong_edge_dropout: Of the strong view.
@@ -91,14 +91,17 @@ class FGSSL(FedAvg, NotesFigures):
         loss = client.loss(client.output(parameters, batch), batch)
         return loss + self.semantic_weight * losses["semantic"] + self.structural_weight * losses["structural"]
 
-    def losses(self, own: NetOutput, received: NetOutput, batch: GraphBatch) -> dict[str, Tensor]:
+    def losses(self, local: NetOutput, received: NetOutput, batch: GraphBatch) -> dict[str, Tensor]:
         """L_sem and L_str of one client."""
-        return {"semantic": self.semantic(own, received, batch), "structural": self.structural(own, received, batch)}
+        return {
+            "semantic": self.semantic(local, received, batch),
+            "structural": self.structural(local, received, batch),
+        }
 
-    def semantic(self, own: NetOutput, received: NetOutput, batch: GraphBatch) -> Tensor:
+    def semantic(self, local: NetOutput, received: NetOutput, batch: GraphBatch) -> Tensor:
         """L_sem."""
         train_N = batch.train_mask
-        cosine_NN = F.normalize(own.embedding, dim=1) @ F.normalize(received.embedding, dim=1).T
+        cosine_NN = F.normalize(local.embedding, dim=1) @ F.normalize(received.embedding, dim=1).T
         score_NN = (cosine_NN / self.temperature).masked_fill(~train_N, -torch.inf)
         score_NN = torch.where(train_N.any(), score_NN, 0.0)  # or the gradient would not be a number
         alike_NN = (batch.y[:, None] == batch.y) & train_N
@@ -106,13 +109,13 @@ class FGSSL(FedAvg, NotesFigures):
         mean_N = likelihood_NN.sum(dim=1) / alike_NN.sum(dim=1).clamp(min=1)
         return -(mean_N * train_N).sum() / train_N.sum().clamp(min=1)
 
-    def structural(self, own: NetOutput, received: NetOutput, batch: GraphBatch) -> Tensor:
+    def structural(self, local: NetOutput, received: NetOutput, batch: GraphBatch) -> Tensor:
         """L_str."""
         num_nodes = len(batch.y)
         place_N = torch.arange(num_nodes, device=batch.y.device)
         rank_N = batch.degree * (1 << 31) - place_N  # of equal ones the first
         hub_M = rank_N.topk(min(self.num_hubs, num_nodes)).indices
-        chosen_NM = (place_N[:, None] == hub_M).to(own.logits.dtype)
+        chosen_NM = (place_N[:, None] == hub_M).to(local.logits.dtype)
         near_NM = block_matmul(batch.adjacency, chosen_NM, transpose=True, owner=batch.example_mask) > 0
 
         def likeness(output: NetOutput) -> Tensor:
@@ -121,11 +124,11 @@ class FGSSL(FedAvg, NotesFigures):
             found_NM: Tensor = torch.where(near_NM, cosine_NM, -1e4).log_softmax(dim=0)
             return found_NM
 
-        own_NM, received_NM = likeness(own), likeness(received)
+        own_NM, received_NM = likeness(local), likeness(received)
         apart_NM = torch.where(near_NM, received_NM.exp() * (received_NM - own_NM), 0.0)
         return (apart_NM.sum(dim=0) / near_NM.sum(dim=0).clamp(min=1)).sum()
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """The two losses."""
         return {"server": self.judge} if self.semantic_weight or self.structural_weight else {}
 
@@ -138,4 +141,6 @@ class FGSSL(FedAvg, NotesFigures):
         """Average the models; note the two losses, means over the clients."""
         super().aggregate(stage, upload)
         if upload.clients:
-            self.figures = {f"{name}_loss": float(loss.double().mean()) for name, loss in upload.signals.items()}
+            self.recorded_metrics = {
+                f"{name}_loss": float(loss.double().mean()) for name, loss in upload.extras.items()
+            }

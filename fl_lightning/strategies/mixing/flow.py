@@ -14,7 +14,7 @@ nodes the policy reads a convolution of the features (the paper has no graphs).
 
 R draws to the global model, as the paper says; the released code's draws here or there from data set to data set.
 Halves of mini-batches are drawn anew in every step. A round has twice FedAvg's steps, half of them through both models
-and the policy. Clients that did not answer in the last round, and newcomers, are
+and the policy. Clients that did not respond in the last round, and unseen clients, are
 evaluated ``fresh``: l and ψ are trained on a copy of the present w, at once.
 
 Leaves the client: its global model, its policy, and how many of its examples go which way.
@@ -37,7 +37,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import LocalProgram
-from fl_lightning.round.stage import Evaluation, Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Evaluation, Stage
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 from fl_lightning.strategies.mixing.routing import copy_once, half, local_loss, shared_output, shared_routes
 
@@ -51,7 +51,7 @@ class Flow(FedAvg):
 
     Args:
         num_epochs: Local epochs on the local copy, and as many on the global model and the policy.
-        reset_optimizer: Start the clients' optimisers anew every round, as the local copy is.
+        reset_optimizer: Start the clients' optimizers anew every round, as the local copy is.
         route_weight: γ, at least 0.
         policy_channels: Width of the policy's hidden layer, at least 1.
     """
@@ -65,7 +65,7 @@ class Flow(FedAvg):
     examples_optimizer = functools.partial(SGD, lr=0.01)
     takes_statistics = False
     own_net = True
-    server_state = ("answered", "share")
+    server_state = ("responded", "share")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -83,7 +83,7 @@ class Flow(FedAvg):
         names = federation.client_names or tuple(map(str, range(federation.num_clients)))
         keys = [derive_key(federation.seed, "halves", name) for name in names]
         self.half_C = torch.tensor(keys, device=federation.device)
-        self.answered: list[int] = []
+        self.responded: list[int] = []
         self.share = float("nan")
 
     def predicts_trained(self) -> bool:
@@ -93,32 +93,32 @@ class Flow(FedAvg):
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """The local copy's turn, then that of the global model and the policy."""
         (whole,) = super().stages(round_idx)
-        local = dataclasses.replace(whole, name="local", trained=tuple(self.personal), upload=(), signals={})
+        local = dataclasses.replace(whole, name="local", trained=tuple(self.personal), upload=(), client_outputs={})
         local = dataclasses.replace(local, objective=local_loss, program=LocalProgram(init=copy_once))
         route = dataclasses.replace(whole, trained=self.shared, objective=self.routed_loss, reset_optimizer=False)
         return [local, route]
 
-    def admission_stages(self) -> Sequence[Stage]:
-        """Newcomers receive the model and make a local copy."""
+    def onboarding_stages(self) -> Sequence[Stage]:
+        """Unseen clients receive the model and make a local copy."""
         return self.stages(0)[:1]
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """How many examples go which way."""
         return {"shared_routes": shared_routes}
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The model and the policy as a round begins; the key of each client's halves in both stages."""
-        signals = {"half": self.half_C[list(clients)]}
+        extras = {"half": self.half_C[list(clients)]}
         if stage.name != "local":
-            return Payload(clients=tuple(clients), signals=signals)
-        return dataclasses.replace(self.mixed_models(clients), signals=signals)
+            return Payload(clients=tuple(clients), extras=extras)
+        return dataclasses.replace(self.mixed_models(clients), extras=extras)
 
     def routed_loss(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """f(w) + f(mixed) + γ R on the second half, the mixed model's layers held constant."""
         second = half(batch, context, 1)
-        held = {name: p if name.startswith("policy.") else p.detach() for name, p in parameters.items()}
+        fixed = {name: p if name.startswith("policy.") else p.detach() for name, p in parameters.items()}
         mixed, shared = (
-            run_route(client.net, *each) for each in ((held, second, "soft"), (parameters, second, "shared"))
+            run_route(client.net, *each) for each in ((fixed, second, "soft"), (parameters, second, "shared"))
         )
         away_N = -(policy_shares(client.net, parameters, second).square() + SMALLEST).log().mean(dim=-1)
         losses = client.loss(shared, second) + client.loss(mixed, second)
@@ -131,24 +131,27 @@ class Flow(FedAvg):
     routed_loss.takes_stacks = fresh_loss.takes_stacks = True  # type: ignore[attr-defined]
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
-        """Average, and note who has answered."""
+        """Average, and note who has responded."""
         if stage.name == "local" or not upload.clients:
             return
         super().aggregate(stage, upload)
-        self.answered = list(upload.clients)
-        self.share = float(upload.signals["shared_routes"].mean())
+        self.responded = list(upload.clients)
+        self.share = float(upload.extras["shared_routes"].mean())
 
     def model_for(self, clients: Sequence[int]) -> None:
         """Nothing: what was trained together stays together."""
         return
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
-        """Each client's routed model is the result; ``global/...`` is w, ``fresh/...`` what a newcomer makes of it."""
+        """Each client's routed model is the result.
+
+        ``global/...`` is w, ``fresh/...`` what an unseen client makes of it.
+        """
         local = self.stages(0)[0]
         sent = self.configure(local, clients)
         tuning = dataclasses.replace(local, trained=("*.local.*", "policy.*"), objective=self.fresh_loss)
         fresh = Evaluation(payload=sent, tuning=tuning)
-        others = {client: fresh for client in clients if client not in self.answered}
+        others = {client: fresh for client in clients if client not in self.responded}
         return {
             "": Evaluation(others=others),
             "global/": Evaluation(payload=sent, output=shared_output),

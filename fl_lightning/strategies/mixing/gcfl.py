@@ -12,8 +12,9 @@ The paper's thresholds (0.05 and 0.1) are lengths, which depend on learning rate
 0.01 on 200,000 parameters moves by up to 4.5, and nothing is ever cut. Here they are shares of the first round's mean
 length unless ``thresholds: absolute`` says otherwise. Departures: a client that is absent takes part in the decision
 with its last update, and receives its cluster's model; no decision is made until all of a cluster's members have
-answered in it. A newcomer trains the mean of all models, then has the cluster whose mean update its own is most like.
-Released code reports each client's best test accuracy over all clusters it was ever in; here it is the present one's.
+responded in it. An unseen client trains the mean of all models, then has the cluster whose mean update its own is most
+like. Released code reports each client's best test accuracy over all clusters it was ever in; here it is the present
+one's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ class GCFL(Mixing):
     thresholds: Literal["relative", "absolute"] = "relative"
     warmup_rounds: int = 20
 
-    personalised = True
+    personalized = True
     #: Whether no more than one cluster is cut in a round. (Without a type it is no setting.)
     one_at_a_time = False
     server_state = ("server", "first_length", "num_rounds")
@@ -59,14 +60,14 @@ class GCFL(Mixing):
         self.require_at_least(0, "mean_threshold", "max_threshold", "warmup_rounds")
 
     def setup(self, federation: Federation) -> None:
-        """All training clients are in cluster 0, newcomers in none (-1)."""
+        """All training clients are in cluster 0, unseen clients in none (-1)."""
         super().setup(federation)
         first = next(iter(self.models.values()))
         training = list(federation.training_clients)
         size = sum(model[0].numel() for model in self.models.values())
         self.server = {
             "cluster": torch.full((federation.num_clients,), -1, device=federation.device),
-            "answered": torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device),
+            "responded": torch.zeros(federation.num_clients, dtype=torch.bool, device=federation.device),
             "update": first.new_zeros(federation.num_clients, size, dtype=server_dtype(first.dtype)),
         }
         self.server["cluster"][training] = 0
@@ -75,10 +76,10 @@ class GCFL(Mixing):
 
     def clusters(self) -> list[list[int]]:
         """The training clients of each cluster."""
-        found: list[list[int]] = [[] for _ in range(int(self.server["cluster"].max()) + 1)]
+        result: list[list[int]] = [[] for _ in range(int(self.server["cluster"].max()) + 1)]
         for client in self.federation.training_clients:
-            found[int(self.server["cluster"][client])].append(client)
-        return found
+            result[int(self.server["cluster"][client])].append(client)
+        return result
 
     def observe(self, upload: Payload) -> None:
         """Remember the clients' updates."""
@@ -86,7 +87,7 @@ class GCFL(Mixing):
         sent = {name: tensor.to(dtype) for name, tensor in upload.parameters.items()}
         before = {name: received.parameters[name].to(dtype) for name in sent}
         self.server["update"][rows] = flatten(sent) - flatten(before)
-        self.server["answered"][rows] = True
+        self.server["responded"][rows] = True
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Cut, then average in the clusters; members that are absent receive their cluster's model, too."""
@@ -113,14 +114,14 @@ class GCFL(Mixing):
     def cut(self) -> None:
         """Part every cluster whose members pull apart."""
         for members in self.clusters():
-            if len(members) <= 2 or not self.server["answered"][members].all():
+            if len(members) <= 2 or not self.server["responded"][members].all():
                 continue
             mean, longest = self.lengths(members)
             if mean < self.mean_threshold and longest > self.max_threshold:
                 apart = minimum_cut(self.similarity(members)).tolist()
                 leaving = [client for client, leaves in zip(members, apart, strict=True) if leaves]
                 self.server["cluster"][leaving] = int(self.server["cluster"].max()) + 1
-                self.server["answered"][members] = False
+                self.server["responded"][members] = False
                 if self.one_at_a_time:
                     return
 
@@ -136,8 +137,8 @@ class GCFL(Mixing):
         weight_CC = torch.where(weight_CC.sum(dim=1, keepdim=True) > 0, weight_CC, together_CC)
         return weight_CC / weight_CC.sum(dim=1, keepdim=True)
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
-        """Give newcomers the cluster whose mean update is most like theirs."""
+    def onboard(self, stage: Stage, upload: Payload) -> None:
+        """Give unseen clients the cluster whose mean update is most like theirs."""
         if not upload.clients:
             return
         self.observe(upload)
@@ -146,17 +147,17 @@ class GCFL(Mixing):
         self.server["cluster"][list(upload.clients)] = cosine_CK.argmax(dim=1)
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
-        """Each client's cluster's model; newcomers without a cluster have the mean of all."""
+        """Each client's cluster's model; unseen clients without a cluster have the mean of all."""
         training = list(self.federation.training_clients)
-        newcomers = [client for client in clients if client not in training]
-        cluster_N1 = self.server["cluster"][newcomers][:, None]
+        unseen_clients = [client for client in clients if client not in training]
+        cluster_N1 = self.server["cluster"][unseen_clients][:, None]
         share_NT = ((cluster_N1 == self.server["cluster"][training]) | (cluster_N1 < 0)).double()
         share_NT = share_NT / share_NT.sum(dim=1, keepdim=True)
-        return self.with_newcomers(super().mixed_models(clients), newcomers, share_NT)
+        return self.with_unseen_clients(super().mixed_models(clients), unseen_clients, share_NT)
 
     def metrics(self) -> Mapping[str, float]:
         """The number of clusters, and what is compared with the thresholds, of the largest one."""
         clusters = self.clusters()
         mean, longest = self.lengths(max(clusters, key=len))
-        figures = {"server/clusters": len(clusters), "server/mean_update": mean, "server/longest_update": longest}
-        return {**super().metrics(), **figures}
+        values = {"server/clusters": len(clusters), "server/mean_update": mean, "server/longest_update": longest}
+        return {**super().metrics(), **values}

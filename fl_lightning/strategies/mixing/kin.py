@@ -3,16 +3,17 @@
 A method of this project. Before round 0 every client sends one graph-level embedding, computed with the initial
 parameters that all clients have in common: embeddings of models that were trained apart live in different bases and
 hide what such a common frame shows. (Of an untrained net it is a random projection of the mean of Â²X, which tells the
-server something of a client's features.) Of unit length, so that none outweighs the others, and centred over the
+server something of a client's features.) Of unit length, so that none outweighs the others, and centered over the
 clients, their cosines S give
 
     W = (1 - s) softmax_j(τ S_ij + log n_j) + s w,
 
 with n_j the training examples and w their shares. s may be set; be chosen while training, together with whether each
 number is mixed over those alone that moved it, by the clients' validation examples (``strategies/trials.py``); or be
-estimated for each parameter tensor in every round: 1 - s is how far the clients' updates are predicted by their
-kin's, left one out (``relations/kinship.py``), which believes kin too much who have training examples in common. Among
-unrelated clients an estimate of s is 1, and Kin is FedAvg (or FedPer, with the head in ``personal``).
+estimated for each parameter tensor in every round: 1 - s is how far the clients' updates are predicted by those
+of similar clients, left one out (``relations/client_similarity.py``), which trusts similar clients too much that have
+training examples in common. Among unrelated clients an estimate of s is 1, and Kin is FedAvg (or FedPer, with the head
+in ``personal``).
 
 Shape legend: C, K clients, D width of the embedding.
 """
@@ -27,10 +28,10 @@ from torch.nn.functional import normalize
 
 from fl_lightning.relations.similarity import cosine_similarity
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Signal, Stage
+from fl_lightning.round.stage import ClientOutput, Stage
+from fl_lightning.strategies.client_outputs import graph_embedding
 from fl_lightning.strategies.mixing.base import shares
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing
-from fl_lightning.strategies.signals import graph_embedding
 
 
 @dataclass(kw_only=True, eq=False)
@@ -48,15 +49,15 @@ class Kin(SimilarityMixing):
     needs_graphs = True
     signature = "embedding"
 
-    def signature_signal(self) -> Signal:
+    def signature_output(self) -> ClientOutput:
         """The graph-level embedding."""
         return graph_embedding
 
     def initial_stages(self) -> Sequence[Stage]:
         """Nobody has trained yet: everyone embeds with the common initial parameters."""
-        return [Stage(name="embed", signals={self.signature: self.signature_signal()})]
+        return [Stage(name="embed", client_outputs={self.signature: self.signature_output()})]
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """Nothing: the embeddings are known."""
         return {}
 
@@ -80,7 +81,7 @@ class Kin(SimilarityMixing):
         mean_D = normalize(self.signatures.of_known()).mean(dim=0)
         return cosine_similarity(normalize(signature_CD) - mean_D, normalize(other_KD) - mean_D)
 
-    def kin_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
+    def similarity_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
         """softmax_j(τ S_ij + log n_j), (C, K)."""
         share_K = shares(examples_K).to(similarity_CK)
         return (self.temperature() * similarity_CK + share_K.clamp(min=1e-12).log()).softmax(dim=1)

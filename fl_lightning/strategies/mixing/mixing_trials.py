@@ -16,12 +16,12 @@ class Tried(Protocol):
     """A strategy of whose settings trials choose, see ``SimilarityMixing``."""
 
     common_share: float | None
-    mix_only_moved: bool
+    masked_averaging: bool
     similarity_temperature: float
     validate_every: int | None
     validate_personal: Sequence[str]
     validate_similarity_temperature: Sequence[float]
-    personalised: bool
+    personalized: bool
     aggregation: Aggregation | None
     models: dict[str, Tensor]
     breadth: float | None
@@ -29,7 +29,7 @@ class Tried(Protocol):
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
         """W over the clients of the upload, as is chosen."""
 
-    def mixes_only_moved(self) -> bool:
+    def uses_masked_averaging(self) -> bool:
         """Whether each number is mixed over the clients that moved it, as is chosen."""
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
@@ -44,12 +44,12 @@ class MixingTrials(Trials):
     """
 
     def __init__(self, strategy: Tried) -> None:
-        start = {"common_share": strategy.common_share or 0.0, "mix_only_moved": float(strategy.mix_only_moved)}
-        grids: dict[str, Sequence[float]] = {"common_share": SHARES} if strategy.personalised else {}
+        start = {"common_share": strategy.common_share or 0.0, "masked_averaging": float(strategy.masked_averaging)}
+        grids: dict[str, Sequence[float]] = {"common_share": SHARES} if strategy.personalized else {}
         if strategy.validate_similarity_temperature:
             grids["similarity_temperature"] = strategy.validate_similarity_temperature
             start["similarity_temperature"] = strategy.similarity_temperature
-        grids["mix_only_moved"] = ON_OFF
+        grids["masked_averaging"] = ON_OFF
         super().__init__(grids, start, strategy.validate_every, strategy.validate_personal)
         self.strategy = strategy
         self._upload = Payload(clients=())
@@ -64,29 +64,29 @@ class MixingTrials(Trials):
     def payload(self, choice: Choice, clients: Sequence[int]) -> Payload:
         """What clients are sent in a trial: beside their own model the one that would be mixed for them."""
         if choice == self.choice:
-            return Payload(clients=tuple(clients), signals=self.strategy.mixed_models(clients).parameters)
-        rows = [self._upload.clients.index(client) if self.strategy.personalised else 0 for client in clients]
+            return Payload(clients=tuple(clients), extras=self.strategy.mixed_models(clients).parameters)
+        rows = [self._upload.clients.index(client) if self.strategy.personalized else 0 for client in clients]
         models = self._mixed_by(choice)
-        return Payload(clients=tuple(clients), signals={name: model[rows] for name, model in models.items()})
+        return Payload(clients=tuple(clients), extras={name: model[rows] for name, model in models.items()})
 
     def choose(self, stage: Stage, upload: Payload) -> None:
         """Note the scores of a trial; after the last one mix the models as is best."""
         before, strategy = self.choice, self.strategy
-        if not self.take_in(stage, upload) or self.choice == before:
+        if not self.ingest(stage, upload) or self.choice == before:
             return
         for name, mixed in self._mixed_by(self.choice).items():
             strategy.models[name][self._rows(self._upload)] = mixed
-        if strategy.personalised:
+        if strategy.personalized:
             strategy.breadth = mean_breadth(strategy.mixing_matrix(self._upload), list(self._upload.parameters))
 
     def _rows(self, upload: Payload) -> list[int]:
         """Which of the server's models are those of an upload's clients."""
-        return list(upload.clients) if self.strategy.personalised else [0]
+        return list(upload.clients) if self.strategy.personalized else [0]
 
     def _mixed_by(self, choice: Choice) -> dict[str, Tensor]:
         """The models of the last round's clients, mixed by a choice, (C, *shape) by name; or the one for all."""
         with self.supposing(choice):
-            mixing, moved = self.strategy.mixing_matrix(self._upload), self.strategy.mixes_only_moved()
+            mixing, moved = self.strategy.mixing_matrix(self._upload), self.strategy.uses_masked_averaging()
         return {
             name: mix(first_match(mixing, name), tensor, self._received[name] if moved else None)
             for name, tensor in self._upload.parameters.items()
@@ -117,9 +117,9 @@ def check_tried(strategy: Tried) -> None:
     for name in lists:
         require_trials(name, getattr(strategy, name), every)
     for name in lists:
-        if getattr(strategy, name) and not strategy.personalised:
+        if getattr(strategy, name) and not strategy.personalized:
             raise ValueError(
-                f"strategy.{name} needs strategy.personalised: with one model for all there is nothing to choose"
+                f"strategy.{name} needs strategy.personalized: with one model for all there is nothing to choose"
             )
     values = list(strategy.validate_similarity_temperature)
     if values != sorted({max(value, 0.0) for value in values}):

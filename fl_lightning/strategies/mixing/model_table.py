@@ -1,6 +1,6 @@
 """Strategies that mix each client's model by how its parameters compare with the others'.
 
-The server keeps what every client sent last, so that newcomers can be compared with clients that are not asked any
+The server keeps what every client sent last, so that unseen clients can be compared with clients that are not asked any
 more.
 """
 
@@ -22,12 +22,12 @@ from fl_lightning.strategies.mixing.base import Mixing
 class ModelTable(Mixing):
     """Base of strategies with a W that is computed from the clients' models.
 
-    W is over the clients that answer; the others keep the mixed model that they have. The model as the client trained
-    it is the result; the mixed one is logged as ``mixed/...``. A newcomer starts from the mean of the mixed models;
-    once it has trained, its row of W, among all training clients and itself, mixes what these sent last.
+    W is over the clients that respond; the others keep the mixed model that they have. The model as the client trained
+    it is the result; the mixed one is logged as ``mixed/...``. An unseen client starts from the mean of the mixed
+    models; once it has trained, its row of W, among all training clients and itself, mixes what these sent last.
     """
 
-    personalised = True
+    personalized = True
     server_state: ClassVar[tuple[str, ...]] = ("last", "examples_C", "known_C", "mixing_CC")
 
     @abstractmethod
@@ -36,7 +36,7 @@ class ModelTable(Mixing):
 
         Args:
             models: What they trained, (C, *shape) by name.
-            examples_C: Their labelled training examples.
+            examples_C: Their labeled training examples.
         """
 
     def setup(self, federation: Federation) -> None:
@@ -55,14 +55,14 @@ class ModelTable(Mixing):
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Remember the models, then mix."""
-        self.admit(stage, upload)
+        self.onboard(stage, upload)
         if upload.clients:
             rows = torch.tensor(upload.clients, device=self.federation.device)
             self.mixing_CC[rows] = 0
             self.mixing_CC[rows[:, None], rows] = self.mixing_matrix(upload).to(self.mixing_CC)
         super().aggregate(stage, upload)
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
+    def onboard(self, stage: Stage, upload: Payload) -> None:
         """Remember the models."""
         if not upload.clients:
             return
@@ -73,7 +73,7 @@ class ModelTable(Mixing):
         self.examples_C[rows], self.known_C[rows] = upload.num_examples.to(self.examples_C), True
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
-        """Each client's mixed model; newcomers' are mixed for them, or the mean before they have been heard."""
+        """Each client's mixed model; unseen clients' are mixed for them, or the mean before they have been heard."""
         payload = super().mixed_models(clients)
         training = list(self.federation.training_clients)
         for row, client in enumerate(clients):
@@ -105,8 +105,8 @@ class ModelTable(Mixing):
     def metrics(self) -> Mapping[str, float]:
         """How much of its own model a client keeps, on average over those that have been mixed."""
         own_C = self.mixing_CC.diagonal()
-        kept = {"server/self_weight": float(own_C[own_C.isfinite()].mean())} if own_C.isfinite().any() else {}
-        return {**super().metrics(), **kept}
+        selected = {"server/self_weight": float(own_C[own_C.isfinite()].mean())} if own_C.isfinite().any() else {}
+        return {**super().metrics(), **selected}
 
     def matrices(self) -> Mapping[str, Tensor]:
         """The last row of W of each training client."""

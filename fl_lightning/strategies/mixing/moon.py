@@ -2,7 +2,7 @@
 
 Li, He, Song: "Model-Contrastive Federated Learning", CVPR 2021, Algorithm 1. With z the embedding of a training example
 by the model in training, z_g by the global one as received and z_p by the one that the client trained last (both
-without dropout and gradient), a client minimises f_i + μ · mean c,
+without dropout and gradient), a client minimizes f_i + μ · mean c,
 
     c = -log(e^{cos(z, z_g) / T} / (e^{cos(z, z_g) / T} + e^{cos(z, z_p) / T}))
       = softplus((cos(z, z_p) - cos(z, z_g)) / T)
@@ -14,7 +14,7 @@ and classifier, which is the net's to have.
 The paper's gain was not found again: on Cora and on generated tables with uneven labels it is level with FedAvg for
 small μ, and below it for μ from 5 on.
 
-The last model stays at the client, as its memory. Leaves the client: its model.
+The last model stays at the client, as its client state. Leaves the client: its model.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from torch import Tensor
 from fl_lightning.batches.base import Batch
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
-from fl_lightning.round.stage import Slot, Stage
+from fl_lightning.round.stage import Stage, StateSpec
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 
 #: Shorter embeddings have no direction.
@@ -54,28 +54,30 @@ class MOON(FedAvg):
         if not self.temperature > 0:
             raise ValueError(f"strategy.temperature must be positive, got {self.temperature}")
 
-    def memory(self) -> Mapping[str, Slot]:
+    def client_state(self) -> Mapping[str, StateSpec]:
         """The model that the client trained last, and whether there is one."""
         if not self.contrast_weight:
             return {}
         client = self.federation.client
         assert client is not None
-        models = {f"last/{name}": Slot(initial=p.detach().clone()) for name, p in client.parameter_dict().items()}
-        return {**models, "has_last": Slot(initial=torch.zeros((), dtype=torch.bool))}
+        models = {f"last/{name}": StateSpec(initial=p.detach().clone()) for name, p in client.parameter_dict().items()}
+        return {**models, "has_last": StateSpec(initial=torch.zeros((), dtype=torch.bool))}
 
     def training(self, round_idx: int) -> Stage:
         """With the contrast."""
         stage = super().training(round_idx)
         if not self.contrast_weight:
             return stage
-        return dataclasses.replace(stage, objective=self.contrasted, memory={"last": trained, "has_last": yes})
+        return dataclasses.replace(stage, objective=self.contrasted, client_state={"last": trained, "has_last": yes})
 
     def contrasted(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The objective f + μ · mean c."""
         output = client.output(parameters, batch)
-        last = {n.removeprefix("last/"): t for n, t in context.memory.items() if n.startswith("last/")}
+        last = {n.removeprefix("last/"): t for n, t in context.client_state.items() if n.startswith("last/")}
         z_g, z_p = (client.frozen_output(model, batch).embedding for model in (context.anchor, last))
-        loss_N = self.contrast(output.embedding, z_g, torch.where(_along(context.memory["has_last"], z_g), z_p, z_g))
+        loss_N = self.contrast(
+            output.embedding, z_g, torch.where(_along(context.client_state["has_last"], z_g), z_p, z_g)
+        )
         mask_N = batch.train_mask
         mean = (loss_N * mask_N).sum(dim=-1) / mask_N.sum(dim=-1).clamp(min=1)
         return client.loss(output, batch) + self.contrast_weight * mean
@@ -102,7 +104,7 @@ def trained(client: ClientModule, parameters: Parameters, batch: Batch, context:
 
 def yes(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
     """That there is one."""
-    return torch.ones_like(context.memory["has_last"])
+    return torch.ones_like(context.client_state["has_last"])
 
 
 def _along(flag: Tensor, tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def importance(batch: GraphBatch, restart: float) -> Tensor:
     walk_NN = torch.diag_embed(batch.train_mask.to(batch.adjacency.matrix.dtype))
     total_NN = walk_NN
     for _ in range(NUM_TERMS):
-        walk_NN = (1 - restart) * batch.sum_neighbours(walk_NN) / batch.degree.clamp(min=1)[:, None]
+        walk_NN = (1 - restart) * batch.sum_neighbors(walk_NN) / batch.degree.clamp(min=1)[:, None]
         total_NN = total_NN + walk_NN
     return total_NN.amax(dim=1) + restart * total_NN.sum(dim=1)
 

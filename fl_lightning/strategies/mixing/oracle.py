@@ -1,8 +1,8 @@
 """Oracle: a control that is told which clients belong together, which no real server is.
 
 It mixes a share of each client's model inside the client's true group and the rest over all:
-W = s W_group + (1 - s) 1 w^T. What it gains over FedAvg and FedPer is what there is to win from knowing one's kin; a
-method that finds the groups by itself can be measured by how much of it it wins.
+W = s W_group + (1 - s) 1 w^T. What it gains over FedAvg and FedPer is what there is to win from knowing the similar
+clients; a method that finds the groups by itself can be measured by how much of it it wins.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Oracle(Mixing):
     group_share: float = 0.5
     groups: Sequence[int] | None = None
 
-    personalised = True
+    personalized = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

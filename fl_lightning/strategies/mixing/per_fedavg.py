@@ -1,14 +1,14 @@
 """Per-FedAvg: a global model that is good after one step of gradient descent on a client's own data.
 
 Fallah, Mokhtari, Ozdaglar: "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
-Approach", NeurIPS 2020, Algorithm 1. The federation minimises the mean of f_i(w - α ∇f_i(w)). A local step takes three
+Approach", NeurIPS 2020, Algorithm 1. The federation minimizes the mean of f_i(w - α ∇f_i(w)). A local step takes three
 batches of the client's and goes along an estimate of the gradient of that:
 
     y = x - α ∇f_i(x; D)                                                   q = ∇f_i(y; D')
     first-order   d = q
     Hessian-free  d = q - α (∇f_i(x + δ q; D'') - ∇f_i(x - δ q; D'')) / 2δ
 
-The paper's outer step is x <- x - β d; here the clients' optimiser takes it, SGD or any other. The two gradients of the
+The paper's outer step is x <- x - β d; here the clients' optimizer takes it, SGD or any other. The two gradients of the
 difference have batch and dropout in common, else noise would be multiplied by 1 / 2δ. D, D' and D'' are random parts
 of the step's batch, for a client has one graph: draws of three times the size come to the same. Before it is evaluated,
 w takes its step on the client's training data; some released codes take it on test data.

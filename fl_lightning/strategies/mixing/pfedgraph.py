@@ -1,4 +1,4 @@
-"""pFedGraph: who collaborates with whom is found anew in every round, by a small quadratic programme for each client.
+"""pFedGraph: who collaborates with whom is found anew in every round, by a small quadratic program for each client.
 
 Ye, Ni, Wu, Chen, Wang: "Personalized Federated Learning with Inferred Collaboration Graphs", ICML 2023, eqs. 5-7. With
 p_j the shares of the training examples, d_ij = -cos(θ_i - θ⁰, θ_j - θ⁰) the models' displacement from where all began,
@@ -53,7 +53,7 @@ class PFedGraph(ModelTable):
     """Models mixed by an inferred graph of collaboration.
 
     Args:
-        size_weight: α, positive: towards mixing by size; a small one lets clients work alone.
+        size_weight: α, positive: toward mixing by size; a small one lets clients work alone.
         alignment_weight: λ, at least 0.
         penalty_of: The clients' term: by the ``cosine`` with each model, or with the ``mixed`` one.
         compared: Shell-style patterns of the parameters that d is of.
@@ -114,7 +114,7 @@ class PFedGraph(ModelTable):
 
     def directed(self, parameters: Parameters, context: Context) -> Tensor:
         """-λ <c, x> / ‖x‖."""
-        directions = {name: context.inbox[f"direction/{name}"] for name in self.shared}
+        directions = {name: context.received[f"direction/{name}"] for name in self.shared}
         length = _product(parameters, parameters, self.shared).sqrt()
         return -self.alignment_weight * _product(parameters, directions, self.shared) / length
 
@@ -122,15 +122,15 @@ class PFedGraph(ModelTable):
         """-λ cos(x, θ̄), for clients that have taken part before."""
         length = _product(parameters, parameters, self.shared) * _product(context.anchor, context.anchor, self.shared)
         cosine = _product(parameters, context.anchor, self.shared) / length.sqrt()
-        return -self.alignment_weight * context.inbox["has_taken_part"] * cosine
+        return -self.alignment_weight * context.received["has_taken_part"] * cosine
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The mixed model, and what the clients' term needs."""
         payload = self.mixed_models(clients)
-        signals = {f"direction/{name}": table[list(clients)] for name, table in self.directions.items()}
+        extras = {f"direction/{name}": table[list(clients)] for name, table in self.directions.items()}
         if self.alignment_weight and not self.sends_directions:
-            signals["has_taken_part"] = self.known_C[list(clients)]
-        return dataclasses.replace(payload, signals=signals)
+            extras["has_taken_part"] = self.known_C[list(clients)]
+        return dataclasses.replace(payload, extras=extras)
 
 
 def _product(left: Parameters, right: Parameters, names: Sequence[str]) -> Tensor:

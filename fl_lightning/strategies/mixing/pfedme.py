@@ -1,14 +1,14 @@
 """pFedMe: personal models held near copies of the global one, which follow them.
 
 T. Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1. The
-federation minimises the sum of the envelopes F_i(w) = min_x f_i(x) + λ/2 ‖x - w‖², whose gradient is λ (w - x). In a
+federation minimizes the sum of the envelopes F_i(w) = min_x f_i(x) + λ/2 ‖x - w‖², whose gradient is λ (w - x). In a
 round, from w_i = x_i = w, for each of R batches:
 
     K times  x_i <- x_i - η_p (∇f_i(x_i) + λ (x_i - w_i))
     then     w_i <- w_i + c (x_i - w_i)                      c = η λ
     server   w <- (1 - β) w + β Σ_i ω_i w_i
 
-η_p is the rate of the clients' optimiser, which may be any and starts anew every round; R are the batches of
+η_p is the rate of the clients' optimizer, which may be any and starts anew every round; R are the batches of
 ``num_epochs``. As in the authors' code ω are the shares of the training examples and x_i goes on from batch to batch
 (``inner_start``); its weight decay of x_i is not in the paper and not here. The personal model that is evaluated is
 x_i, as the paper means it; the authors' code evaluates w_i, which is logged as ``anchored/...``. The paper lets all
@@ -36,14 +36,14 @@ from fl_lightning.strategies.objectives import Proximal
 
 @dataclass(kw_only=True, eq=False)
 class PFedMe(FedAvg):
-    """Personal models x_i, and a global model w that is moved towards them.
+    """Personal models x_i, and a global model w that is moved toward them.
 
     Args:
         proximal_weight: λ, at least 0; 15 to 30 in the paper's runs of SGD, far less where Adam scales the pull up.
         num_inner_steps: K, steps on each batch, at least 1.
         anchor_share: c, how far w_i follows x_i after each batch, in [0, 1]; η λ in the paper.
         inner_start: Where x_i starts on the next batch: where the ``previous`` one has left it, or at the ``anchor``
-            w_i, then with a fresh optimiser.
+            w_i, then with a fresh optimizer.
         relaxation: β, at least 0; beyond 1 the server goes further than the mean.
     """
 
@@ -113,16 +113,16 @@ class PFedMe(FedAvg):
         return before.lerp(mixed, self.relaxation)
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """Send w, from which x_i starts anew: a client has one again when it has answered."""
+        """Send w, from which x_i starts anew: a client has one again when it has responded."""
         self.known_C[list(clients)] = False
         return super().configure(stage, clients)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Average, and know who has an x_i."""
         super().aggregate(stage, upload)
-        self.admit(stage, upload)
+        self.onboard(stage, upload)
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
+    def onboard(self, stage: Stage, upload: Payload) -> None:
         """Keep the w_i for their evaluation."""
         self.known_C[list(upload.clients)] = True
         for name, anchor in upload.parameters.items():

@@ -12,7 +12,7 @@ from fl_lightning.round.program import Change
 
 def half(batch: Batch, context: Context, part: int) -> Batch:
     """The batch with one half of its training examples, the same in every step for a batch of all."""
-    mask = batch.replace({"key": context.inbox["half"]}).split(2)[part].train_mask
+    mask = batch.replace({"key": context.received["half"]}).split(2)[part].train_mask
     return batch.replace({"train_mask": mask})
 
 

@@ -13,7 +13,7 @@ embedding, f' by the model received (no dropout, no gradient) and p = softmax of
 
 from the round on in which there is a codebook. Z are the rows f of I5. P projects on the eigenvectors of the
 ``num_frequencies`` least (low) or greatest (high) eigenvalues of diag(S 1) - S, S the cosines of Z of each row with
-itself and the 3 nearest, symmetrised; P' likewise of Z'. Neither P has a gradient.
+itself and the 3 nearest, symmetrized; P' likewise of Z'. Neither P has a gradient.
 
 Leaves the client: the model; each class's mean embedding over important training nodes, and how many they are; the two
 terms after training.
@@ -27,7 +27,7 @@ nodes, once; a step takes an eigen-decomposition of I5, cubic in its size.
 
 The semantic term helps clients that have labels of some classes only, also where their graphs differ in density
 (tests). The paper's gain on real graphs was not found again: on Cora and CiteSeer it is level with FedAvg; so it is, or
-below, on generated clients of which some have like and some unlike neighbours, with 5 and 20 local epochs, few and many
+below, on generated clients of which some have like and some unlike neighbors, with 5 and 20 local epochs, few and many
 labels, λ_s 5 to 300 and λ_f up to 20.
 """
 
@@ -46,15 +46,15 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Rows, Signal, Slot, Stage
-from fl_lightning.strategies.base import NotesFigures, server_dtype
+from fl_lightning.round.stage import ClientOutput, Rows, Stage, StateSpec
+from fl_lightning.strategies.base import RecordsMetrics, server_dtype
+from fl_lightning.strategies.client_outputs import means_by_class
 from fl_lightning.strategies.mixing.fedavg import FedAvg
 from fl_lightning.strategies.mixing.node_spectra import importance, spectrum
-from fl_lightning.strategies.signals import means_by_class
 
 
 @dataclass(kw_only=True, eq=False)
-class S2FGL(FedAvg, NotesFigures):
+class S2FGL(FedAvg, RecordsMetrics):
     """FedAvg with alignment of semantics and of frequencies.
 
     Args:
@@ -100,13 +100,13 @@ class S2FGL(FedAvg, NotesFigures):
         self.counts_CK = torch.zeros(federation.num_clients, federation.num_outputs, device=federation.device)
         self.num_rounds = 0
 
-    def memory(self) -> Mapping[str, Slot]:
+    def client_state(self) -> Mapping[str, StateSpec]:
         """Where each node comes in the order of importance."""
-        return {"place": Slot(initial=torch.tensor(0), per_example=True)}
+        return {"place": StateSpec(initial=torch.tensor(0), per_example=True)}
 
     def initial_stages(self) -> Sequence[Stage]:
         """The clients order their nodes."""
-        return [Stage(name="score", memory={"place": self.places})] if self.aligns else []
+        return [Stage(name="score", client_state={"place": self.ranks})] if self.aligns else []
 
     def training(self, round_idx: int) -> Stage:
         """With the terms."""
@@ -124,7 +124,7 @@ class S2FGL(FedAvg, NotesFigures):
         if not self.num_rounds:
             return payload
         codebook = self.codebook()
-        return dataclasses.replace(payload, signals={"codebook": codebook.expand(len(clients), *codebook.shape)})
+        return dataclasses.replace(payload, extras={"codebook": codebook.expand(len(clients), *codebook.shape)})
 
     def codebook(self) -> Tensor:
         """B of the present round, (K S, D): for each row, of a share of the clients that have sent prototypes."""
@@ -133,7 +133,7 @@ class S2FGL(FedAvg, NotesFigures):
         rows = []
         for slot in range(self.num_slots):
             ticket_C = self.federation.keys(known, "codebook", self.num_rounds, slot)
-            chosen = [known[place] for place in ticket_C.argsort()[:number].sort().values.tolist()]
+            chosen = [known[index] for index in ticket_C.argsort()[:number].sort().values.tolist()]
             counts_CK = self.counts_CK[chosen]
             sum_KD = torch.einsum("ck,ckd->kd", counts_CK, self.prototypes_CKD[chosen])
             rows.append(sum_KD / counts_CK.sum(dim=0).clamp(min=1)[:, None])
@@ -146,18 +146,20 @@ class S2FGL(FedAvg, NotesFigures):
         super().aggregate(stage, upload)
         if not (upload.clients and self.aligns):
             return
-        sent_CKD = upload.signals["class/prototypes"]
+        sent_CKD = upload.extras["class/prototypes"]
         if not self.num_rounds:
             self.prototypes_CKD = sent_CKD.new_zeros(*self.prototypes_CKD.shape[:2], sent_CKD.shape[2])
             self.counts_CK = self.counts_CK.to(sent_CKD)
         self.prototypes_CKD[list(upload.clients)] = sent_CKD
-        self.counts_CK[list(upload.clients)] = upload.signals["class/counts"].to(sent_CKD)
-        self.figures = {n: float(t.double().mean()) for n, t in upload.signals.items() if n.startswith("server/")}
+        self.counts_CK[list(upload.clients)] = upload.extras["class/counts"].to(sent_CKD)
+        self.recorded_metrics = {
+            n: float(t.double().mean()) for n, t in upload.extras.items() if n.startswith("server/")
+        }
         self.num_rounds += 1
 
     # ------------------------------------------------------------------ the clients
 
-    def places(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+    def ranks(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """Where each node comes by its score, the highest first, (N,); of equal ones the first."""
         assert isinstance(batch, GraphBatch)
         score_N = torch.where(batch.example_mask, importance(batch, self.restart), -1.0)
@@ -165,33 +167,35 @@ class S2FGL(FedAvg, NotesFigures):
 
     def important(self, batch: Batch, context: Context, share: int) -> Tensor:
         """The ⌊n / share⌋ most important nodes, boolean (N,)."""
-        return batch.example_mask & (context.memory["place"] < batch.example_mask.sum() // share)
+        return batch.example_mask & (context.client_state["place"] < batch.example_mask.sum() // share)
 
     def aligned(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The objective."""
         output = client.output(parameters, batch)
         loss = client.loss(output, batch)
-        if "codebook" not in context.inbox:
+        if "codebook" not in context.received:
             return loss
         terms = self.terms(output, client.frozen_output(context.anchor, batch), batch, context)
         return loss + self.semantic_weight * terms["semantic"] + self.frequency_weight * terms["frequency"]
 
-    def terms(self, own: NetOutput, received: NetOutput, batch: Batch, context: Context) -> dict[str, Tensor]:
+    def terms(self, local: NetOutput, received: NetOutput, batch: Batch, context: Context) -> dict[str, Tensor]:
         """Both terms of one client; one whose weight is 0 is not computed."""
-        zero = own.embedding.new_zeros(())
+        zero = local.embedding.new_zeros(())
         terms = {"semantic": zero, "frequency": zero}
-        if self.semantic_weight and "codebook" in context.inbox:
-            log_own, log_received = (assigned(each.embedding, context.inbox["codebook"]) for each in (own, received))
+        if self.semantic_weight and "codebook" in context.received:
+            log_own, log_received = (
+                assigned(each.embedding, context.received["codebook"]) for each in (local, received)
+            )
             apart_N = (log_received.exp() * (log_received - log_own)).sum(dim=1)
             terms["semantic"] = (apart_N * batch.example_mask).sum() / batch.example_mask.sum()
         if self.frequency_weight:
-            terms["frequency"] = self.frequency(own.embedding, received.embedding, batch, context)
+            terms["frequency"] = self.frequency(local.embedding, received.embedding, batch, context)
         return terms
 
     def frequency(self, own_ND: Tensor, received_ND: Tensor, batch: Batch, context: Context) -> Tensor:
         """Mean squares between what both models' embeddings of I5 have of the lowest and the highest frequencies."""
         most = max(1, len(batch.y) // 5)
-        node_M = context.memory["place"].masked_fill(~batch.example_mask, len(batch.y)).argsort()[:most]
+        node_M = context.client_state["place"].masked_fill(~batch.example_mask, len(batch.y)).argsort()[:most]
         chosen_M = self.important(batch, context, 5).index_select(0, node_M)
         parts = []
         for embedding_ND in (own_ND, received_ND):
@@ -202,7 +206,7 @@ class S2FGL(FedAvg, NotesFigures):
         size = chosen_M.sum().clamp(min=1) * own_ND.shape[1]
         return (parts[0] - parts[1]).square().sum() / size
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """The prototypes, and the two terms."""
         return {"class": self.prototypes, "server": self.judge} if self.aligns else {}
 

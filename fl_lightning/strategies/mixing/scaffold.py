@@ -2,20 +2,20 @@
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
 ICML 2020, Algorithm 1. With a control c_i of each of the N training clients, c = (1/N) Σ_i c_i, all of them 0 at first,
-and S the clients that answered:
+and S the clients that responded:
 
     client   y <- y - η (g_i(y) + c - c_i)                  τ_i times from y = θ
     server   c_i <- (1/τ_i) Σ_k g_i(y_k)                    for i in S with τ_i > 0
              θ <- θ + η_g (1/|S|) Σ_{i in S} (y_i - θ)
 
 The paper's option II, c_i <- c_i - c + (θ - y_i) / (τ_i η), is that mean of the gradients if a step is η times the
-gradient. Here it is ``control: displacement``, and refused with any other optimiser. ``control: gradient_mean`` adds up
+gradient. Here it is ``control: displacement``, and refused with any other optimizer. ``control: gradient_mean`` adds up
 the gradients themselves, before they are corrected, so that c_i has the size of a gradient whatever makes steps of
-them; the optimiser's weight decay, which displacement counts as part of the gradient, is not in it. The paper's
-guarantees are for SGD: with momentum or Adam the correction goes through the optimiser, and none remains.
+them; the optimizer's weight decay, which displacement counts as part of the gradient, is not in it. The paper's
+guarantees are for SGD: with momentum or Adam the correction goes through the optimizer, and none remains.
 
 The controls are kept by the server, which sends θ and c - c_i instead of θ and c, and learns y_i and the sum of the
-gradients instead of y_i and the change of c_i: as many bytes, and no client whose answer is lost can leave c behind.
+gradients instead of y_i and the change of c_i: as many bytes, and no client whose update is lost can leave c behind.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context, Parameters
 from fl_lightning.round.payload import Payload
 from fl_lightning.round.program import Change, LocalProgram
-from fl_lightning.round.stage import Evaluation, Signal, Slot, Stage
+from fl_lightning.round.stage import ClientOutput, Evaluation, Stage, StateSpec
 from fl_lightning.strategies.mixing.base import Mixing, equal_weights
 
 
@@ -40,16 +40,18 @@ def corrected(
     client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
 ) -> Change:
     """G + c - c_i for the optimizer; and the sum of the gradients so far, where it is kept."""
-    inbox = {name.removeprefix("correction/"): correction for name, correction in context.inbox.items()}
+    received = {name.removeprefix("correction/"): correction for name, correction in context.received.items()}
     return Change(
-        gradients={name: g + inbox[name] if name in inbox else g for name, g in gradients.items()},
-        memory={name: total + gradients[name] for name, total in context.memory.items() if name in gradients},
+        gradients={name: g + received[name] if name in received else g for name, g in gradients.items()},
+        client_state={
+            name: total + gradients[name] for name, total in context.client_state.items() if name in gradients
+        },
     )
 
 
 def sum_of_gradients(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Parameters:
     """The sum of the gradients of all steps, Σ_k g_i(y_k)."""
-    return context.memory
+    return context.client_state
 
 
 @dataclass(kw_only=True, eq=False)
@@ -57,7 +59,7 @@ class SCAFFOLD(Mixing):
     """One global model, trained by steps that are corrected for what sets a client apart.
 
     Args:
-        control: What c_i is learnt from: ``gradient_mean``, or ``displacement``, for SGD without momentum.
+        control: What c_i is learned from: ``gradient_mean``, or ``displacement``, for SGD without momentum.
         server_lr: η_g, positive.
     """
 
@@ -92,17 +94,19 @@ class SCAFFOLD(Mixing):
         """θ + η_g (mean of y_i - θ)."""
         return before.lerp(mixed, self.server_lr)
 
-    def memory(self) -> Mapping[str, Slot]:
+    def client_state(self) -> Mapping[str, StateSpec]:
         """The sum of the gradients, which is made anew in every stage."""
         if self.control == "displacement":
             return {}
-        return {name: Slot(initial=torch.zeros_like(model[0]), lasting=False) for name, model in self.models.items()}
+        return {
+            name: StateSpec(initial=torch.zeros_like(model[0]), lasting=False) for name, model in self.models.items()
+        }
 
     def training(self, round_idx: int) -> Stage:
         """Corrected steps."""
         return dataclasses.replace(super().training(round_idx), program=LocalProgram(step=corrected))
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """The sum of the gradients; by displacement, of the corrected ones."""
         return {"gradients": sum_of_gradients if self.control == "gradient_mean" else self.displacement}
 
@@ -113,7 +117,7 @@ class SCAFFOLD(Mixing):
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
         """The model, and each client's correction."""
         corrections = {f"correction/{name}": self.correction(name, clients) for name in self.shared}
-        return dataclasses.replace(super().configure(stage, clients), signals=corrections)
+        return dataclasses.replace(super().configure(stage, clients), extras=corrections)
 
     def correction(self, name: str, clients: Sequence[int]) -> Tensor:
         """C - c_i, (C, *shape)."""
@@ -129,7 +133,7 @@ class SCAFFOLD(Mixing):
         rows = upload.num_steps.nonzero().flatten()
         clients = [upload.clients[row] for row in rows.tolist()]
         for name, model in self.models.items():
-            mean = upload.signals[f"gradients/{name}"][rows] / upload.num_steps[rows].view(-1, *[1] * (model.dim() - 1))
+            mean = upload.extras[f"gradients/{name}"][rows] / upload.num_steps[rows].view(-1, *[1] * (model.dim() - 1))
             if self.control == "displacement":
                 mean = mean - self.correction(name, clients)
             self.controls[name][clients] = mean.to(model)

@@ -8,7 +8,7 @@ client i sent last, Â the client relation graph with self-loops and rows that s
 
 Departures: in the authors' code both terms are built from detached tensors, so they have no gradient and u_i never
 enters training; here they have the paper's. Three hops a round (their default) make all clients alike on small graphs;
-here it is two. The graph is the data's; the learnt one (SFL*) is left out: what is released of it links the clients
+here it is two. The graph is the data's; the learned one (SFL*) is left out: what is released of it links the clients
 whose models are furthest apart, by a learner that is drawn anew in every round, and cannot be what the paper means.
 
 Leaves the client: its model.
@@ -76,16 +76,16 @@ class SFL(Mixing):
         self.smooth()
 
     def mixing_matrix(self, upload: Payload) -> Tensor:
-        """Â^L over the training clients, whoever of them answers, (T, T)."""
+        """Â^L over the training clients, whoever of them updates, (T, T)."""
         return self.hops_TT
 
     def smooth(self) -> None:
         """u_i of the training clients."""
-        self.personalised_models = {name: table.clone() for name, table in self.last.items()}
+        self.personalized_models = {name: table.clone() for name, table in self.last.items()}
         for name, table in self.last.items():
             v = table[self.training_T]
             u = torch.tensordot(self.hops_TT.to(v), v, dims=1)
-            self.personalised_models[name][self.training_T] = v.lerp(u, self.smoothing)
+            self.personalized_models[name][self.training_T] = v.lerp(u, self.smoothing)
 
     def aggregate(self, stage: Stage, upload: Payload) -> None:
         """Take in what was sent, smooth all clients' models, and average them."""
@@ -94,12 +94,12 @@ class SFL(Mixing):
         for name, tensor in upload.parameters.items():
             self.last[name][list(upload.clients)] = tensor
         self.smooth()
-        for name, table in self.personalised_models.items():
+        for name, table in self.personalized_models.items():
             self.models[name] = table[self.training_T].mean(dim=0, keepdim=True)
 
     def personal_models(self, clients: Sequence[int]) -> Payload:
-        """u_i; of a newcomer the mean of what its neighbours sent last, or of all if it has none."""
-        models = {name: table[list(clients)] for name, table in self.personalised_models.items()}
+        """u_i; of an unseen client the mean of what its neighbors sent last, or of all if it has none."""
+        models = {name: table[list(clients)] for name, table in self.personalized_models.items()}
         for row, client in enumerate(clients):
             if client in self.federation.training_clients:
                 continue
@@ -116,7 +116,9 @@ class SFL(Mixing):
 
     def pulls(self, parameters: Parameters, context: Context) -> Tensor:
         """λ/2 (‖x - start‖² + ‖x - other‖²), w being one of them and u_i the other."""
-        ends = [(name, end) for name in self.shared for end in (context.anchor[name], context.inbox[f"other/{name}"])]
+        ends = [
+            (name, end) for name in self.shared for end in (context.anchor[name], context.received[f"other/{name}"])
+        ]
         apart = [(parameters[name] - end).square().sum() for name, end in ends]
         return 0.5 * self.proximal_weight * torch.stack(apart).sum()
 
@@ -126,7 +128,7 @@ class SFL(Mixing):
         if self.start == "personal":
             start, other = other, start
         others = {f"other/{name}": model for name, model in other.parameters.items()} if self.proximal_weight else {}
-        return dataclasses.replace(start, signals=others)
+        return dataclasses.replace(start, extras=others)
 
     def model_for(self, clients: Sequence[int]) -> Payload:
         """u_i; clients keep their personal parameters."""

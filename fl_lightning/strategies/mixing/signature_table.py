@@ -1,6 +1,6 @@
 """What the server knows of each client by which clients can be compared: its signature, and how much data it has.
 
-Shape legend: C, K clients, N newcomers, T training clients, D width of a signature.
+Shape legend: C, K clients, N unseen clients, T training clients, D width of a signature.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class SignatureTable(ServerState):
 
     Args:
         federation: Whose clients.
-        name: Of the signal that is the signature.
+        name: Of the client output that is the signature.
 
     Attributes:
         rows_CD: What each client has sent last; of no width before anybody has.
@@ -42,13 +42,13 @@ class SignatureTable(ServerState):
         self.rows_CD = torch.zeros(count, 0, dtype=self.dtype, device=device)
         self.known_C = torch.zeros(count, dtype=torch.bool, device=device)
         self.examples_C = torch.ones(count, dtype=torch.float64, device=device)
-        self._newcomers: Payload | None = None
+        self._unseen_clients: Payload | None = None
 
     def remember(self, upload: Payload) -> None:
         """Keep the signatures that clients sent, if there are any."""
-        if not upload.clients or self.name not in upload.signals:
+        if not upload.clients or self.name not in upload.extras:
             return
-        signature_CD = upload.signals[self.name].to(self.dtype)
+        signature_CD = upload.extras[self.name].to(self.dtype)
         if not self.rows_CD.shape[1]:
             self.rows_CD = signature_CD.new_zeros(len(self.known_C), signature_CD.shape[1])
         rows = torch.tensor(upload.clients, device=self.known_C.device)
@@ -57,25 +57,25 @@ class SignatureTable(ServerState):
         if upload.num_examples is not None:
             self.examples_C[rows] = upload.num_examples.to(self.examples_C)
 
-    def admit(self, upload: Payload) -> None:
-        """Keep newcomers' signatures, and what they trained, if they did."""
+    def onboard(self, upload: Payload) -> None:
+        """Keep unseen clients' signatures, and what they trained, if they did."""
         if upload.clients and upload.parameters:
-            self._newcomers = upload
+            self._unseen_clients = upload
         self.remember(upload)
 
     def give_back_(self, payload: Payload, names: Sequence[str]) -> None:
-        """Put what newcomers have trained of some parameters into the models that are meant for them."""
-        if (own := self._newcomers) is None:
+        """Put what unseen clients have trained of some parameters into the models that are meant for them."""
+        if (local := self._unseen_clients) is None:
             return
-        rows = [payload.clients.index(client) for client in own.clients if client in payload.clients]
-        sent = [row for row, client in enumerate(own.clients) if client in payload.clients]
+        rows = [payload.clients.index(client) for client in local.clients if client in payload.clients]
+        sent = [row for row, client in enumerate(local.clients) if client in payload.clients]
         for name in names:
-            payload.parameters[name][rows] = own.parameters[name][sent]
+            payload.parameters[name][rows] = local.parameters[name][sent]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the table; newcomers have to join anew."""
+        """Restore the table; unseen clients have to join anew."""
         super().load_state_dict(state)
-        self._newcomers = None
+        self._unseen_clients = None
 
     def of_known(self) -> Tensor:
         """Signatures of the training clients that have one, (C, D)."""
@@ -88,8 +88,8 @@ class SignatureTable(ServerState):
             return {}
         is_other = ~torch.eye(len(known_CD), dtype=torch.bool, device=known_CD.device)
         others = similarity(known_CD, known_CD)[is_other]
-        found = {"min": others.min(), "mean": others.mean(), "max": others.max()}
-        return {f"server/similarity_{name}": float(value) for name, value in found.items()}
+        result = {"min": others.min(), "mean": others.mean(), "max": others.max()}
+        return {f"server/similarity_{name}": float(value) for name, value in result.items()}
 
     def matrices(self, similarity: Similarity, rule: MixingRule | None) -> Mapping[str, Tensor]:
         """Similarities and, with a rule, W of all training clients, (T, T); nan where a signature is not known."""
@@ -100,14 +100,14 @@ class SignatureTable(ServerState):
             return torch.full_like(both_TT, torch.nan, dtype=self.dtype).masked_scatter(both_TT, matrix_CC)
 
         similarity_CC = similarity(self.of_known(), self.of_known())
-        found = {self.name.replace("_", " "): whole(similarity_CC)}
+        result = {self.name.replace("_", " "): whole(similarity_CC)}
         if rule is not None:
-            found["mixing"] = whole(rule(similarity_CC, self.examples_C[self._known_clients()]))
-        return found
+            result["mixing"] = whole(rule(similarity_CC, self.examples_C[self._known_clients()]))
+        return result
 
-    def mixing_of_newcomers(self, newcomers: Sequence[int], similarity: Similarity, rule: MixingRule) -> Tensor:
-        """Rows of W over the training clients, (N, T); uniform for a newcomer whose signature is not known."""
-        new, training = list(newcomers), self.training
+    def mixing_of_newcomers(self, unseen_clients: Sequence[int], similarity: Similarity, rule: MixingRule) -> Tensor:
+        """Rows of W over the training clients, (N, T); uniform for an unseen client whose signature is not known."""
+        new, training = list(unseen_clients), self.training
         new_N, known_T = self.known_C[new], self.known_C[training]
         mixing_NT = torch.full_like(new_N[:, None] & known_T, 1 / len(training), dtype=self.dtype)
         if known_T.any():

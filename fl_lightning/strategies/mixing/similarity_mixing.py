@@ -1,4 +1,4 @@
-"""Personalised mixing: each client's model is mixed from those of clients with similar signatures.
+"""Personalized mixing: each client's model is mixed from those of clients with similar signatures.
 
 Shape legend: C, K clients, D width of a signature.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.federation import Federation
 from fl_lightning.relations.similarity import cosine_similarity, softmax_mixing
 from fl_lightning.round.payload import Payload
-from fl_lightning.round.stage import Evaluation, Signal, Stage, StageAddress
+from fl_lightning.round.stage import ClientOutput, Evaluation, Stage, StageAddress
 from fl_lightning.strategies.base import server_dtype
 from fl_lightning.strategies.mixing.base import Mixing
 from fl_lightning.strategies.mixing.common_share import EstimatedShares, keeping_own, with_common_share
@@ -33,9 +33,10 @@ class SimilarityMixing(Mixing):
         similarity_temperature: τ, at least 0; 0 is plain averaging.
         common_share: s in [0, 1] of W = (1 - s) softmax(τ S) + s w, with w the shares of the training examples: what
             all clients have in common, however unlike they are. None to estimate it for each parameter tensor in every
-            round from how well the clients' updates are predicted by those of their like (``relations/kinship.py``).
+            round from how well the clients' updates are predicted by those of their like
+            (``relations/client_similarity.py``).
         validate_every: Rounds between trials (``strategies/trials.py``), which choose, by the clients' validation
-            ``common_share`` and ``mix_only_moved`` anew, for all clients; what is set is what it starts from.
+            ``common_share`` and ``masked_averaging`` anew, for all clients; what is set is what it starts from.
         validate_personal: Shell-style patterns of mixed parameters of which they choose, too, whether each client keeps
             its own instead, as at first: ``server/personal``.
         validate_similarity_temperature: Values of ``similarity_temperature`` of which they choose, too, in order, among
@@ -53,9 +54,9 @@ class SimilarityMixing(Mixing):
     validate_similarity_temperature: Sequence[float] = ()
     predict: Literal["trained", "mixed"] = "trained"
 
-    personalised = True
+    personalized = True
     server_state: ClassVar[tuple[str, ...]] = ("signatures", "trials", "estimated_shares", "uniform_mixing")
-    #: Name of the signal that is the signature.
+    #: Name of the client output that is the signature.
     signature: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class SimilarityMixing(Mixing):
         check_tried(self)
 
     @abstractmethod
-    def signature_signal(self) -> Signal:
+    def signature_output(self) -> ClientOutput:
         """What a client sends as its signature, (D,)."""
 
     def similarity(self, signature_CD: Tensor, other_KD: Tensor) -> Tensor:
@@ -74,15 +75,15 @@ class SimilarityMixing(Mixing):
         return cosine_similarity(signature_CD, other_KD)
 
     def similarity_of(self, upload: Payload) -> Tensor:
-        """How alike the clients are that answered, (C, C)."""
-        signature_CD = upload.signals[self.signature].to(self.dtype)
+        """How alike the clients are that responded, (C, C)."""
+        signature_CD = upload.extras[self.signature].to(self.dtype)
         return self.similarity(signature_CD, signature_CD)
 
     def weights(self, similarity_CK: Tensor) -> Tensor:
         """What share each client has of the models of those like it, (C, K): softmax(τ S); rows sum to one."""
         return softmax_mixing(similarity_CK, self.temperature())
 
-    def kin_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
+    def similarity_weights(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
         """The same where training examples may count, too, (C, K)."""
         return self.weights(similarity_CK)
 
@@ -101,28 +102,28 @@ class SimilarityMixing(Mixing):
         self.trials.check_client(federation.client)
         self.tried_personal = self.select(self.shared, self.validate_personal)
 
-    def mixes_only_moved(self) -> bool:
+    def uses_masked_averaging(self) -> bool:
         """As it is set, or as validation chose last."""
-        return bool(self.trials.choice["mix_only_moved"])
+        return bool(self.trials.choice["masked_averaging"])
 
     def mixing_of(self, similarity_CK: Tensor, examples_K: Tensor) -> Tensor:
         """What share each client has of the others' models, (C, K), on the mean over the parameter tensors."""
         estimated = self.common_share is None
         common_share = self.estimated_shares.mean if estimated else self.trials.choice["common_share"]
-        return with_common_share(self.kin_weights(similarity_CK, examples_K), examples_K, common_share)
+        return with_common_share(self.similarity_weights(similarity_CK, examples_K), examples_K, common_share)
 
     def mixing_matrix(self, upload: Payload) -> Tensor | Mapping[str, Tensor]:
         """W over the clients of the upload, (C, C); for each parameter tensor its own if the shares are estimated."""
         examples_C = self.signatures.examples_C[list(upload.clients)]
-        kin_CC = self.kin_weights(self.similarity_of(upload), examples_C)
+        similar_CC = self.similarity_weights(self.similarity_of(upload), examples_C)
         if self.common_share is None:
-            return self.estimated_shares.mixing(upload, self.models, kin_CC, examples_C)
-        mixing_CC = with_common_share(kin_CC, examples_C, self.trials.choice["common_share"])
+            return self.estimated_shares.mixing(upload, self.models, similar_CC, examples_C)
+        mixing_CC = with_common_share(similar_CC, examples_C, self.trials.choice["common_share"])
         return keeping_own(mixing_CC, self.validate_personal) if self.trials.choice.get("personal") else mixing_CC
 
-    def signals(self) -> Mapping[str, Signal]:
+    def client_outputs(self) -> Mapping[str, ClientOutput]:
         """The signature."""
-        return {self.signature: self.signature_signal()}
+        return {self.signature: self.signature_output()}
 
     def stages(self, round_idx: int) -> Sequence[Stage]:
         """The exchange of the models, then trials of how they are mixed."""
@@ -144,30 +145,30 @@ class SimilarityMixing(Mixing):
             self.trials.choose(stage, upload)
         elif upload.clients:
             self.signatures.remember(upload)
-            self.take_in(stage, upload)
+            self.ingest(stage, upload)
             self.uniform_mixing.note(self, upload)
 
-    def take_in(self, stage: Stage, upload: Payload) -> None:
+    def ingest(self, stage: Stage, upload: Payload) -> None:
         """Mix what the clients trained, and keep it for trials of other ways to mix it."""
         self.trials.keep(upload)
         super().aggregate(stage, upload)
 
-    def admit(self, stage: Stage, upload: Payload) -> None:
-        """Remember newcomers' signatures, and what they trained."""
-        self.signatures.admit(upload)
+    def onboard(self, stage: Stage, upload: Payload) -> None:
+        """Remember unseen clients' signatures, and what they trained."""
+        self.signatures.onboard(upload)
 
     def mixed_models(self, clients: Sequence[int]) -> Payload:
-        """Each client's mixed model; newcomers' are mixed from those of the training clients.
+        """Each client's mixed model; unseen clients' are mixed from those of the training clients.
 
-        What stays with the clients stays with newcomers that have trained, too.
+        What stays with the clients stays with unseen clients that have trained, too.
         """
         payload = super().mixed_models(clients)
         training = set(self.signatures.training)
-        newcomers = [client for client in clients if client not in training]
-        if not newcomers or not self.personalised:
+        unseen_clients = [client for client in clients if client not in training]
+        if not unseen_clients or not self.personalized:
             return payload
-        mixing_NT = self.signatures.mixing_of_newcomers(newcomers, self.similarity, self.mixing_of)
-        payload = self.with_newcomers(payload, newcomers, mixing_NT)
+        mixing_NT = self.signatures.mixing_of_newcomers(unseen_clients, self.similarity, self.mixing_of)
+        payload = self.with_unseen_clients(payload, unseen_clients, mixing_NT)
         if self.trials.choice.get("personal"):
             self.signatures.give_back_(payload, self.tried_personal)
         return payload
@@ -195,4 +196,4 @@ class SimilarityMixing(Mixing):
 
     def matrices(self) -> Mapping[str, Tensor]:
         """Similarities of the signatures, and W as it would be if all took part."""
-        return self.signatures.matrices(self.similarity, self.mixing_of if self.personalised else None)
+        return self.signatures.matrices(self.similarity, self.mixing_of if self.personalized else None)

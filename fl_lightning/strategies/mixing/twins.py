@@ -1,6 +1,7 @@
-"""Clients with two copies of their net: the federation averages the shared one, the personal one stays at home.
+"""Clients with two copies of their net: the federation averages the shared one, the personal one is kept local.
 
-Traffic is FedAvg's: ``personal.*`` never travels. (A newcomer receives the server's model once, as both of its copies.)
+Traffic is FedAvg's: ``personal.*`` is never communicated. (An unseen client receives the server's model once, as both
+of its copies.)
 """
 
 import dataclasses
@@ -48,14 +49,14 @@ class Twins(Mixing):
 
     @abstractmethod
     def join(self) -> Stage:
-        """What a newcomer does, whose both models are the server's; it sends nothing."""
+        """What an unseen client does, whose both models are the server's; it sends nothing."""
 
-    def admission_stages(self) -> Sequence[Stage]:
-        """Newcomers receive the shared model and make a personal one of it."""
+    def onboarding_stages(self) -> Sequence[Stage]:
+        """Unseen clients receive the shared model and make a personal one of it."""
         return [dataclasses.replace(self.join(), name="join")]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """The shared model; to newcomers as their personal one, too."""
+        """The shared model; to unseen clients as their personal one, too."""
         payload = super().configure(stage, clients)
         if stage.name != "join":
             return payload

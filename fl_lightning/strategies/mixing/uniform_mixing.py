@@ -20,11 +20,11 @@ class MixesByLikeness(Protocol):
     common_share: float | None
     validate_every: int | None
     similarity_temperature: float
-    personalised: bool
+    personalized: bool
     breadth: float | None
 
     def similarity_of(self, upload: Payload) -> Tensor:
-        """How alike the clients are that answered, (C, C)."""
+        """How alike the clients are that responded, (C, C)."""
 
 
 class UniformMixing(ServerState):
@@ -43,7 +43,7 @@ class UniformMixing(ServerState):
         """Count a round, and warn of the tenth, unless uniform mixing is what is set or was found best."""
         temperature = strategy.similarity_temperature
         is_meant = strategy.common_share in (None, 1.0) or strategy.validate_every is not None or temperature == 0
-        if is_meant or not strategy.personalised or len(upload.clients) < 2:
+        if is_meant or not strategy.personalized or len(upload.clients) < 2:
             return
         uniform = strategy.breadth is not None and strategy.breadth > UNIFORM_BREADTH
         self.num_rounds = self.num_rounds + 1 if uniform else 0

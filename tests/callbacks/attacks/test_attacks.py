@@ -45,7 +45,7 @@ from fl_lightning.models.output import NetOutput
 from fl_lightning.relations.topology import Ring
 from fl_lightning.round.metrics import client_values
 from fl_lightning.round.payload import FLAT, from_wire
-from fl_lightning.round.stage import ClientState
+from fl_lightning.round.stage import Persistence
 from fl_lightning.strategies import DPSGD, FedAux, FedAvg, FedPer, FedPub, FedSheafHN, Local
 
 TINY_SHEAF = functools.partial(FedSheafHN, init_epochs=2, num_neighbors=2, refresh_every=2, hidden_channels=8)
@@ -77,7 +77,7 @@ def copied(payload: Payload) -> Payload:
     return dataclasses.replace(
         payload,
         parameters={name: tensor.clone() for name, tensor in payload.parameters.items()},
-        signals={name: tensor.clone() for name, tensor in payload.signals.items()},
+        extras={name: tensor.clone() for name, tensor in payload.extras.items()},
     )
 
 
@@ -99,12 +99,12 @@ def assert_only_rows_differ(before: Payload, after: Payload, clients: Any, chang
     assert after.clients == before.clients
     assert torch.equal(after.num_examples, before.num_examples)
     assert list(after.parameters) == list(before.parameters)
-    assert list(after.signals) == list(before.signals)
+    assert list(after.extras) == list(before.extras)
     for name, tensor in before.tensors().items():
-        found = after.tensors()[name]
-        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+        actual = after.tensors()[name]
+        assert (actual.dtype, actual.shape) == (tensor.dtype, tensor.shape)
         for row, client in enumerate(before.clients):
-            assert torch.equal(found[row], tensor[row]) == (client not in clients or name not in changed), name
+            assert torch.equal(actual[row], tensor[row]) == (client not in clients or name not in changed), name
 
 
 # ---------------------------------------------------------------- who is malicious
@@ -131,7 +131,7 @@ def test_the_choice_depends_on_the_seed_alone(make_trainer, federation, make_mod
 
 
 def test_only_training_clients_are_malicious(make_trainer, federation, make_model) -> None:
-    settings = {"participation": Participation(held_out_fraction=0.4), "seed": 1}  # 2 and 4 are new clients
+    settings = {"participation": Participation(held_out_fraction=0.4), "seed": 1}  # 2 and 4 are unseen clients
     assert set(chosen(make_trainer, federation, make_model, SignFlip(ratio=0.67), **settings)) < {0, 1, 3}
     with pytest.raises(
         ValueError, match=r"SignFlip\.clients: \[4, 9\] are not among the training clients, \[0, 1, 3\]"
@@ -166,7 +166,7 @@ def test_settings_out_of_range(build, message) -> None:
         (SignFlip(ratio=0.95), r"all 5 training clients would be malicious"),
         (
             GaussianAttack(ratio=0.2),
-            r"GaussianAttack: FedAvg sends no signal that matches '\*'; it sends parameters\. .* ModelPoisoning",
+            r"GaussianAttack: FedAvg sends no client output that matches '\*'; it sends parameters\. .* ModelPoisoning",
         ),
         (Backdoor(), r"Backdoor is for images .*, but client-00 has a graph: choose another attack"),
         (SimpleTuning(classifier=["top.*"]), r"'top\.\*' matches none of the model's parameters"),
@@ -177,14 +177,18 @@ def test_what_does_not_fit_the_federation_is_refused(attack, message, federation
         make_trainer(callbacks=attack).fit(make_model(), federation, FedAvg())
 
 
-def test_what_the_strategy_does_not_send_is_told(federation, make_model, make_trainer) -> None:
-    with pytest.raises(ValueError, match=r"FedPub sends no signal that matches 'embedd\*'; it sends the signal 'func"):
-        make_trainer(callbacks=SameValueAttack(ratio=0.2, signals=["embedd*"])).fit(
+def test_what_the_strategy_does_not_send_is_reported(federation, make_model, make_trainer) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"FedPub sends no client output that matches 'embedd\*'; it "
+        r"sends the client output 'func",
+    ):
+        make_trainer(callbacks=SameValueAttack(ratio=0.2, client_outputs=["embedd*"])).fit(
             make_model(FedPub), federation, FedPub()
         )
     with pytest.raises(ValueError, match="the clients of Local send no parameters"):
         make_trainer(callbacks=SignFlip(ratio=0.2)).fit(make_model(), federation, Local())
-    with pytest.raises(ValueError, match=r"Local sends no signal .* it sends nothing"):
+    with pytest.raises(ValueError, match=r"Local sends no client output .* it sends nothing"):
         make_trainer(callbacks=SameValueAttack(ratio=0.2)).fit(make_model(), federation, Local())
     make_trainer(callbacks=SameValueAttack(ratio=0.0)).fit(make_model(), federation, Local())
 
@@ -192,7 +196,7 @@ def test_what_the_strategy_does_not_send_is_told(federation, make_model, make_tr
 # ---------------------------------------------------------------- the benign
 
 
-def test_benign_clients_have_figures_of_their_own(federation, make_model, make_trainer, tmp_path: Path) -> None:
+def test_benign_clients_have_metrics_of_their_own(federation, make_model, make_trainer, tmp_path: Path) -> None:
     attacks = [LabelFlipping(clients=[1]), SignFlip(clients=[3, 1])]
     trainer = make_trainer(callbacks=attacks, num_rounds=2, monitor="benign/val/acc")
 
@@ -225,7 +229,7 @@ def test_test_runs_have_them_too(federation, make_model, make_trainer) -> None:
     assert tested["test/acc"] == result["test/acc"]
 
 
-# ---------------------------------------------------------------- invented signals
+# ---------------------------------------------------------------- forged outputs
 
 
 @both_executors
@@ -235,7 +239,7 @@ def test_test_runs_have_them_too(federation, make_model, make_trainer) -> None:
     [(TINY_SHEAF, "embedding"), (FedPub, "functional_embedding"), (FedAux, "projection")],
     ids=["FedSheafHN", "FedPub", "FedAux"],
 )
-def test_malicious_clients_invent_their_signals(kind, build, signal, executor, attacked) -> None:
+def test_malicious_clients_invent_their_outputs(kind, build, signal, executor, attacked) -> None:
     attack = kind(ratio=0.5, scale=20.0)
     trainer, before, after = attacked(
         attack, build(), executor=executor(), num_rounds=4, participation=Participation(**BUSY)
@@ -244,8 +248,8 @@ def test_malicious_clients_invent_their_signals(kind, build, signal, executor, a
     seen = []
     for (stage, honest), (_, arrived) in zip(before.up, after.up, strict=True):
         assert_only_rows_differ(honest, arrived, attack.malicious, {signal})
-        if signal in stage.signals:
-            rows = [arrived.signals[signal][row] for row, c in enumerate(arrived.clients) if c in attack.malicious]
+        if signal in stage.client_outputs:
+            rows = [arrived.extras[signal][row] for row, c in enumerate(arrived.clients) if c in attack.malicious]
             seen += rows
             spread = [float(row.max() - row.min()) for row in rows]
             assert all(value == 0 if kind is SameValueAttack else value > 1 for value in spread)
@@ -255,7 +259,7 @@ def test_malicious_clients_invent_their_signals(kind, build, signal, executor, a
     assert trainer.run.history[-1]["test/acc"] > 0
 
 
-def test_invented_signals_have_the_scale_that_was_asked_for() -> None:
+def test_invented_outputs_have_the_scale_that_was_asked_for() -> None:
     draw = torch.Generator().manual_seed(0)
     gaussian = GaussianAttack(ratio=0.2).invent(torch.Size([100, 100]), draw)
     same = torch.stack([SameValueAttack(ratio=0.2).invent(torch.Size([3]), draw) for _ in range(10000)])
@@ -265,15 +269,15 @@ def test_invented_signals_have_the_scale_that_was_asked_for() -> None:
         assert float(values.std()) == pytest.approx(1, abs=0.03)
 
 
-def test_only_the_named_signals_are_invented(federation, make_model, make_trainer) -> None:
+def test_only_the_named_outputs_are_invented(federation, make_model, make_trainer) -> None:
     payload = Payload(
         clients=(0, 2, 3),
         parameters={"w": torch.ones(3, 2)},
-        signals={"prototypes": torch.ones(3, 2, 4, dtype=torch.float64), "counts": torch.ones(3, 2)},
+        extras={"prototypes": torch.ones(3, 2, 4, dtype=torch.float64), "counts": torch.ones(3, 2)},
         num_examples=torch.tensor([1, 2, 3]),
     )
-    attack = GaussianAttack(clients=[1, 2], signals=["proto*"])
-    trainer = make_trainer(num_rounds=1, callbacks=GaussianAttack(clients=[1, 2], signals=["functional*"]))
+    attack = GaussianAttack(clients=[1, 2], client_outputs=["proto*"])
+    trainer = make_trainer(num_rounds=1, callbacks=GaussianAttack(clients=[1, 2], client_outputs=["functional*"]))
     trainer.fit(make_model(FedPub), federation, FedPub())
     attack.on_clients(trainer, ())
     kept = copied(payload)
@@ -290,9 +294,9 @@ def test_a_mixed_projection_vector_is_the_invented_one(attacked) -> None:
     _, before, after = attacked(attack, FedAux(mix_projection=True))
 
     for (_, honest), (_, arrived) in zip(before.up, after.up, strict=True):
-        assert torch.equal(honest.parameters["projection"], honest.signals["projection"])
-        assert torch.equal(arrived.parameters["projection"], arrived.signals["projection"])
-        assert arrived.signals["projection"][2].unique().numel() == 1
+        assert torch.equal(honest.parameters["projection"], honest.extras["projection"])
+        assert torch.equal(arrived.parameters["projection"], arrived.extras["projection"])
+        assert arrived.extras["projection"][2].unique().numel() == 1
 
 
 # ---------------------------------------------------------------- poisoned models
@@ -360,8 +364,8 @@ def test_poisoning_parameters_and_updates_agree(executor, attacked, assert_same)
 class Silent(FedAvg):
     """Nothing goes down, so that everyone goes on with its own parameters."""
 
-    def client_state(self) -> ClientState:
-        return ClientState()
+    def persistence(self) -> Persistence:
+        return Persistence()
 
     def configure(self, stage: Stage, clients: Any) -> Any:
         return None
@@ -426,7 +430,7 @@ def test_clients_of_different_architectures_can_be_malicious(executor, federatio
 
 def test_sign_flip_by_hand(make_trainer, federation, make_model) -> None:
     class Fixed(Callback):
-        """Everyone answers with what it received plus one."""
+        """Everyone responds with what it received plus one."""
 
         def on_send(self, trainer: Any, stage: Stage, payload: Payload) -> None:
             self.received = copied(payload)
@@ -520,8 +524,8 @@ def test_resuming_is_exact(attack, build, executor, federation, make_model, make
         )
 
     def fit(trainer: Any, **settings: Any) -> dict[str, float]:
-        algorithm = build()
-        return trainer.fit(make_model(algorithm), federation, algorithm, **settings)
+        strategy = build()
+        return trainer.fit(make_model(strategy), federation, strategy, **settings)
 
     uninterrupted = trainer(4)
     result = fit(uninterrupted)
@@ -699,7 +703,7 @@ def test_tuned_models_are_those_of_the_strategy_but_for_the_classifier(build, pi
         net.load_state_dict({name: tensor[client] for name, tensor in own.items()} | head)
         logits = net(types.SimpleNamespace(x=examples.x_NX)).logits
         right = ((logits.argmax(dim=1) == examples.y_N) & examples.test_mask_N).sum()
-        assert scores.signals["test/acc"][client].tolist() == [int(right), int(examples.test_mask_N.sum())]
+        assert scores.extras["test/acc"][client].tolist() == [int(right), int(examples.test_mask_N.sum())]
 
 
 @both_executors
@@ -744,9 +748,9 @@ def test_data_that_an_attack_is_not_for(attack, settings, message, pictures, mak
 
 def test_pictures_are_read_as_images(tmp_path) -> None:
     shape = torch.Size([3, 4, 4])
-    colours = np.zeros((8, 8, 3))
-    colours[:4, :, 0] = 1.0  # the upper half is red
-    matplotlib.image.imsave(tmp_path / "red.png", colours)
+    colors = np.zeros((8, 8, 3))
+    colors[:4, :, 0] = 1.0  # the upper half is red
+    matplotlib.image.imsave(tmp_path / "red.png", colors)
     np.save(tmp_path / "own.npy", np.full((3, 4, 4), 0.25))
     np.save(tmp_path / "wrong.npy", np.full((4, 4), 2.0))
 

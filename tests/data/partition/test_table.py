@@ -31,11 +31,11 @@ from fl_lightning.data import (
 )
 from fl_lightning.data.adjacency import adjacency_matrix, clustering_coefficient
 from fl_lightning.data.partition.heterogeneity import (
-    _neighbourhood_means,
+    _neighborhood_means,
     label_divergence,
     label_heterogeneity,
     label_histograms,
-    neighbourhood_discrepancy,
+    neighborhood_discrepancy,
 )
 
 
@@ -76,22 +76,22 @@ def test_label_divergence_by_hand():
 
 
 def test_discrepancy_by_hand():
-    """Neighbourhood means 0 and 1 (a pair of nodes: 0.5 each) against 3; the median of the distances is 2.5."""
+    """Neighborhood means 0 and 1 (a pair of nodes: 0.5 each) against 3; the median of the distances is 2.5."""
     near = client_graph([[0.0], [1.0]], [0, 0], [(0, 1)])
     far = client_graph([[3.0]], [0], [])
     cross = np.exp(-0.5 * (2.5 / 2.5) ** 2)
-    assert neighbourhood_discrepancy((near, far)) == pytest.approx(2 - 2 * cross)
-    assert neighbourhood_discrepancy((near, near)) == pytest.approx(0.0, abs=1e-6)
-    assert neighbourhood_discrepancy((near,)) == 0.0
+    assert neighborhood_discrepancy((near, far)) == pytest.approx(2 - 2 * cross)
+    assert neighborhood_discrepancy((near, near)) == pytest.approx(0.0, abs=1e-6)
+    assert neighborhood_discrepancy((near,)) == 0.0
 
 
 def test_discrepancy_of_a_subsample_is_close(tmp_path: Path):
     data = FederatedDataModule(SuperClusterSBM(), GivenPartitioner(), cache_dir=str(tmp_path))
     data.setup()
-    exact = neighbourhood_discrepancy(data.clients)
-    sampled = neighbourhood_discrepancy(data.clients, max_nodes=1000)
+    exact = neighborhood_discrepancy(data.clients)
+    sampled = neighborhood_discrepancy(data.clients, max_nodes=1000)
     assert sampled == pytest.approx(exact, rel=0.15)
-    assert sampled == neighbourhood_discrepancy(data.clients, max_nodes=1000)
+    assert sampled == neighborhood_discrepancy(data.clients, max_nodes=1000)
 
 
 def test_planted_communities_are_more_heterogeneous_than_random_parts(tmp_path: Path):
@@ -275,13 +275,13 @@ def test_edges_lost_are_the_messages_that_a_client_misses(tmp_path: Path):
     assert [row.clustering for row in table.rows] == [0.5, 0.5]
 
 
-def test_neighbourhoods_are_those_that_send_messages():
-    """Turned round, the edges of one client make other neighbourhoods."""
+def test_neighborhoods_are_those_that_send_messages():
+    """Turned round, the edges of one client make other neighborhoods."""
     from_hub, to_hub = [(0, 1), (0, 2), (0, 3)], [(1, 0), (2, 0), (3, 0)]
     x = [[3.0], [0.0], [0.0], [0.0]]
 
     def client(edges: list[tuple[int, int]]) -> ClientGraph:
         return directed_client(edges, 4, x)
 
-    assert _neighbourhood_means(client(from_hub), 4, 0, 0).flatten().tolist() == [3, 1.5, 1.5, 1.5]
-    assert _neighbourhood_means(client(to_hub), 4, 0, 0).flatten().tolist() == [0.75, 0, 0, 0]
+    assert _neighborhood_means(client(from_hub), 4, 0, 0).flatten().tolist() == [3, 1.5, 1.5, 1.5]
+    assert _neighborhood_means(client(to_hub), 4, 0, 0).flatten().tolist() == [0.75, 0, 0, 0]

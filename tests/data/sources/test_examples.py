@@ -193,7 +193,7 @@ def test_the_full_table_goes_before_the_sub_sample(root: Path, tmp_path: Path):
     assert len(Vehicle().load(tmp_path, 0).x[0]) == 5
 
 
-def test_standardised_regression(root: Path):
+def test_standardized_regression(root: Path):
     examples = School().load(root, 0)
     x, y = torch.cat(examples.x), torch.cat(examples.y)
     assert examples.num_outputs == 1
@@ -215,16 +215,16 @@ def test_har_windows_and_their_statistics(root: Path):
     statistics = torch.cat(HAR().load(root, 0).x)
     assert statistics.shape == (8, 72)
 
-    def standardised(values: torch.Tensor) -> torch.Tensor:
+    def standardized(values: torch.Tensor) -> torch.Tensor:
         return (values - values.mean()) / values.std(correction=0)
 
     length = raw[:, 3:6].norm(dim=1)  # of the angular velocity: signal 10 of 12
     for block, of_vector in enumerate(
         [length.mean(1), length.std(1, correction=0), length.amin(1), length.amax(1), length.square().mean(1)]
     ):
-        torch.testing.assert_close(statistics[:, 12 * block + 10], standardised(of_vector), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(statistics[:, 12 * block + 10], standardized(of_vector), rtol=1e-4, atol=1e-4)
     change = raw[:, 0].diff(dim=1).abs().mean(dim=1)
-    torch.testing.assert_close(statistics[:, 60], standardised(change), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(statistics[:, 60], standardized(change), rtol=1e-4, atol=1e-4)
 
 
 X, CLASSES = torch.zeros(3, 2), torch.tensor([0, 1, 1])

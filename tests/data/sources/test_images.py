@@ -65,8 +65,8 @@ def write_batches(folder: Path) -> None:
 def test_the_standard_files_of_cifar10(place: str, root: Path, tmp_path: Path):
     write_batches(tmp_path / place)
     expected = HeterogeneousCIFAR10(num_clients=4).load(root, 0)
-    found = HeterogeneousCIFAR10(num_clients=4).load(tmp_path, 0)
-    assert all(torch.equal(a, b) for a, b in zip(found.x, expected.x, strict=True))
+    actual = HeterogeneousCIFAR10(num_clients=4).load(tmp_path, 0)
+    assert all(torch.equal(a, b) for a, b in zip(actual.x, expected.x, strict=True))
     (tmp_path / place / "test_batch").unlink()
     with pytest.raises(FileNotFoundError, match=r"no .*test_batch; expected is CIFAR-10's Python version"):
         HeterogeneousCIFAR10().load(tmp_path, 0)

@@ -52,7 +52,7 @@ def saved(graphs: list[Data], path: Path) -> FileSource:
 
 
 @pytest.mark.parametrize("in_file", [False, True])
-def test_classes_of_a_list_are_told_by_their_names(in_file: bool, tmp_path: Path) -> None:
+def test_classes_of_a_list_are_reported_by_their_names(in_file: bool, tmp_path: Path) -> None:
     graphs = [ward(NAMES), ward(["dead", "healthy", "ill"]), ward([*reversed(NAMES)], 21)]
     data = module(saved(graphs, tmp_path / "all.pt") if in_file else graphs, tmp_path)
     for client in data.clients:
@@ -73,8 +73,8 @@ def test_new_classes_are_appended_and_unlabeled_nodes_stay_so(tmp_path: Path) ->
 
 def test_the_same_names_change_nothing(tmp_path: Path) -> None:
     named, plain = ([ward(NAMES), ward(NAMES, 21)], [graph(24), graph(21)])
-    found = [ManyGraphs([InMemorySource(each) for each in graphs]).load(tmp_path) for graphs in (named, plain)]
-    assert hash_graph(found[0]) == hash_graph(found[1])
+    actual = [ManyGraphs([InMemorySource(each) for each in graphs]).load(tmp_path) for graphs in (named, plain)]
+    assert hash_graph(actual[0]) == hash_graph(actual[1])
 
 
 def test_names_that_some_graphs_lack_are_asked_for(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_a_source_may_know_the_names(tmp_path: Path) -> None:
 def test_nodes_of_a_list_keep_their_names(tmp_path: Path) -> None:
     graphs = [graph(6), graph(9, node_names=[f"b{n}" for n in range(9)])]
     data = module(graphs, tmp_path, None, GlobalSplit(0.5, 0.2))
-    assert data.own_names(0).names == ("",) * 6
-    assert data.own_names(1).names == tuple(graphs[1].node_names)
-    assert data.own_names(1).number_N.tolist() == list(range(9))
+    assert data.user_names(0).names == ("",) * 6
+    assert data.user_names(1).names == tuple(graphs[1].node_names)
+    assert data.user_names(1).number_N.tolist() == list(range(9))
 
 
 # ------------------------------------------------------------------ labels that mean none
@@ -249,8 +249,8 @@ def test_negative_membership_is_refused_or_in_no_client(tmp_path: Path) -> None:
     data = graph(membership=torch.tensor([4, 9, -1] * 8))
     with pytest.raises(ValueError, match=r"'membership' is -1 at node 2, .* leave_out_negative to true"):
         module(data, tmp_path, GivenPartitioner())
-    found = module(data, tmp_path, GivenPartitioner(leave_out_negative=True), GlobalSplit(0.6, 0.2))
-    assert [found.source_idx_N(client).tolist() for client in range(2)] == [
+    actual = module(data, tmp_path, GivenPartitioner(leave_out_negative=True), GlobalSplit(0.6, 0.2))
+    assert [actual.source_idx_N(client).tolist() for client in range(2)] == [
         [n for n in range(24) if n % 3 == 0],
         [n for n in range(24) if n % 3 == 1],
     ]
@@ -273,12 +273,12 @@ def test_metis_bisects_where_k_way_leaves_clients_empty(tmp_path: Path) -> None:
 
 
 def test_a_given_split_has_a_remedy_of_its_own(tmp_path: Path) -> None:
-    masks = {f"{name}_mask": torch.arange(24) == place for place, name in enumerate(("train", "val", "test"))}
+    masks = {f"{name}_mask": torch.arange(24) == index for index, name in enumerate(("train", "val", "test"))}
     with pytest.raises(
         ValueError, match=r"\[1\] without a training .*Mark labeled nodes of theirs in .*train_mask"
-    ) as told:
+    ) as caught:
         module(graph(membership=torch.arange(24) // 12, **masks), tmp_path, GivenPartitioner(), GivenSplit())
-    assert "Raise `train`" not in str(told.value)
+    assert "Raise `train`" not in str(caught.value)
     y = torch.where(torch.arange(24) < 12, torch.arange(24) % 3, -1)
     with pytest.raises(ValueError, match=r"\[1\] have no label\)\. Raise `train`"):
         module(graph(membership=torch.arange(24) // 12, y=y), tmp_path, GivenPartitioner(), GlobalSplit())

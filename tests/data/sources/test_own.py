@@ -57,17 +57,17 @@ def test_a_file_with_a_list_and_a_list_of_files(tmp_path: Path) -> None:
         torch.save(each, tmp_path / f"{idx}.pt")
     files = FileSource([str(tmp_path / "0.pt"), str(tmp_path / "1.pt")])
     many = ManyGraphs([FileSource(str(tmp_path / f"{idx}.pt")) for idx in (0, 1)], names=["north", "south"])
-    found = [
+    actual = [
         module(source, tmp_path)
         for source in (FileSource(str(tmp_path / "all.pt")), [str(tmp_path / "0.pt"), tmp_path / "1.pt"], many, files)
     ]
-    for data in found:
+    for data in actual:
         assert [client.num_nodes for client in data.clients] == [12, 10]
         assert torch.equal(data.clients[1].x_NF, graphs[1].x)
-    assert [client.name for client in found[0].clients] == ["client-00", "client-01"]
-    assert [client.name for client in found[2].clients] == ["north", "south"]
-    assert [client.name for client in found[3].clients] == ["0", "1"]
-    assert found[0].partition_hash != found[3].partition_hash
+    assert [client.name for client in actual[0].clients] == ["client-00", "client-01"]
+    assert [client.name for client in actual[2].clients] == ["north", "south"]
+    assert [client.name for client in actual[3].clients] == ["0", "1"]
+    assert actual[0].partition_hash != actual[3].partition_hash
     with pytest.raises(ValueError, match=r"all.pt' holds a list, but it is one of several files"):
         module(FileSource([str(tmp_path / "0.pt"), str(tmp_path / "all.pt")]), tmp_path)
     with pytest.raises(ValueError, match="path is an empty list: give at least one file"):

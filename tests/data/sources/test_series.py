@@ -24,8 +24,8 @@ def test_tpt48_years_and_scaling(scaling: Any, root: Path):
     file = np.load(root / "tpt48/tpt48.npz")["temp_F"][:, 1:4]
     axes = (1, 2) if scaling == "state" else None
     low, high = file.min(axis=axes, keepdims=True), file.max(axis=axes, keepdims=True)
-    found = np.stack([torch.cat([x, y], dim=1).numpy() for x, y in zip(examples.x, examples.y, strict=True)])
-    np.testing.assert_allclose(found, (file - low) / (high - low), atol=1e-6)
+    actual = np.stack([torch.cat([x, y], dim=1).numpy() for x, y in zip(examples.x, examples.y, strict=True)])
+    np.testing.assert_allclose(actual, (file - low) / (high - low), atol=1e-6)
     with pytest.raises(ValueError, match="the file has the years 2000 to 2004"):
         TPT48(1990, 1995).load(root, 0)
 
@@ -55,7 +55,7 @@ def test_the_documented_gap_keeps_readings_in_one_role(stride: int, root: Path):
     assert len(set.union(*seen)) == sum(map(len, seen))
 
 
-def test_traffic_is_normalised_by_its_past(root: Path):
+def test_traffic_is_normalized_by_its_past(root: Path):
     raw = np.load(root / "traffic/traffic_graphs.npz")["metr_la_speed_week"][: NUM_STEPS // 2].astype(float)
     examples = METRLA(1, 1, statistics_share=0.5).load(root, 0)
     expected = (np.arange(1, NUM_STEPS) - raw.mean()) / raw.std()

@@ -24,7 +24,7 @@ DEEP: dict[str, Any] = {
     "attention": "qkv",
     "num_hidden_layers": 2,
     "hidden_channels": 32,
-    "mix_only_moved": False,
+    "masked_averaging": False,
 }
 
 

@@ -10,7 +10,7 @@ def edges(edge_index: torch.Tensor) -> set[tuple[int, int]]:
     return set(map(tuple, edge_index.T.tolist()))
 
 
-def test_neighbours_by_hand_are_joined_in_both_directions() -> None:
+def test_neighbors_by_hand_are_joined_in_both_directions() -> None:
     angle = torch.tensor([0.0, 0.1, 0.3, 2.0])  # nearest: 0 -> 1, 1 -> 0, 2 -> 1, 3 -> 2
     length = torch.tensor([[1.0], [50.0], [0.01], [3.0]])  # must not matter
     embedding = length * torch.stack([angle.cos(), angle.sin()], dim=1)
@@ -27,9 +27,9 @@ def test_graph_is_symmetric_coalesced_and_without_self_loops(num_neighbors: int)
 
     graph = knn_graph(embedding, num_neighbors)
 
-    found = edges(graph)
-    assert len(found) == graph.shape[1]
-    assert all((m, n) in found and n != m for n, m in found)
+    actual = edges(graph)
+    assert len(actual) == graph.shape[1]
+    assert all((m, n) in actual and n != m for n, m in actual)
     assert graph[0].bincount(minlength=9).min() >= num_neighbors
 
 
@@ -65,7 +65,7 @@ def test_blocks_of_rows_do_not_change_the_graph(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("num_neighbors", [0, 3, 7])
-def test_impossible_number_of_neighbours(num_neighbors: int) -> None:
+def test_impossible_number_of_neighbors(num_neighbors: int) -> None:
     with pytest.raises(ValueError, match=f"num_neighbors={num_neighbors} .* 3 clients.* between 1 and"):
         knn_graph(torch.ones(3, 2), num_neighbors)
 

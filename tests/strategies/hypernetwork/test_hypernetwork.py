@@ -15,9 +15,9 @@ from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import flatten
 from fl_lightning.strategies import FedSheafHN, SheafRidge
+from fl_lightning.strategies.client_outputs import graph_embedding
 from fl_lightning.strategies.hypernetwork import GATDiffusion, GCNDiffusion, NoDiffusion, SheafDiffusion
 from fl_lightning.strategies.hypernetwork.base import fit
-from fl_lightning.strategies.signals import graph_embedding
 
 
 @pytest.mark.parametrize("answered", [(0, 2, 3), (2,)])
@@ -43,7 +43,7 @@ def test_server_step_is_the_gradient_of_half_the_squared_distance(answered, num_
     )
 
 
-def test_a_round_without_answers_trains_nothing() -> None:
+def test_a_round_without_updates_trains_nothing() -> None:
     strategy = Linear()
     strategy.setup(federation_of(3))
     strategy.configure(strategy.stages(0)[0], (0, 1))
@@ -199,15 +199,15 @@ def test_one_hot_embeddings_are_never_sent(federation, make_model, make_trainer)
 )
 def test_ablations_learn(settings, federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=8)
-    algorithm = sheafhn(**{"hypernetwork_lr": 0.003, "hypernetwork_dropout": 0.0, **settings})
+    strategy = sheafhn(**{"hypernetwork_lr": 0.003, "hypernetwork_dropout": 0.0, **settings})
 
-    trainer.fit(make_model(), federation, algorithm)
+    trainer.fit(make_model(), federation, strategy)
 
     assert trainer.run.history[-1]["gen/train/loss"] < trainer.run.history[0]["gen/train/loss"]
     assert trainer.run.history[-1]["server/update_norm"] > 0
 
 
-def test_newcomers_receive_their_own_model_and_leave_the_others_as_they_are(
+def test_unseen_clients_receive_their_own_model_and_leave_the_others_as_they_are(
     federation, make_model, make_trainer
 ) -> None:
     seen = {}
@@ -223,15 +223,15 @@ def test_newcomers_receive_their_own_model_and_leave_the_others_as_they_are(
 
     trainer = make_trainer(callbacks=Watch(), participation=Participation(held_out_fraction=0.4), seed=1)
     # Without diffusion and with one attention number per pair, only the row of a client decides what it is sent.
-    algorithm = sheafhn(diffusion=NoDiffusion, attention="matrix")
-    trainer.fit(make_model(), federation, algorithm)
-    new, old = trainer.run.new_clients, trainer.run.training_clients
-    assert (old, new) == ((0, 1, 3), (2, 4))  # a newcomer stands between the others
+    strategy = sheafhn(diffusion=NoDiffusion, attention="matrix")
+    trainer.fit(make_model(), federation, strategy)
+    new, old = trainer.run.unseen_clients, trainer.run.training_clients
+    assert (old, new) == ((0, 1, 3), (2, 4))  # an unseen client stands between the others
 
-    after = algorithm.generate_for_evaluation(range(5))
+    after = strategy.generate_for_evaluation(range(5))
 
     assert seen["initial"].clients == seen["train"].clients == new
-    assert torch.equal(algorithm.embeddings.rows_CD[list(new)], seen["initial"].signals["embedding"])
+    assert torch.equal(strategy.embeddings.rows_CD[list(new)], seen["initial"].extras["embedding"])
     for name, tensor in after.rows(old).parameters.items():
         torch.testing.assert_close(tensor, seen["before"].parameters[name], rtol=1e-6, atol=1e-7)
     rows = flatten(after.parameters)
@@ -265,10 +265,10 @@ def test_how_what_is_generated_fits() -> None:
     """Two clients; one is generated as it was trained, the other half way."""
     start = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     update = torch.tensor([[1.0, 0.0], [0.0, 2.0]])  # trained: (2, 0) and (0, 3), about their mean (1, 1.5)
-    found = fit(start, update, torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
-    assert found["server/captured_share"] == pytest.approx(1 - 1 / 5)
-    assert found["server/explained"] == pytest.approx(1 - 1 / 6.5)
-    assert found["server/spread"] == pytest.approx((4 / 6.5) ** 0.5)
+    actual = fit(start, update, torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
+    assert actual["server/captured_share"] == pytest.approx(1 - 1 / 5)
+    assert actual["server/explained"] == pytest.approx(1 - 1 / 6.5)
+    assert actual["server/spread"] == pytest.approx((4 / 6.5) ** 0.5)
 
 
 @pytest.mark.parametrize(("build", "clean"), [(sheafhn, False), (ridge, True)], ids=["FedSheafHN", "SheafRidge"])

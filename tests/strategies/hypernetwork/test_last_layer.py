@@ -1,4 +1,4 @@
-"""SheafRidge: its last layer in closed form, its embeddings in a common frame; and the family's figures."""
+"""SheafRidge: its last layer in closed form, its embeddings in a common frame; and the family's metrics."""
 
 import copy
 import warnings
@@ -17,13 +17,13 @@ EXAMPLES = torch.tensor([4, 1, 3, 2, 2])
 
 
 def play(strategy: SheafRidge, clients, seed: int = 8) -> Tensor:
-    """A round in which some clients answer; what they trained."""
+    """A round in which some clients respond; what they trained."""
     stage = strategy.stages(0)[0]
     sent = flatten(strategy.configure(stage, clients).parameters)
     upload = updates(clients, strategy, seed)
     trained = sent + flatten(upload.parameters)
     upload = Payload(
-        clients=upload.clients, parameters=upload.parameters, num_examples=EXAMPLES[list(clients)], signals={}
+        clients=upload.clients, parameters=upload.parameters, num_examples=EXAMPLES[list(clients)], extras={}
     )
     strategy.aggregate(stage, upload)
     return trained
@@ -34,18 +34,18 @@ def test_the_layer_is_the_ridge_regression_of_the_models_on_the_features() -> No
     feature = torch.randn(5, 3, generator=draw, dtype=torch.float64)
     models = torch.randn(5, 7, generator=draw, dtype=torch.float64)
     layer = ClosedFormLayer([4, 3], 5, ridge=0.3, strength=1.0).double()
-    layer.take_in(range(5), models, EXAMPLES)
+    layer.ingest(range(5), models, EXAMPLES)
 
-    centred = feature - EXAMPLES.double() / 12 @ feature
-    centred = centred / centred.square().sum(dim=1).mean().sqrt()
+    centered = feature - EXAMPLES.double() / 12 @ feature
+    centered = centered / centered.square().sum(dim=1).mean().sqrt()
     mean = EXAMPLES.double() @ models / 12
-    weight = torch.linalg.solve(centred.T @ centred + 0.3 * torch.eye(3), centred.T @ (models - mean))
-    torch.testing.assert_close(layer(feature, range(5)), mean + centred @ weight, rtol=1e-6, atol=1e-8)
+    weight = torch.linalg.solve(centered.T @ centered + 0.3 * torch.eye(3), centered.T @ (models - mean))
+    torch.testing.assert_close(layer(feature, range(5)), mean + centered @ weight, rtol=1e-6, atol=1e-8)
     layer.strength_T.copy_(torch.tensor([0.0, 0.5]))
-    found = layer(feature, [3, 1])
-    torch.testing.assert_close(found[:, :4], mean[:4].expand(2, -1))
-    expected = mean + 0.5 * (centred @ weight)[[3, 1]]
-    torch.testing.assert_close(found[:, 4:], expected[:, 4:], rtol=1e-6, atol=1e-8)
+    actual = layer(feature, [3, 1])
+    torch.testing.assert_close(actual[:, :4], mean[:4].expand(2, -1))
+    expected = mean + 0.5 * (centered @ weight)[[3, 1]]
+    torch.testing.assert_close(actual[:, 4:], expected[:, 4:], rtol=1e-6, atol=1e-8)
 
 
 def test_nobody_or_one_client_is_no_regression() -> None:
@@ -54,7 +54,7 @@ def test_nobody_or_one_client_is_no_regression() -> None:
     feature = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     assert layer(feature, [2, 0]).tolist() == [[1.0, 2.0], [1.0, 2.0]]
 
-    layer.take_in([1], torch.tensor([[5.0, 6.0]]), torch.tensor([7]))
+    layer.ingest([1], torch.tensor([[5.0, 6.0]]), torch.tensor([7]))
 
     assert layer(feature, [2]).tolist() == [[5.0, 6.0]]
 
@@ -71,15 +71,15 @@ def test_the_loss_is_what_the_others_do_not_tell() -> None:
         own, scale = update[:, columns], float(update[:, columns].square().sum())
         for i in range(5):
             others = [j for j in range(5) if j != i]
-            told = smoother[i, others] @ own[others] / smoother[i, others].sum()
+            reported = smoother[i, others] @ own[others] / smoother[i, others].sum()
             mean = weight[others] @ own[others] / weight[others].sum()
-            error += float((own[i] - told).square().sum()) / scale
+            error += float((own[i] - reported).square().sum()) / scale
             plain += float((own[i] - mean).square().sum()) / scale
-    found = layer.loss(smoother, weight, layer.gram(update))
-    assert found.item() == pytest.approx(error / plain)
+    actual = layer.loss(smoother, weight, layer.gram(update))
+    assert actual.item() == pytest.approx(error / plain)
 
 
-def test_a_newcomer_keeps_of_its_own_model_as_much_as_the_others_do() -> None:
+def test_an_unseen_client_keeps_of_its_own_model_as_much_as_the_others_do() -> None:
     layer = ClosedFormLayer([2, 1], 3, ridge=1.0, strength=1.0)
     layer.own_T = [0.25, 1.0]
     generated = torch.tensor([0.0, 4.0, 8.0])
@@ -96,7 +96,7 @@ def test_sheaf_attention_mlp_and_ridge_are_really_trained() -> None:
     play(strategy, range(5))
 
     still = [name for name, p in strategy.generator.named_parameters() if torch.equal(p, before[name])]
-    assert not [name for name in still if not name.endswith(".bias")]  # those before a normalisation have no say
+    assert not [name for name in still if not name.endswith(".bias")]  # those before a normalization have no say
 
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
@@ -112,13 +112,13 @@ def test_a_fixed_strength_decides_between_one_model_and_the_fit(strength) -> Non
     mean = EXAMPLES.double() @ trained / 12
     expected = trained if strength else mean.expand(5, -1)
     torch.testing.assert_close(generated, expected, rtol=1e-4, atol=1e-4)
-    figures = strategy.metrics()
-    assert figures["server/spread"] == pytest.approx(strength, abs=1e-3)
-    assert figures["server/explained"] == pytest.approx(1.0 if strength else figures["server/explained"], abs=1e-3)
+    metrics = strategy.metrics()
+    assert metrics["server/spread"] == pytest.approx(strength, abs=1e-3)
+    assert metrics["server/explained"] == pytest.approx(1.0 if strength else metrics["server/explained"], abs=1e-3)
 
 
 def test_a_number_that_a_client_left_alone_counts_as_those_that_moved_it() -> None:
-    strategy = ridge(strength=0.0, mix_only_moved=True)
+    strategy = ridge(strength=0.0, masked_averaging=True)
     strategy.setup(federation_of(3))
     heard(strategy, range(3))
     stage = strategy.stages(0)[0]
@@ -151,7 +151,7 @@ def test_clients_that_did_not_answer_keep_their_last_model_in_the_fit() -> None:
 @pytest.mark.parametrize("amid_trials", [False, True])
 def test_trials_leave_nothing_behind(amid_trials) -> None:
     """Nor in a state that is saved amid them: it is that of the choice."""
-    strategy, other = (ridge(validate_every=1, validate_personal=["*.bias"], mix_only_moved=True) for _ in range(2))
+    strategy, other = (ridge(validate_every=1, validate_personal=["*.bias"], masked_averaging=True) for _ in range(2))
     for each in (strategy, other):
         each.setup(federation_of(5))
         heard(each, range(5))
@@ -162,7 +162,7 @@ def test_trials_leave_nothing_behind(amid_trials) -> None:
         stage, Payload(clients=range(5), parameters=unflatten(update, strategy.shapes), num_examples=EXAMPLES)
     )
     before = flatten(strategy.generate_for_evaluation(range(5)).parameters)
-    tried = [flatten(strategy.configure(stage, range(5)).signals) for stage in strategy.stages(1)[1:]]
+    tried = [flatten(strategy.configure(stage, range(5)).extras) for stage in strategy.stages(1)[1:]]
     assert torch.equal(tried[0], before)
     assert not torch.equal(tried[-1], before)
 
@@ -199,20 +199,20 @@ def test_permuted_embeddings_are_others() -> None:
     torch.testing.assert_close(mine[:, 0].sort().values, others[:, 0].sort().values)
 
 
-def test_a_collapsed_generator_is_told_once() -> None:
+def test_a_collapsed_generator_is_reported_once() -> None:
     strategy = Linear(server_lr=1e-12)
     strategy.setup(federation_of(4))
     strategy.embeddings.zero_()
-    told = []
+    reported = []
     for _ in range(25):
         strategy.configure(strategy.stages(0)[0], range(4))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             strategy.aggregate(strategy.stages(0)[0], updates(range(4), strategy))
-        told.append([str(each.message) for each in caught])
+        reported.append([str(each.message) for each in caught])
 
-    assert [bool(each) for each in told] == [False] * 9 + [True] + [False] * 15
-    assert "for 10 rounds every client has been generated the same model" in told[9][0]
+    assert [bool(each) for each in reported] == [False] * 9 + [True] + [False] * 15
+    assert "for 10 rounds every client has been generated the same model" in reported[9][0]
     assert strategy.metrics()["server/spread"] == 0.0
     assert strategy.metrics()["server/captured_share"] == pytest.approx(0.0, abs=1e-9)
 

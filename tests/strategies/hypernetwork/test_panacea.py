@@ -209,7 +209,7 @@ def test_objective_of_panacea_written_out(answered) -> None:
         before = parameters[name]
         torch.testing.assert_close(parameter.detach(), (before - 0.1 * before.grad).detach(), rtol=1e-10, atol=1e-12)
         assert before.grad.abs().max() > 1e-6, name
-    assert (strategy.embedding.weight[3] != parameters["embedding.weight"][3]).any()  # moved by its neighbour's answer
+    assert (strategy.embedding.weight[3] != parameters["embedding.weight"][3]).any()  # moved by its neighbor's update
 
 
 @each_head
@@ -335,13 +335,13 @@ def test_new_clients_enter_with_their_own_draw_and_their_edges(kind) -> None:
         play(strategy, (0, 1, 2), seed=seed)
     state = {name: tensor.clone() for name, tensor in strategy.generator.state_dict().items()}
 
-    newcomer = flatten(strategy.configure(strategy.admission_stages()[0], (3,)).parameters)
-    strategy.admit(strategy.admission_stages()[0], update(strategy, (3,)))
+    unseen_client = flatten(strategy.configure(strategy.onboarding_stages()[0], (3,)).parameters)
+    strategy.onboard(strategy.onboarding_stages()[0], update(strategy, (3,)))
 
     assert all(torch.equal(tensor, state[name]) for name, tensor in strategy.generator.state_dict().items())
     assert torch.equal(strategy.client_embeddings([3])[0], untrained[3])
     assert not torch.allclose(strategy.embedding.weight, untrained[:3])
-    assert torch.equal(generated(strategy, [3, 0])[0], newcomer[0])
+    assert torch.equal(generated(strategy, [3, 0])[0], unseen_client[0])
 
     for name, relation in {
         "none": [[0.0] * 4] * 4,
@@ -350,14 +350,16 @@ def test_new_clients_enter_with_their_own_draw_and_their_edges(kind) -> None:
         other = tiny(kind, federation_of(relation, training=(0, 1, 2)))
         other.generator.load_state_dict(state)
         same_training = torch.equal(generated(other, [0, 1, 2]), generated(strategy, [0, 1, 2]))
-        assert same_training == (kind is PFedHN or name == "training")  # edges to newcomers do not reach the others
+        assert same_training == (
+            kind is PFedHN or name == "training"
+        )  # edges to unseen clients do not reach the others
         assert torch.equal(generated(other, [3]), generated(strategy, [3])) == (kind is PFedHN)
 
 
 @pytest.mark.parametrize("kind", [PFedHN, Panacea])
-def test_new_clients_may_enter_as_the_mean_of_their_neighbours(kind) -> None:
+def test_new_clients_may_enter_as_the_mean_of_their_neighbors(kind) -> None:
     relation = [[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 3.0, 0.0], [1.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
-    strategy = tiny(kind, federation_of(relation, training=(0, 1)), new_embedding="mean")
+    strategy = tiny(kind, federation_of(relation, training=(0, 1)), unseen_embedding="mean")
     trained = strategy.embedding.weight
 
     x_CD = strategy.client_embeddings([3, 1, 2])
@@ -365,7 +367,7 @@ def test_new_clients_may_enter_as_the_mean_of_their_neighbours(kind) -> None:
     torch.testing.assert_close(
         x_CD, torch.stack([trained.mean(dim=0), trained[1], trained[0] / 4 + 3 * trained[1] / 4])
     )
-    blind = tiny(PFedHN, federation_of(None, training=(0, 1)), new_embedding="mean")
+    blind = tiny(PFedHN, federation_of(None, training=(0, 1)), unseen_embedding="mean")
     torch.testing.assert_close(blind.client_embeddings([2])[0], blind.embedding.weight.mean(dim=0))
 
 
@@ -409,7 +411,7 @@ def test_the_generated_model_is_the_result() -> None:
 
 
 def test_who_never_trained_trains_first() -> None:
-    """Only of clients that took part is the own model what local training made; newcomers train when they join."""
+    """Only of clients that took part is the own model what local training made; unseen clients train when they join."""
     strategy = tiny(federation=federation_of(training=(0, 2, 3)))
     play(strategy, (0, 2, 3), answered=(2,))
     trained = strategy.evaluations((0, 2, 3))["trained/"]

@@ -104,7 +104,7 @@ def test_constant_maps_give_the_normalized_graph_laplacian(restriction_map: str)
 
 
 def test_sections_that_agree_on_every_edge_are_harmonic() -> None:
-    """F of n in e = O_n for all its edges makes x_n = O_n^T c agree with all neighbours."""
+    """F of n in e = O_n for all its edges makes x_n = O_n^T c agree with all neighbors."""
     graph = knn_graph(embeddings(), 2)
     frame = rotations(embeddings(7, 9).unflatten(1, (3, 3)))
     section = (frame.mT @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)).flatten()

@@ -1,4 +1,4 @@
-"""AdaFGL: its modules by hand, what it reduces to, when clients hear what, and clients whose neighbours differ."""
+"""AdaFGL: its modules by hand, what it reduces to, when clients hear what, and clients whose neighbors differ."""
 
 import functools
 from typing import Any
@@ -53,16 +53,16 @@ def test_corrected_propagation(padding) -> None:
         alike = alike_NN[: len(batch.y), : len(batch.y)]
         return {"all": corrected_propagation(batch, alike, 1.0), "half": corrected_propagation(batch, alike, 0.5)}
 
-    found = computed(own, path_graph(), padding=padding)
+    actual = computed(own, path_graph(), padding=padding)
     links = torch.zeros(4, 4).double()
     for u, v in ((0, 1), (1, 2), (2, 3)):
         links[u, v] = links[v, u] = 1
     loops = links + torch.eye(4)
     scale = loops.sum(1).rsqrt()
-    torch.testing.assert_close(found["all"][:4, :4], scale[:, None] * loops * scale)  # Â
+    torch.testing.assert_close(actual["all"][:4, :4], scale[:, None] * loops * scale)  # Â
     loops = links / 2 + alike_NN[:4, :4] / 2 + torch.eye(4)
     scale = loops.sum(1).rsqrt()
-    torch.testing.assert_close(found["half"][:4, :4], scale[:, None] * loops * scale)
+    torch.testing.assert_close(actual["half"][:4, :4], scale[:, None] * loops * scale)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -73,13 +73,13 @@ def test_propagated_features_are_never_held(sparse) -> None:
     module = HopMLP(3, (5, 2), num_hops=4, dropout=0.0).double()
     step_NN = torch.rand(4, 4).double()
     graph = path_graph(x_NF.float())
-    found = computed(lambda b: {"": module(b, step_NN, "part").detach()}, graph, sparse=sparse)[""]
+    actual = computed(lambda b: {"": module(b, step_NN, "part").detach()}, graph, sparse=sparse)[""]
     parts = [graph.x_NF.double()]
     for _ in range(3):
         parts.append(step_NN @ parts[-1])
     hidden = torch.cat(parts, dim=1) @ module.weights.detach().flatten(0, 1) + module.bias.detach()
     hidden = torch.where(hidden > 0, hidden, 0.25 * hidden)
-    torch.testing.assert_close(found, module.layers[0](hidden).detach())
+    torch.testing.assert_close(actual, module.layers[0](hidden).detach())
 
 
 def test_relation() -> None:
@@ -91,10 +91,10 @@ def test_relation() -> None:
     mean = q_NN.mean()
     above = (q_NN - mean) / (q_NN.max() - mean)
     for kind, below in {"ratio": -q_NN / mean, "distance": (q_NN - mean) / mean}.items():
-        found = relation(e_NK, alike_NN, real_N, 0.0, below_mean=kind)
-        torch.testing.assert_close(found[:3, :3], torch.where(q_NN > mean, above, below) + torch.eye(3))
-        assert found[3].tolist() == [0, 0, 0, 1]
-        assert found[:3, :3].diagonal().tolist() == ([1, 1, 1] if kind == "ratio" else [0, 0, 0])
+        actual = relation(e_NK, alike_NN, real_N, 0.0, below_mean=kind)
+        torch.testing.assert_close(actual[:3, :3], torch.where(q_NN > mean, above, below) + torch.eye(3))
+        assert actual[3].tolist() == [0, 0, 0, 1]
+        assert actual[:3, :3].diagonal().tolist() == ([1, 1, 1] if kind == "ratio" else [0, 0, 0])
     cosine_NN = torch.zeros(4, 4).double()
     cosine_NN[:3, :3] = q_NN
     first, second = (relation(e_NK, cosine_NN, real_N, share, below_mean="ratio") for share in (0.0, 0.7))
@@ -106,8 +106,8 @@ def homophily_of(graph: ClientGraph, padding: int = 0) -> float:
     strategy.federation = type("Known", (), {"num_outputs": 2, "seed": 0})()  # type: ignore[assignment]
 
     def own(batch: Any) -> dict[str, Tensor]:
-        memory = {"prediction": torch.zeros(len(batch.y), 2).double()}
-        return {"": strategy.homophily(None, {}, batch, Context(memory=memory))}  # type: ignore[arg-type]
+        client_state = {"prediction": torch.zeros(len(batch.y), 2).double()}
+        return {"": strategy.homophily(None, {}, batch, Context(client_state=client_state))}  # type: ignore[arg-type]
 
     return computed(own, graph, padding=padding)[""].item()
 
@@ -127,24 +127,24 @@ def test_homophily_chooses_the_module(blend_modules) -> None:
     p_NK = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.3, 0.7]]).double()
 
     def own(batch: Any) -> dict[str, Tensor]:
-        found = {}
+        actual = {}
         for h in (-1.0, 0.0, 0.5, 0.95, 1.0):
-            context = Context(memory={"prediction": p_NK, "homophily": torch.tensor(h).double()})
-            found[str(h)] = strategy.blended_modules(client, parameters, batch, context).logits.exp()
+            context = Context(client_state={"prediction": p_NK, "homophily": torch.tensor(h).double()})
+            actual[str(h)] = strategy.blended_modules(client, parameters, batch, context).logits.exp()
         own_NK, others = strategy.modules(client, parameters, batch, context)
-        found["ho"] = (own_NK.softmax(dim=1) + p_NK) / 2
-        found["he"] = torch.stack([each.softmax(dim=1) for each in others]).mean(dim=0)
-        found["gcn"] = client.output(parameters, batch).logits.softmax(dim=1)
-        return found
+        actual["ho"] = (own_NK.softmax(dim=1) + p_NK) / 2
+        actual["he"] = torch.stack([each.softmax(dim=1) for each in others]).mean(dim=0)
+        actual["gcn"] = client.output(parameters, batch).logits.softmax(dim=1)
+        return actual
 
-    found = computed(own, path_graph())
-    torch.testing.assert_close(found["1.0"], found["ho"])
-    torch.testing.assert_close(found["0.0"], found["he"])
-    torch.testing.assert_close(found["-1.0"], found["gcn"])  # nothing is known of the client yet
-    hard = {"0.5": found["he"], "0.95": found["ho"]}
-    soft = {name: float(name) * found["ho"] + (1 - float(name)) * found["he"] for name in hard}
+    actual = computed(own, path_graph())
+    torch.testing.assert_close(actual["1.0"], actual["ho"])
+    torch.testing.assert_close(actual["0.0"], actual["he"])
+    torch.testing.assert_close(actual["-1.0"], actual["gcn"])  # nothing is known of the client yet
+    hard = {"0.5": actual["he"], "0.95": actual["ho"]}
+    soft = {name: float(name) * actual["ho"] + (1 - float(name)) * actual["he"] for name in hard}
     for name, expected in (hard if blend_modules == "hard" else soft).items():
-        torch.testing.assert_close(found[name], expected)
+        torch.testing.assert_close(actual[name], expected)
 
 
 @pytest.mark.parametrize("padding", [0, 2])
@@ -157,7 +157,7 @@ def test_every_module_is_trained_on_labels_and_the_homophilous_one_on_prediction
 
     def own(batch: Any) -> dict[str, Tensor]:
         padded_NK = torch.cat([p_NK, p_NK.new_full((padding, 2), 7.0)])
-        context = Context(memory={"prediction": padded_NK, "homophily": torch.tensor(0.5).double()})
+        context = Context(client_state={"prediction": padded_NK, "homophily": torch.tensor(0.5).double()})
         own_NK, others = strategy.modules(client, parameters, batch, context)
         near_NK = own_NK.softmax(dim=1) if consistency == "probabilities" else own_NK
         expected = (near_NK - padded_NK)[:4].square().mean()
@@ -165,8 +165,8 @@ def test_every_module_is_trained_on_labels_and_the_homophilous_one_on_prediction
             expected = expected + torch.nn.functional.cross_entropy(logits_NK[[0, 2]], batch.y[[0, 2]])
         return {"found": strategy.objective(client, parameters, batch, context), "expected": expected}
 
-    found = computed(own, graph, padding=padding)
-    torch.testing.assert_close(found["found"], found["expected"])
+    actual = computed(own, graph, padding=padding)
+    torch.testing.assert_close(actual["found"], actual["expected"])
 
 
 # ------------------------------------------------------------------ the two phases
@@ -175,17 +175,17 @@ def test_every_module_is_trained_on_labels_and_the_homophilous_one_on_prediction
 @both_executors
 def test_the_first_phase_is_fedavg(executor, fit, make_model, make_trainer, federation, assert_same) -> None:
     busy = Participation(num_clients=3, dropout_probability=0.2, straggler_probability=0.5)
-    found = fit(AdaFGL(), executor, participation=busy)
+    actual = fit(AdaFGL(), executor, participation=busy)
     trainer = make_trainer(executor=executor(), participation=busy, seed=1)
     trainer.fit(make_model(dropout=0.5), federation, FedAvg())
     state = trainer.run.executor.state().parameters
-    own = {name: tensor for name, tensor in found.run.executor.state().parameters.items() if name in state}
+    own = {name: tensor for name, tensor in actual.run.executor.state().parameters.items() if name in state}
     for name, tensor in state.items():
         assert own[name].shape == tensor.shape
     assert [name for name in own if not name.startswith(("convs", "head"))] == []
-    modules = {n: t for n, t in found.run.executor.state().parameters.items() if n not in state}
-    assert all(torch.equal(t, found.run.architectures[0][n].expand_as(t)) for n, t in modules.items())
-    assert set(found.run.strategy.shared) == set(state)
+    modules = {n: t for n, t in actual.run.executor.state().parameters.items() if n not in state}
+    assert all(torch.equal(t, actual.run.architectures[0][n].expand_as(t)) for n, t in modules.items())
+    assert set(actual.run.strategy.shared) == set(state)
 
 
 @both_executors
@@ -213,16 +213,16 @@ def test_without_epochs_of_its_own_phase_the_gcn_stays(executor, fit) -> None:
 
 
 @both_executors
-def test_labels_outside_the_training_nodes_are_not_used(executor, relabelled, fit, assert_same) -> None:
+def test_labels_outside_the_training_nodes_are_not_used(executor, relabeled, fit, assert_same) -> None:
     states = []
-    for data in relabelled:
+    for data in relabeled:
         strategy = AdaFGL(num_federated_rounds=2, keep="last")  # the best is by validation
         states.append(dict(fit(strategy, executor, data).run.executor.state().tensors()))
     assert_same(*states)
 
 
 def heterophilous_clients(num_nodes: int = 60) -> list[ClientGraph]:
-    """Features show the class; nodes have many neighbours, of any class."""
+    """Features show the class; nodes have many neighbors, of any class."""
     clients = []
     for client in range(4):
         draw = torch.Generator().manual_seed(client)
@@ -248,10 +248,10 @@ def heterophilous_clients(num_nodes: int = 60) -> list[ClientGraph]:
 @both_executors
 def test_heterophilous_clients(executor, given_clients, fit, make_model, make_trainer) -> None:
     data = given_clients(heterophilous_clients())
-    found = fit(AdaFGL(num_federated_rounds=5), executor, data, num_rounds=15)
+    actual = fit(AdaFGL(num_federated_rounds=5), executor, data, num_rounds=15)
     trainer = make_trainer(executor=executor(), num_rounds=15, seed=1)
     averaged = trainer.fit(make_model(dropout=0.5), data, FedAvg())
-    assert found.run.selection.result["test/acc"] > averaged["test/acc"] + 0.1
+    assert actual.run.selection.result["test/acc"] > averaged["test/acc"] + 0.1
 
 
 @pytest.mark.parametrize(

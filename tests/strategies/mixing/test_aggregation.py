@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning import Callback, Participation, Payload, SequentialExecutor, strategies
 from fl_lightning.federation import Federation
-from fl_lightning.run.failures import TooFewAnswers
+from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import SCAFFOLD, FedAux, FedAvg, FedDyn, FedPer, FedPub, FedRep, Kin
 from fl_lightning.strategies.mixing import aggregation
 from fl_lightning.strategies.mixing.aggregation import Aggregation, CoordinateMedian, Krum, NormClipping, TrimmedMean
@@ -66,9 +66,9 @@ def test_with_equal_weights_the_median_is_the_plain_one(num_clients) -> None:
     _, parameters_CP, received_CP = random_case(num_clients, 7)
     equal_1C = torch.full((1, num_clients), 1 / num_clients, dtype=torch.float64)
 
-    found = CoordinateMedian()(equal_1C, parameters_CP, received_CP)
+    actual = CoordinateMedian()(equal_1C, parameters_CP, received_CP)
 
-    torch.testing.assert_close(found[0], parameters_CP.quantile(0.5, dim=0), rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(actual[0], parameters_CP.quantile(0.5, dim=0), rtol=1e-14, atol=1e-15)
 
 
 def test_trimmed_mean() -> None:
@@ -114,9 +114,9 @@ def test_norm_clipping() -> None:
     to_median = [[4.0, 5.0], [0.4, 1.8], [2.0, -5.0]]
     for max_norm, clients in ((2.0, clipped), (None, to_median), (100.0, parameters)):
         expected = [sum(w * client[i] for w, client in zip(weights, clients, strict=True)) for i in range(2)]
-        found = apply(NormClipping(max_norm=max_norm), [weights, [1, 0, 0]], parameters, received)
-        assert found[0] == pytest.approx(expected, rel=1e-14)
-        assert found[1] == pytest.approx(clients[0], rel=1e-14)
+        actual = apply(NormClipping(max_norm=max_norm), [weights, [1, 0, 0]], parameters, received)
+        assert actual[0] == pytest.approx(expected, rel=1e-14)
+        assert actual[1] == pytest.approx(clients[0], rel=1e-14)
 
 
 def test_norm_clipping_of_clients_that_did_not_move() -> None:
@@ -156,8 +156,8 @@ def test_without_anything_to_clip_or_trim_it_is_the_plain_mixing() -> None:
 @all_rules
 def test_equal_clients_stay_as_they_are(rule) -> None:
     parameters_CP = torch.tensor([[0.25, -3.0, 7.0]]).expand(6, 3)
-    found = rule(torch.full((2, 6), 1 / 6), parameters_CP, torch.zeros(6, 3) if vars(rule) == {} else parameters_CP)
-    torch.testing.assert_close(found, parameters_CP[:2])
+    actual = rule(torch.full((2, 6), 1 / 6), parameters_CP, torch.zeros(6, 3) if vars(rule) == {} else parameters_CP)
+    torch.testing.assert_close(actual, parameters_CP[:2])
 
 
 @all_rules
@@ -252,27 +252,27 @@ def test_every_mixing_strategy_takes_an_aggregation_or_has_no_such_setting(kind)
 
 
 def test_none_is_the_weighted_mean_to_the_last_bit() -> None:
-    algorithm = set_up(FedAvg())
+    strategy = set_up(FedAvg())
     upload = answers()
     weights = torch.tensor([1 / 6, 3 / 6, 2 / 6], dtype=torch.float64)
     expected = {name: weights.float() @ tensor.reshape(3, -1) for name, tensor in upload.parameters.items()}
 
-    algorithm.aggregate(algorithm.stages(0)[0], upload)
+    strategy.aggregate(strategy.stages(0)[0], upload)
 
-    for name, tensor in algorithm.models.items():
+    for name, tensor in strategy.models.items():
         assert torch.equal(tensor.flatten(), expected[name].flatten())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_fedavg_with_the_median(dtype) -> None:
-    algorithm = set_up(FedAvg(aggregation=CoordinateMedian()), dtype)
+    strategy = set_up(FedAvg(aggregation=CoordinateMedian()), dtype)
 
-    algorithm.aggregate(algorithm.stages(0)[0], answers(dtype))
+    strategy.aggregate(strategy.stages(0)[0], answers(dtype))
 
     # weights 1/6, 1/2, 1/3: -3 (1/2), then 1; 0 (1/6), then 5 (2/3); -1e6 (1/3), then -1 (5/6)
-    assert algorithm.models["convs.0"].flatten().tolist() == [-1.0, 5.0]
-    assert algorithm.models["head.0"].tolist() == [-1.0]
-    assert all(tensor.dtype == dtype for tensor in algorithm.models.values())
+    assert strategy.models["convs.0"].flatten().tolist() == [-1.0, 5.0]
+    assert strategy.models["head.0"].tolist() == [-1.0]
+    assert all(tensor.dtype == dtype for tensor in strategy.models.values())
 
 
 @pytest.mark.filterwarnings("ignore:strategy.aggregation withstands wrong parameters")
@@ -298,7 +298,7 @@ def test_the_rule_sees_what_was_received_and_sent(kind, federation, make_model, 
 
     assert len(rule.seen) == len(arrived) == 3
     for (mixing_RC, sent_CP, received_CP), down, up in zip(rule.seen, sent, arrived, strict=True):
-        assert tuple(mixing_RC.shape) == (3 if trainer.run.strategy.personalised else 1, 3)
+        assert tuple(mixing_RC.shape) == (3 if trainer.run.strategy.personalized else 1, 3)
         for matrix_CP, payload in ((received_CP, down), (sent_CP, up)):
             expected = torch.cat([tensor.flatten(1) for tensor in payload.rows(up.clients).parameters.values()], dim=1)
             assert torch.equal(matrix_CP, expected)
@@ -316,7 +316,11 @@ class Shout(Callback):
 
 
 def test_what_a_rule_does_not_protect_is_said(federation, make_model, make_trainer) -> None:
-    with pytest.warns(UserWarning, match=r"wrong parameters, but SCAFFOLD also trusts the signals .*: gradients"):
+    with pytest.warns(
+        UserWarning,
+        match=r"wrong parameters, but SCAFFOLD also trusts the client outputs "
+        r".*: gradients",
+    ):
         make_trainer(num_rounds=1).fit(make_model(), federation, SCAFFOLD(aggregation=CoordinateMedian()))
 
 
@@ -393,7 +397,7 @@ def test_settings_out_of_range(build, message) -> None:
         build()
 
 
-def test_too_few_clients_are_refused_before_training_and_make_a_round_void(
+def test_too_few_clients_are_refused_before_training_and_make_a_round_failed(
     federation, make_model, make_trainer
 ) -> None:
     trainer = make_trainer()
@@ -404,10 +408,13 @@ def test_too_few_clients_are_refused_before_training_and_make_a_round_void(
     with pytest.raises(ValueError, match=r"Krum\.num_malicious=1 needs at least 5 .* there are 4"):
         trainer.fit(make_model(), federation, FedAvg(aggregation=Krum(num_malicious=1)))
     assert not trainer.has_run
-    missing = Participation(dropout_probability=0.2, max_void_rounds=9)
+    missing = Participation(dropout_probability=0.2, max_failed_rounds=9)
     trainer = make_trainer(participation=missing, num_rounds=9)
     trainer.fit(make_model(), federation, FedAvg(aggregation=Krum(num_malicious=1)))
-    assert {(row["num_participants"] < 5, row["void"]) for row in trainer.run.history} == {(True, 1), (False, 0)}
-    missing.max_void_rounds = 1
-    with pytest.raises(TooFewAnswers, match=r"fewer than 5 clients answered \(strategy\.aggregation needs as many\)"):
+    assert {(row["num_participants"] < 5, row["failed_round"]) for row in trainer.run.history} == {
+        (True, 1),
+        (False, 0),
+    }
+    missing.max_failed_rounds = 1
+    with pytest.raises(TooFewUpdates, match=r"fewer than 5 clients responded \(strategy\.aggregation needs as many\)"):
         trainer.fit(make_model(), federation, FedAvg(aggregation=Krum(num_malicious=1)))

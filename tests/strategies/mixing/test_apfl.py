@@ -55,7 +55,7 @@ def losses_at(points) -> list[float]:
 
 def evaluated(trainer, kind: str) -> list[float]:
     """Each client's test loss of a model."""
-    return trainer.run.scores[kind].signals["test/loss"][:, 0].tolist()
+    return trainer.run.scores[kind].extras["test/loss"][:, 0].tolist()
 
 
 @both_executors
@@ -72,7 +72,7 @@ def test_two_rounds(num_rounds, executor, quadratics) -> None:
 
 
 @both_executors
-def test_a_mixture_learnt_once_a_round(executor, quadratics) -> None:
+def test_a_mixture_learned_once_a_round(executor, quadratics) -> None:
     first = quadratics(APFL(num_epochs=2, adaptive="round"), executor(), num_rounds=1)
     assert parameters(first, "alpha") == [0.25] * 3  # v and w were the same
     assert parameters(first, "personal.x") == pytest.approx(CONSTANT[0][1], rel=1e-9)
@@ -86,7 +86,7 @@ def test_a_mixture_learnt_once_a_round(executor, quadratics) -> None:
 
 @both_executors
 @pytest.mark.parametrize("rate", [None, 30.0])
-def test_a_mixture_learnt_at_every_step(rate, executor, quadratics) -> None:
+def test_a_mixture_learned_at_every_step(rate, executor, quadratics) -> None:
     """By hand; with a large rate it meets both ends of [0, 1]."""
     states, w = [(0.0, 0.25)] * 3, 0.0
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_a_mixture_learnt_at_every_step(rate, executor, quadratics) -> None:
 
 @pytest.mark.parametrize("adaptive", ["round", "step"])
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_executors_agree_on_what_is_learnt(adaptive, clip, fit, assert_same) -> None:
+def test_executors_agree_on_what_is_learned(adaptive, clip, fit, assert_same) -> None:
     runs = []
     for executor in (SequentialExecutor, StackedExecutor, functools.partial(StackedExecutor, max_padding=0.8)):
         busy = Participation(num_clients=3, straggler_probability=0.5, held_out_fraction=0.2)
@@ -173,7 +173,7 @@ def test_gradients_of_the_loss(adaptive, quadratics) -> None:
 def test_who_did_not_answer_is_evaluated_with_the_global_model(executor, quadratics) -> None:
     participation = Participation(num_clients=1, held_out_fraction=0.34)
     trainer = quadratics(APFL(num_epochs=2), executor(), num_rounds=1, participation=participation)
-    (newcomer,) = trainer.run.new_clients
+    (unseen_client,) = trainer.run.unseen_clients
     (present,), _ = participation.draw(trainer.run.training_clients, 0, 0)
     row = trainer.run.training_clients.index(present)
     w = float(trainer.run.strategy.models["shared.x"])
@@ -183,11 +183,11 @@ def test_who_did_not_answer_is_evaluated_with_the_global_model(executor, quadrat
     expected = losses_at([w if client == present else 0.75 * w for client in range(3)])  # others still have v = 0
     assert evaluated(trainer, "")[1 - row] == pytest.approx(expected[trainer.run.training_clients[1 - row]], rel=1e-6)
     assert evaluated(trainer, "")[row] == pytest.approx(losses_at(CONSTANT[0][2])[present], rel=1e-6)
-    assert parameters(trainer, "shared.x")[newcomer] == v[newcomer] == pytest.approx(w, rel=1e-12)
-    assert evaluated(trainer, "new/") == pytest.approx([losses_at([w] * 3)[newcomer]], rel=1e-6)
+    assert parameters(trainer, "shared.x")[unseen_client] == v[unseen_client] == pytest.approx(w, rel=1e-12)
+    assert evaluated(trainer, "unseen/") == pytest.approx([losses_at([w] * 3)[unseen_client]], rel=1e-6)
 
 
-def test_who_answered_survives_a_checkpoint(quadratics) -> None:
+def test_who_responded_survives_a_checkpoint(quadratics) -> None:
     settings = {"num_rounds": 1, "participation": Participation(num_clients=2)}
     trainer = quadratics(APFL(num_epochs=2), StackedExecutor(), **settings)
     other = APFL()

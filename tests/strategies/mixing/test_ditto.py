@@ -122,11 +122,11 @@ def test_gradient_of_the_pull() -> None:
 
 
 @both_executors
-def test_who_is_absent_keeps_its_model_and_newcomers_start_from_the_global_one(executor, quadratics) -> None:
+def test_who_is_absent_keeps_its_model_and_unseen_clients_start_from_the_global_one(executor, quadratics) -> None:
     strategy = Ditto(num_epochs=2, proximal_weight=1.0)
     participation = Participation(num_clients=1, held_out_fraction=0.34)
     trainer = quadratics(strategy, executor(), num_rounds=1, participation=participation)
-    (newcomer,) = trainer.run.new_clients
+    (unseen_client,) = trainer.run.unseen_clients
     (present,), _ = participation.draw(trainer.run.training_clients, 0, 0)
     (absent,) = set(trainer.run.training_clients) - {present}
     theta = float(strategy.models["shared.x"])
@@ -134,8 +134,8 @@ def test_who_is_absent_keeps_its_model_and_newcomers_start_from_the_global_one(e
     assert theta == pytest.approx(by_hand(0.0, 0.0, present, weight=0.0), rel=1e-12)
     assert personal[absent] == shared[absent] == 0
     assert personal[present] == pytest.approx(by_hand(0.0, 0.0, present), rel=1e-12)
-    assert shared[newcomer] == pytest.approx(theta, rel=1e-12)
-    assert personal[newcomer] == pytest.approx(by_hand(theta, theta, newcomer), rel=1e-12)
+    assert shared[unseen_client] == pytest.approx(theta, rel=1e-12)
+    assert personal[unseen_client] == pytest.approx(by_hand(theta, theta, unseen_client), rel=1e-12)
 
 
 def test_bytes_are_those_of_fedavg(fit) -> None:

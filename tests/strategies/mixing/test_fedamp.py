@@ -3,7 +3,7 @@
 import pytest
 import torch
 from both_executors import both_executors
-from learning import learnt, quadrants
+from learning import learned, quadrants
 from quadratics import parameters
 
 from fl_lightning import Participation
@@ -26,8 +26,8 @@ def test_numbers(executor, quadratics) -> None:
         trainer = quadratics(FedAMP(**settings), executor(), num_rounds=num_rounds)
         assert parameters(trainer) == pytest.approx(x, rel=1e-9)
         if num_rounds == 1:
-            found = trainer.run.strategy.models["x"].flatten().tolist()
-            assert found == pytest.approx([0.2746567912, 0.0687137390, 0.3516294698], rel=1e-9)
+            actual = trainer.run.strategy.models["x"].flatten().tolist()
+            assert actual == pytest.approx([0.2746567912, 0.0687137390, 0.3516294698], rel=1e-9)
 
 
 def test_limits_of_the_attention() -> None:
@@ -43,35 +43,35 @@ def test_limits_of_the_attention() -> None:
 
 def test_by_hand() -> None:
     rows = [[0.0, 0.0], [3.0, 0.0], [0.0, -4.0]]  # squared distances 9, 16, 25: their median is 16
-    found = xi(rows, collaboration=0.6)
+    actual = xi(rows, collaboration=0.6)
     ahead = 0.3 * torch.tensor([9.0, 16.0, 25.0], dtype=torch.float64).div(-16).exp()
-    assert found[0, 1] == pytest.approx(float(ahead[0]))
-    assert found[2, 0] == pytest.approx(float(ahead[1]))
-    assert found[1, 2] == pytest.approx(float(ahead[2]))
-    torch.testing.assert_close(found.sum(dim=1), torch.ones(3, dtype=torch.float64))
+    assert actual[0, 1] == pytest.approx(float(ahead[0]))
+    assert actual[2, 0] == pytest.approx(float(ahead[1]))
+    assert actual[1, 2] == pytest.approx(float(ahead[2]))
+    torch.testing.assert_close(actual.sum(dim=1), torch.ones(3, dtype=torch.float64))
     far = xi([[1e4 + x for x in row] for row in rows], collaboration=0.6)  # distances do not depend on the origin
-    torch.testing.assert_close(far, found)
+    torch.testing.assert_close(far, actual)
 
 
 def test_attention_by_cosines() -> None:
-    found = xi([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]], attention="cosine", self_weight=0.4, temperature=2.0)
+    actual = xi([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]], attention="cosine", self_weight=0.4, temperature=2.0)
     e = float(torch.tensor(2.0).exp())
-    assert found[0].tolist() == pytest.approx([0.4, 0.6 * e / (e + 1), 0.6 / (e + 1)])
-    assert found[2].tolist() == pytest.approx([0.3, 0.3, 0.4])
+    assert actual[0].tolist() == pytest.approx([0.4, 0.6 * e / (e + 1), 0.6 / (e + 1)])
+    assert actual[2].tolist() == pytest.approx([0.3, 0.3, 0.4])
 
 
 @both_executors
 @pytest.mark.parametrize("kind", [FedAMP, PFedGraph])
-def test_a_newcomer_hears_the_mean_of_all_and_then_what_is_mixed_for_it(kind, executor, fit) -> None:
+def test_an_unseen_client_hears_the_mean_of_all_and_then_what_is_mixed_for_it(kind, executor, fit) -> None:
     strategy = kind()
     trainer = fit(strategy, executor, participation=Participation(held_out_fraction=0.2))
-    (newcomer,), training = trainer.run.new_clients, list(strategy.federation.training_clients)
-    heard = [*training, newcomer]
+    (unseen_client,), training = trainer.run.unseen_clients, list(strategy.federation.training_clients)
+    heard = [*training, unseen_client]
     models = {name: table[heard] for name, table in strategy.last.items()}
     weight_C = strategy.weights(models, strategy.examples_C[heard])[-1]
-    after = strategy.mixed_models([training[0], newcomer]).parameters
-    strategy.known_C[newcomer] = False
-    before = strategy.mixed_models([training[0], newcomer]).parameters
+    after = strategy.mixed_models([training[0], unseen_client]).parameters
+    strategy.known_C[unseen_client] = False
+    before = strategy.mixed_models([training[0], unseen_client]).parameters
     for name, model in models.items():
         torch.testing.assert_close(after[name][1], torch.tensordot(weight_C.to(model), model, dims=1))
         torch.testing.assert_close(before[name][1], strategy.models[name][training].mean(dim=0))
@@ -85,7 +85,7 @@ def test_gradient_of_the_pull() -> None:
     x = torch.tensor([1.0, -2.0], requires_grad=True)
     for context in (
         Context(anchor={"a": torch.tensor([0.5, 1.0])}),
-        Context(anchor={"a": torch.zeros(2)}, inbox={"cloud/a": torch.tensor([0.5, 1.0])}),
+        Context(anchor={"a": torch.zeros(2)}, received={"cloud/a": torch.tensor([0.5, 1.0])}),
     ):
         x.grad = None
         strategy.distance({"a": x}, context).backward()
@@ -117,14 +117,14 @@ def test_from_its_own_model(executor, quadratics) -> None:
 
 @both_executors
 @pytest.mark.parametrize("start", ["received", "own"])
-def test_a_newcomer_trains_the_mean_model(start, executor, fit) -> None:
+def test_an_unseen_client_trains_the_mean_model(start, executor, fit) -> None:
     participation = Participation(held_out_fraction=0.2)
     trainer = fit(FedAMP(start=start, num_epochs=0), executor, participation=participation)
-    strategy, (newcomer,) = trainer.run.strategy, trainer.run.new_clients
+    strategy, (unseen_client,) = trainer.run.strategy, trainer.run.unseen_clients
     old = list(trainer.run.training_clients)
     own = trainer.run.executor.state().parameters
     for name, table in strategy.models.items():
-        torch.testing.assert_close(own[name][newcomer], table[old].mean(dim=0))
+        torch.testing.assert_close(own[name][unseen_client], table[old].mean(dim=0))
 
 
 def test_bytes_are_those_of_fedavg(fit) -> None:
@@ -136,8 +136,8 @@ def test_bytes_are_those_of_fedavg(fit) -> None:
 def test_two_kinds_of_clients() -> None:
     clients = quadrants(6, num_train=20, labels=lambda client, y_N: (y_N + 2 * (client % 2)) % 4)
     strategy = FedAMP(num_epochs=5, collaboration=1.0, proximal_weight=0.1)
-    attentive = learnt(strategy, clients, num_rounds=20)
-    assert attentive > learnt(FedAvg(num_epochs=5), clients, num_rounds=20) + 0.1
+    attentive = learned(strategy, clients, num_rounds=20)
+    assert attentive > learned(FedAvg(num_epochs=5), clients, num_rounds=20) + 0.1
     mixing_CC = strategy.mixing_CC
     assert mixing_CC[0, 2] > 1.2 * mixing_CC[0, 1]
 

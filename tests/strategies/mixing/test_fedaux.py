@@ -133,12 +133,12 @@ def test_unit_norm_projection_is_kept_after_every_step(executor, pulls, make_tra
 
     trainer.fit(model(projection_lr_multiplier=1.0, unit_norm_projection=True), pulls, strategy(num_epochs=3))
 
-    for found, (direction, _) in zip(trainer.run.executor.state().parameters["projection"], TARGETS, strict=True):
+    for actual, (direction, _) in zip(trainer.run.executor.state().parameters["projection"], TARGETS, strict=True):
         expected = torch.tensor(START, dtype=torch.float64)
         for _ in range(3):
             expected = expected + RATE * (torch.tensor(direction, dtype=torch.float64) - expected)
             expected = expected / expected.norm()
-        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-9)
 
 
 def test_stragglers_are_constrained_alike(federation, make_model, make_trainer, assert_same) -> None:
@@ -155,7 +155,7 @@ def test_stragglers_are_constrained_alike(federation, make_model, make_trainer, 
         states.append(trainer.run.executor.state())
     assert_same(states[1].parameters, states[0].parameters, tolerance=1e-9)
     norms = states[0].parameters["projection"].norm(dim=1)
-    started = states[0].signals["optimizer/started/projection"]
+    started = states[0].extras["optimizer/started/projection"]
     torch.testing.assert_close(norms[started], torch.ones(int(started.sum()), dtype=torch.float64))
 
 
@@ -177,10 +177,10 @@ def test_the_projection_has_settings_of_its_own() -> None:
 
 
 @both_executors
-def test_without_personalised_mixing_all_share_one_model(executor, pulls, make_trainer) -> None:
+def test_without_personalized_mixing_all_share_one_model(executor, pulls, make_trainer) -> None:
     trainer = make_trainer(num_rounds=1, executor=executor(), precision="64-true", monitor="val/loss")
 
-    trainer.fit(model(), pulls, strategy(personalised=False))
+    trainer.fit(model(), pulls, strategy(personalized=False))
 
     assert trainer.run.strategy.models["number"].tolist() == pytest.approx([RATE * (2 - 1 + 3) / 3])
     assert "mixing" not in trainer.run.strategy.matrices()
@@ -190,9 +190,9 @@ def test_without_personalised_mixing_all_share_one_model(executor, pulls, make_t
 def test_an_endless_temperature_is_local_training(federation, make_model, make_trainer, assert_same) -> None:
     """Every client keeps its own model where W is the identity."""
     states = []
-    for algorithm in (Local(num_epochs=2), FedAux(num_epochs=2, mask_sparsity_weight=0.0, similarity_temperature=1e12)):
+    for strategy in (Local(num_epochs=2), FedAux(num_epochs=2, mask_sparsity_weight=0.0, similarity_temperature=1e12)):
         trainer = make_trainer(precision="64-true")
-        trainer.fit(make_model(FedAuxClient), federation, algorithm)
+        trainer.fit(make_model(FedAuxClient), federation, strategy)
         states.append(trainer.run.executor.state().parameters)
     assert_same(states[1], states[0], tolerance=1e-9)
 
@@ -204,8 +204,8 @@ def test_the_signature_is_a_copy_of_the_projection(federation, make_model, make_
     projections = trainer.run.executor.state().parameters["projection"]
 
     torch.testing.assert_close(trainer.run.strategy.signatures.rows_CD, projections)
-    figures = {"server/similarity_min", "server/similarity_mean", "server/similarity_max", "server/mixing_breadth"}
-    assert all(figures <= set(row) for row in trainer.run.history)
+    metrics = {"server/similarity_min", "server/similarity_mean", "server/similarity_max", "server/mixing_breadth"}
+    assert all(metrics <= set(row) for row in trainer.run.history)
 
 
 @both_executors

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from both_executors import both_executors
-from learning import learnt, quadrants
+from learning import learned, quadrants
 from quadratics import Product, fit_quadratics, parameters
 from torch.optim import SGD
 
@@ -15,7 +15,7 @@ from fl_lightning.strategies import FedAvg, FedAvgFinetune, FedBABU
 
 
 @both_executors
-def test_the_classifier_stays_as_it_was_initialised(executor, fit) -> None:
+def test_the_classifier_stays_as_it_was_initialized(executor, fit) -> None:
     sgd = functools.partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
     participation = Participation(num_clients=2, held_out_fraction=0.2)
     trainer = fit(FedBABU(num_epochs=2), executor, optimizer=sgd, participation=participation)
@@ -23,9 +23,9 @@ def test_the_classifier_stays_as_it_was_initialised(executor, fit) -> None:
     for name in ("head.weight", "head.bias"):
         assert torch.equal(state[name], start[name].expand_as(state[name]))
     assert all((state[name] != start[name]).any() for name in trainer.run.strategy.models)
-    (newcomer,) = trainer.run.new_clients
+    (unseen_client,) = trainer.run.unseen_clients
     for name, model in trainer.run.strategy.models.items():
-        assert torch.equal(state[name][newcomer], model[0])
+        assert torch.equal(state[name][unseen_client], model[0])
 
 
 @both_executors
@@ -70,8 +70,8 @@ def test_bytes_are_those_of_the_backbone(fit) -> None:
 
 def test_clients_that_have_two_classes_each() -> None:
     clients = quadrants(6, num_train=20, classes=lambda client: (client % 4, (client + 1) % 4))
-    tuned = learnt(FedBABU(num_epochs=5), clients, num_rounds=20)
-    assert tuned > learnt(FedAvg(num_epochs=5), clients, num_rounds=20) + 0.03
+    tuned = learned(FedBABU(num_epochs=5), clients, num_rounds=20)
+    assert tuned > learned(FedAvg(num_epochs=5), clients, num_rounds=20) + 0.03
 
 
 def test_settings() -> None:

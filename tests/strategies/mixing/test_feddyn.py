@@ -14,7 +14,7 @@ MINIMUM = sum(a * b for a, b in zip(CURVATURES, MINIMA, strict=True)) / sum(CURV
 
 
 class Loses(Callback):
-    """Loses the answers of some clients in some rounds."""
+    """Loses the updates of some clients in some rounds."""
 
     def __init__(self, lost) -> None:
         self.lost = lost
@@ -24,7 +24,7 @@ class Loses(Callback):
         return payload.rows([client for client in payload.clients if client not in lost])
 
 
-@pytest.mark.filterwarnings("ignore:.*its answer was lost")
+@pytest.mark.filterwarnings("ignore:.*its update was lost")
 @both_executors
 @pytest.mark.parametrize(
     ("num_rounds", "sent", "mean", "h", "duals"),
@@ -44,7 +44,7 @@ def test_numbers(num_rounds, sent, mean, h, duals, executor, quadratics) -> None
     assert strategy.duals["x"].flatten().tolist() == pytest.approx(duals, rel=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:.*its answer was lost")
+@pytest.mark.filterwarnings("ignore:.*its update was lost")
 @both_executors
 def test_h_is_the_mean_of_the_duals(executor, fit) -> None:
     class Checks(Callback):
@@ -102,18 +102,18 @@ def test_gradient() -> None:
     strategy = FedDyn(regularization=0.3)
     strategy.shared = ("a",)
     x = torch.tensor([1.0, -2.0], requires_grad=True)
-    context = Context(anchor={"a": torch.tensor([0.5, 1.0])}, inbox={"dual/a": torch.tensor([0.7, -0.2])})
+    context = Context(anchor={"a": torch.tensor([0.5, 1.0])}, received={"dual/a": torch.tensor([0.7, -0.2])})
     strategy.dynamic({"a": x}, context).backward()
     torch.testing.assert_close(x.grad, 0.3 * torch.tensor([0.5, -3.0]) - torch.tensor([0.7, -0.2]))
 
 
 @both_executors
-def test_newcomers_receive_the_mean(executor, fit) -> None:
+def test_unseen_clients_receive_the_mean(executor, fit) -> None:
     participation = Participation(held_out_fraction=0.2)
     trainer = fit(FedDyn(num_epochs=0), executor, participation=participation)
-    state, (newcomer,) = trainer.run.executor.state().parameters, trainer.run.new_clients
+    state, (unseen_client,) = trainer.run.executor.state().parameters, trainer.run.unseen_clients
     for name, mean in trainer.run.strategy.models.items():
-        assert torch.equal(state[name][newcomer], mean[0])
+        assert torch.equal(state[name][unseen_client], mean[0])
 
 
 def test_bytes(fit) -> None:

@@ -14,7 +14,7 @@ from fl_lightning import ClientModule, Participation, Payload
 from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks import CommunicationLedger
-from fl_lightning.callbacks.neighbour_ids import neighbour_ids
+from fl_lightning.callbacks.neighbor_ids import neighbor_ids
 from fl_lightning.data import ClientGraph
 from fl_lightning.federation import Federation
 from fl_lightning.models import ExpandedGCN
@@ -44,17 +44,17 @@ def send(strategy: FedGNN, name: str, clients: tuple[int, ...], rows: Any, *, ad
     stage = strategy.initial_stages()[0] if name == "ids" else strategy.exchange()
     tensor = torch.tensor(rows, dtype=torch.int64 if name == "ids" else torch.float64)
     lengths = {name: torch.full((len(clients),), tensor.shape[1])}
-    take = strategy.admit if admit else strategy.aggregate
-    take(stage, Payload(clients=clients, signals={name: tensor}, lengths=lengths))
+    take = strategy.onboard if admit else strategy.aggregate
+    take(stage, Payload(clients=clients, extras={name: tensor}, lengths=lengths))
 
 
-#: Node 0 of client 0 and node 1 of client 1 have the same neighbours; node 1 of client 2 has one of them; node 0 of
+#: Node 0 of client 0 and node 1 of client 1 have the same neighbors; node 1 of client 2 has one of them; node 0 of
 #: client 1 has one in common with node 1 of its own client, and with nobody else.
 IDS = [[[5, 7, 0], [0, 0, 0]], [[7, 9, 0], [5, 7, 0]], [[3, 0, 0], [5, 8, 0]]]
 
 
 def test_twins_receive_each_other() -> None:
-    strategy = set_up(rule="same_neighbours")
+    strategy = set_up(rule="same_neighbors")
     send(strategy, "ids", (0, 1, 2), IDS)
     send(strategy, "hidden", (0, 1, 2), [[[1.0, 2], [0, 0]], [[3, 4], [5, 6]], [[7, 8], [9, 9]]])
     assert strategy.sent["received"][0, 0].tolist() == [5, 6]
@@ -74,17 +74,17 @@ def test_means_of_what_was_sent_last() -> None:
     assert strategy.sent["number"].tolist() == [[3, 0], [1, 2], [0, 2]]
 
 
-def test_a_newcomer_borrows_and_changes_nothing_for_the_others() -> None:
+def test_an_unseen_client_borrows_and_changes_nothing_for_the_others() -> None:
     strategy = set_up(training=(0, 1))
     send(strategy, "ids", (0, 1), IDS[:2])
     send(strategy, "hidden", (0, 1), [[[1.0, 2], [0, 0]], [[3, 4], [5, 6]]])
     before = {name: tensor[:2].clone() for name, tensor in strategy.sent.items()}
-    assert strategy.expanded(Payload(clients=(2,))).signals["number"].tolist() == [[0, 0]]
+    assert strategy.expanded(Payload(clients=(2,))).extras["number"].tolist() == [[0, 0]]
     send(strategy, "ids", (2,), IDS[2:], admit=True)
     send(strategy, "hidden", (2,), [[[7.0, 8], [9, 9]]], admit=True)
     lent = strategy.expanded(Payload(clients=(2,)))
-    assert lent.signals["number"].tolist() == [[0, 2]]
-    assert lent.signals["received"][0, 1].tolist() == [3, 4]
+    assert lent.extras["number"].tolist() == [[0, 2]]
+    assert lent.extras["received"][0, 1].tolist() == [3, 4]
     assert lent.lengths["number"].tolist() == [2]
     assert all(torch.equal(strategy.sent[name][:2], tensor) for name, tensor in before.items())
 
@@ -132,7 +132,7 @@ def test_in_the_warm_up_it_is_fedavg(executor, fit, assert_same) -> None:
 @both_executors
 def test_where_nobody_is_matched_it_is_fedavg(executor, fit, graphs, given_clients, assert_same) -> None:
     strangers = [
-        dataclasses.replace(graph, neighbour_ids_NM=torch.full((graph.num_nodes, 1), 1 + client))
+        dataclasses.replace(graph, neighbor_ids_NM=torch.full((graph.num_nodes, 1), 1 + client))
         for client, graph in enumerate(graphs)
     ]
     data = given_clients(strangers)
@@ -141,17 +141,17 @@ def test_where_nobody_is_matched_it_is_fedavg(executor, fit, graphs, given_clien
     assert [row["test/acc"] for row in runs[0].run.history] == [row["test/acc"] for row in runs[1].run.history]
 
 
-def test_clients_that_know_no_ids_are_told(fit, graphs, given_clients) -> None:
-    data = given_clients([dataclasses.replace(graph, neighbour_ids_NM=None) for graph in graphs])
-    with pytest.warns(UserWarning, match=r"so this is FedAvg: add fl_lightning\.callbacks\.NeighbourIds to"):
+def test_clients_that_know_no_ids_are_reported(fit, graphs, given_clients) -> None:
+    data = given_clients([dataclasses.replace(graph, neighbor_ids_NM=None) for graph in graphs])
+    with pytest.warns(UserWarning, match=r"so this is FedAvg: add fl_lightning\.callbacks\.NeighborIds to"):
         trainer = fit(FedGNN(num_warmup_rounds=0), data=data)
     assert trainer.run.history[-1]["server/matched"] == 0
 
 
 @both_executors
-def test_labels_outside_the_training_nodes_are_not_used(executor, relabelled, fit, assert_same) -> None:
+def test_labels_outside_the_training_nodes_are_not_used(executor, relabeled, fit, assert_same) -> None:
     states = []
-    for data in relabelled:
+    for data in relabeled:
         trainer = fit(FedGNN(num_warmup_rounds=0), executor, data)
         states.append([trainer.run.strategy.state_dict(), dict(trainer.run.executor.state().tensors())])
     assert_same(*states)
@@ -163,11 +163,11 @@ def test_bytes(fit) -> None:
     history = fit(strategy, callbacks=CommunicationLedger(), num_rounds=4).run.history
     ids = sum(SIZES) * 8 * strategy.sent["ids"].shape[2]
     row, nodes = 8 * 4, sum(SIZES)
-    for number, figures in enumerate(history):
+    for number, metrics in enumerate(history):
         exchanges = number % 2 == 1
-        assert figures["comm/bytes_up"] == 5 * 4 * MODEL + exchanges * nodes * row + (ids if number == 0 else 0)
+        assert metrics["comm/bytes_up"] == 5 * 4 * MODEL + exchanges * nodes * row + (ids if number == 0 else 0)
         down = 5 * 4 * MODEL * (2 if exchanges else 1) + (nodes * (row + 8) if number else 0)
-        assert figures["comm/bytes_down"] == down
+        assert metrics["comm/bytes_down"] == down
 
 
 @both_executors
@@ -186,7 +186,7 @@ def scattered_clients(seed: int, *, num_clients: int = 6, num_nodes: int = 480) 
     alike_NN = y_N[:, None] == y_N
     linked_NN = (torch.rand(num_nodes, num_nodes, generator=draw) < torch.where(alike_NN, 0.04, 0.002)).triu(1)
     linked_NN = linked_NN | linked_NN.T
-    ids_NM = neighbour_ids(linked_NN.nonzero().T, num_nodes, secret="test", max_ids=100)
+    ids_NM = neighbor_ids(linked_NN.nonzero().T, num_nodes, secret="test", max_ids=100)
     owner_N = torch.randperm(num_nodes, generator=draw) % num_clients
     role_N = torch.randperm(num_nodes, generator=draw) % 5
     clients = []
@@ -202,22 +202,22 @@ def scattered_clients(seed: int, *, num_clients: int = 6, num_nodes: int = 480) 
                 val_mask_N=role_N[own] == 1,
                 test_mask_N=role_N[own] >= 2,
                 node_idx_N=own,
-                neighbour_ids_NM=ids_NM[own],
+                neighbor_ids_NM=ids_NM[own],
             )
         )
     return clients
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_it_helps_where_neighbours_were_cut_away(seed, given_clients, make_trainer) -> None:
-    found = []
+def test_it_helps_where_neighbors_were_cut_away(seed, given_clients, make_trainer) -> None:
+    actual = []
     for strategy in (FedAvg(), FedGNN(num_warmup_rounds=2)):
         net = functools.partial(ExpandedGCN, hidden_channels=16)
         model = ClientModule(net, functools.partial(Adam, lr=0.02))
         trainer = make_trainer(num_rounds=20)
         data = given_clients(scattered_clients(seed), num_classes=4)
-        found.append(trainer.fit(model, data, strategy)["test/acc"])
-    assert found[1] > found[0] + 0.05
+        actual.append(trainer.fit(model, data, strategy)["test/acc"])
+    assert actual[1] > actual[0] + 0.05
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_it_helps_where_neighbours_were_cut_away(seed, given_clients, make_train
     [
         ({"num_neighbors": 0}, r"strategy\.num_neighbors must be at least 1, got 0"),
         ({"num_warmup_rounds": -1}, r"strategy\.num_warmup_rounds must not be negative, got -1"),
-        ({"rule": "all"}, r"strategy\.rule must be 'common_neighbour' or 'same_neighbours', got 'all'"),
+        ({"rule": "all"}, r"strategy\.rule must be 'common_neighbor' or 'same_neighbors', got 'all'"),
     ],
 )
 def test_settings(settings, message) -> None:

@@ -83,15 +83,15 @@ def wider(graph: ClientGraph, count: int) -> ClientGraph:
 
 @pytest.mark.parametrize("padding", [0, 3])
 def test_moments_and_confidence_of_a_path(padding) -> None:
-    found = described(FedGTA(num_propagations=2, num_moments=2), path(), LOGITS, padding=padding)
+    actual = described(FedGTA(num_propagations=2, num_moments=2), path(), LOGITS, padding=padding)
     expected = [0.63022623, 0.36977377, 0.45379388, 0.19334142, 0, 0, 0.05660878, 0.05660878]
-    torch.testing.assert_close(found["moments"], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-7)
-    assert found["confidence"].item() == pytest.approx(0.94919852, abs=1e-7)
+    torch.testing.assert_close(actual["moments"], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-7)
+    assert actual["confidence"].item() == pytest.approx(0.94919852, abs=1e-7)
 
 
 def test_known_labels_alone_are_certain() -> None:
-    found = described(FedGTA(), path((0, 1, 2, 3)), LOGITS)
-    assert found["confidence"].item() == pytest.approx(4.41455329, abs=1e-6)  # 2 / e · 6
+    actual = described(FedGTA(), path((0, 1, 2, 3)), LOGITS)
+    assert actual["confidence"].item() == pytest.approx(4.41455329, abs=1e-6)  # 2 / e · 6
 
 
 @pytest.mark.parametrize("normalize", ["softmax", "rows"])
@@ -108,18 +108,18 @@ def test_moments_are_of_a_distribution(normalize) -> None:
 
 def test_moments_do_not_depend_on_the_order_of_the_nodes() -> None:
     graph, order = path(), torch.tensor([2, 0, 3, 1])
-    place = order.argsort()
+    index = order.argsort()
     fields = {n: v[order] for n, v in vars(graph).items() if isinstance(v, Tensor) and n != "edge_index_2E"}
-    mixed = ClientGraph(name="m", edge_index_2E=place[graph.edge_index_2E], **fields)
+    mixed = ClientGraph(name="m", edge_index_2E=index[graph.edge_index_2E], **fields)
     first, second = described(FedGTA(), graph, LOGITS), described(FedGTA(), mixed, LOGITS[order])
     for name, value in first.items():
         torch.testing.assert_close(second[name], value)
 
 
 @both_executors
-def test_labels_outside_the_training_nodes_are_not_used(executor, relabelled, fit, assert_same) -> None:
+def test_labels_outside_the_training_nodes_are_not_used(executor, relabeled, fit, assert_same) -> None:
     sent = []
-    for data in relabelled:
+    for data in relabeled:
         sent.append(fit(FedGTA(), executor, data).run.strategy.state_dict())
     assert_same(*sent)
 
@@ -137,7 +137,7 @@ def answer(clients: tuple[int, ...] = (0, 1, 2), confidence: tuple[float, ...] =
     return Payload(
         clients=clients,
         parameters={"w": torch.tensor([[3.0], [6.0], [9.0], [0.0]])[list(clients)]},
-        signals={"topology/moments": moments, "topology/confidence": torch.tensor(confidence)},
+        extras={"topology/moments": moments, "topology/confidence": torch.tensor(confidence)},
         num_examples=torch.tensor([1, 1, 2, 2])[list(clients)],
     )
 
@@ -167,11 +167,11 @@ def test_without_any_confidence_the_weights_are_equal() -> None:
     torch.testing.assert_close(strategy.models["w"][:3], torch.full((3, 1), 6.0))
 
 
-def test_a_newcomer_has_the_models_of_those_like_it() -> None:
+def test_an_unseen_client_has_the_models_of_those_like_it() -> None:
     strategy = server(threshold=0.9)
     strategy.aggregate(strategy.training(0), answer())
     torch.testing.assert_close(strategy.mixed_models((3,)).parameters["w"], torch.tensor([[7.0]]))  # of all
-    strategy.admit(strategy.training(0), answer((3,), (1.0,)))
+    strategy.onboard(strategy.training(0), answer((3,), (1.0,)))
     torch.testing.assert_close(strategy.mixed_models((1, 3)).parameters["w"], torch.tensor([[6.0], [9.0]]))
     assert strategy.metrics()["server/accepted_clients"] == 0
 
@@ -193,15 +193,15 @@ def test_accepting_nobody_is_local(executor, fit, assert_same) -> None:
 
 
 @both_executors
-def test_groups_that_contradict_each_other_are_told_apart(executor, given_clients, fit) -> None:
+def test_groups_that_contradict_each_other_are_reported_apart(executor, given_clients, fit) -> None:
     data = given_clients(grouped_clients(), num_classes=4)
     strategy = FedGTA(threshold=0.7)
-    found = fit(strategy, executor, data, num_rounds=15)
+    actual = fit(strategy, executor, data, num_rounds=15)
     averaged = fit(FedAvg(), executor, data, num_rounds=15)
     together = strategy.accepted_weights(range(6), range(6)) > 0
     assert together.tolist() == [[(i - j) % 2 == 0 for j in range(6)] for i in range(6)]
-    assert found.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.2
-    assert found.run.history[-1]["server/accepted_clients"] == 2
+    assert actual.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.2
+    assert actual.run.history[-1]["server/accepted_clients"] == 2
 
 
 def test_bytes(fit) -> None:

@@ -37,18 +37,18 @@ def test_divergence_of_two_distributions() -> None:
     mean, log_variance = torch.zeros(2).double(), torch.zeros(2).double()
     other_mean, other_log_variance = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 4.0]).log().double()
     other_log_variance[0] = 0.0
-    found = divergence(mean, log_variance, other_mean, other_log_variance)
-    assert found.item() == pytest.approx(0.23657178, abs=1e-8)
-    assert divergence(other_mean, other_log_variance, mean, log_variance).item() == pytest.approx(found.item())
+    actual = divergence(mean, log_variance, other_mean, other_log_variance)
+    assert actual.item() == pytest.approx(0.23657178, abs=1e-8)
+    assert divergence(other_mean, other_log_variance, mean, log_variance).item() == pytest.approx(actual.item())
     assert divergence(other_mean, other_log_variance, other_mean, other_log_variance).item() == 0
-    alike = 1 - found / torch.tensor(2.0).double().log()
+    alike = 1 - actual / torch.tensor(2.0).double().log()
     assert alike.item() == pytest.approx(0.65869907, abs=1e-8)
     row = (10 * torch.stack([torch.ones_like(alike), alike])).softmax(dim=0)
     torch.testing.assert_close(row, torch.tensor([0.96810864, 0.03189136], dtype=torch.float64), rtol=0, atol=1e-8)
 
 
 def server(temperature: float = 10.0) -> FedIIH:
-    """Three training clients and a newcomer, two factors of width one."""
+    """Three training clients and an unseen client, two factors of width one."""
     start = {"factors.0.weight": torch.zeros(1, 1), "factors.0.bias": torch.zeros(1)}
     start |= {"factors.1.weight": torch.zeros(1, 1), "factors.1.bias": torch.zeros(1)}
     start |= {"heads.0": torch.zeros(1, 1), "heads.1": torch.zeros(1, 1), "bias": torch.zeros(1)}
@@ -63,7 +63,7 @@ def answer(strategy: FedIIH, latents: list[tuple[float, float]], clients: tuple[
     return Payload(
         clients=clients,
         parameters={name: value.view(-1, *strategy.models[name].shape[1:]) for name, value in models.items()},
-        signals={"latents": torch.tensor(latents)[..., None]},
+        extras={"latents": torch.tensor(latents)[..., None]},
         num_examples=torch.tensor([1, 2, 3, 4])[list(clients)],
     )
 
@@ -94,20 +94,20 @@ def test_equal_latents_are_mixed_evenly() -> None:
     assert strategy.metrics() == pytest.approx({"server/mixing_breadth": 1.0, "server/factors_apart": 0.0})
 
 
-def test_a_newcomer_has_factors_of_those_like_it() -> None:
+def test_an_unseen_client_has_factors_of_those_like_it() -> None:
     strategy = server(temperature=1e4)
     strategy.aggregate(strategy.training(0), answer(strategy, [(0.0, 0.0), (1.0, 1.0), (2.0, 2.0)]))
     assert strategy.mixed_models((3,)).parameters["heads.0"].item() == pytest.approx(7 / 3)
-    strategy.admit(strategy.training(0), answer(strategy, [(2.0, 0.0)], (3,)))
-    found = {name: tensor.item() for name, tensor in strategy.mixed_models((3,)).parameters.items()}
-    assert [found[name] for name in ("heads.0", "heads.1", "bias")] == pytest.approx([4, 1, 7 / 3])
+    strategy.onboard(strategy.training(0), answer(strategy, [(2.0, 0.0)], (3,)))
+    actual = {name: tensor.item() for name, tensor in strategy.mixed_models((3,)).parameters.items()}
+    assert [actual[name] for name in ("heads.0", "heads.1", "bias")] == pytest.approx([4, 1, 7 / 3])
 
 
 @both_executors
 def test_without_temperature_it_averages_plainly(executor, fit, assert_same) -> None:
     averaged = fit(FedAvg(num_epochs=1, weighting="equal"), executor, precision="64-true").run.executor.state()
-    found = fit(FedIIH(similarity_temperature=0.0), executor, precision="64-true").run.executor.state()
-    assert_same(dict(found.tensors()), dict(averaged.tensors()), tolerance=1e-10)
+    actual = fit(FedIIH(similarity_temperature=0.0), executor, precision="64-true").run.executor.state()
+    assert_same(dict(actual.tensors()), dict(averaged.tensors()), tolerance=1e-10)
 
 
 @both_executors
@@ -188,10 +188,10 @@ def viewed_clients(num_nodes: int = 60) -> list[ClientGraph]:
 def test_views_that_mean_different_things(executor, given_clients, fit) -> None:
     data = given_clients(viewed_clients(), num_classes=4)
     strategy = FedIIH(num_epochs=3, similarity_temperature=100.0)
-    found = fit(strategy, executor, data, num_rounds=10)
+    actual = fit(strategy, executor, data, num_rounds=10)
     averaged = fit(FedAvg(), executor, data, num_rounds=10)
-    assert found.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.1
-    assert found.run.history[-1]["server/factors_apart"] > 0.01
+    assert actual.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.1
+    assert actual.run.history[-1]["server/factors_apart"] > 0.01
 
 
 def test_bytes(fit) -> None:

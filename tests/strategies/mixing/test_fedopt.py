@@ -1,4 +1,4 @@
-"""FedOpt: its numbers on the three quadratics, what it reduces to, and a round in which nobody answers."""
+"""FedOpt: its numbers on the three quadratics, what it reduces to, and a round in which nobody responds."""
 
 import pytest
 import torch
@@ -82,14 +82,14 @@ def test_second_moments_stay_positive(v, square, second_momentum) -> None:
 
 
 class Nobody(Callback):
-    """Loses every answer from a round on."""
+    """Loses every update from a round on."""
 
     def on_upload(self, trainer, stage, payload) -> Payload:
         return payload if trainer.run.round_idx < 2 else payload.rows(())
 
 
 @pytest.mark.parametrize("server_optimizer", ["avgm", "adagrad", "adam", "yogi"])
-def test_a_round_without_answers_changes_nothing(
+def test_a_round_without_updates_changes_nothing(
     server_optimizer, federation, make_model, make_trainer, assert_same
 ) -> None:
     states = []
@@ -97,7 +97,7 @@ def test_a_round_without_answers_changes_nothing(
         strategy = FedOpt(server_optimizer=server_optimizer, server_lr=0.1)
         trainer = make_trainer(num_rounds=num_rounds, callbacks=callbacks)
         if callbacks:
-            with pytest.warns(UserWarning, match="its answer was lost"):
+            with pytest.warns(UserWarning, match="its update was lost"):
                 trainer.fit(make_model(), federation, strategy)
         else:
             trainer.fit(make_model(), federation, strategy)

@@ -43,8 +43,8 @@ def server(num_clients: int = 2, num_classes: int = 3, **settings: Any) -> FedPr
 
 
 def answer(strategy: FedProto, clients: tuple[int, ...], prototypes: Any, counts: Any) -> None:
-    signals = {"class/prototypes": torch.tensor(prototypes), "class/counts": torch.tensor(counts)}
-    strategy.aggregate(strategy.training(0), Payload(clients=clients, signals=signals))
+    extras = {"class/prototypes": torch.tensor(prototypes), "class/counts": torch.tensor(counts)}
+    strategy.aggregate(strategy.training(0), Payload(clients=clients, extras=extras))
 
 
 FIRST = [[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
@@ -86,8 +86,8 @@ def test_one_client_has_its_own_prototypes(executor, graphs, given_clients, fit)
         member_N = (graphs[0].y_N == k) & graphs[0].train_mask_N
         assert bool(member_N.any()) == bool(trainer.run.strategy.known_K[k])
         if member_N.any():
-            found = trainer.run.strategy.prototypes_KD[k]
-            torch.testing.assert_close(found, embedding_ND[member_N].mean(dim=0), rtol=1e-5, atol=1e-6)
+            actual = trainer.run.strategy.prototypes_KD[k]
+            torch.testing.assert_close(actual, embedding_ND[member_N].mean(dim=0), rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------ the pull
@@ -103,9 +103,9 @@ def test_gradient_of_the_pull(graphs) -> None:
     z_ND = torch.randn(len(batch.y), 4, dtype=torch.float64, requires_grad=True)
     prototypes_KD = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     known_K = torch.tensor([True, False, True])
-    inbox = {"prototypes": prototypes_KD.detach(), "known": known_K}
+    received = {"prototypes": prototypes_KD.detach(), "known": known_K}
 
-    pull = distance(z_ND, batch, Context(inbox=inbox))
+    pull = distance(z_ND, batch, Context(received=received))
     pull.backward()
 
     pulled_N = batch.train_mask & known_K[batch.y]
@@ -113,7 +113,7 @@ def test_gradient_of_the_pull(graphs) -> None:
     apart_ND = (z_ND - prototypes_KD[batch.y]).detach() * pulled_N[:, None]
     torch.testing.assert_close(z_ND.grad, 2 * apart_ND / (batch.train_mask.sum() * 4))
     scaled = {"prototypes": 3 * prototypes_KD.detach(), "known": known_K}
-    torch.testing.assert_close(distance(3 * z_ND, batch, Context(inbox=scaled)), 9 * pull)
+    torch.testing.assert_close(distance(3 * z_ND, batch, Context(received=scaled)), 9 * pull)
     assert pull.item() == pytest.approx(float(apart_ND.square().mean(dim=1).sum() / batch.train_mask.sum()))
 
 
@@ -151,7 +151,7 @@ class Embeds:
 
 def nearest(strategy: FedProto, client: int, embedding_ND: Tensor) -> Tensor:
     payload = strategy.evaluations((0, 1, 2))[""].payload
-    context = Context(inbox={name: tensor[client] for name, tensor in payload.signals.items()})
+    context = Context(received={name: tensor[client] for name, tensor in payload.extras.items()})
     return strategy.nearest(Embeds(embedding_ND), {}, None, context).logits  # type: ignore[arg-type]
 
 
@@ -170,8 +170,8 @@ def test_only_own_classes_are_predicted_if_asked_for() -> None:
     z_ND = torch.tensor([[6.0, 6.0], [0.8, 0.4]])
     strategy = server(num_clients=3, own_classes_only=True)
     answer(strategy, (0, 1), [FIRST, SECOND], COUNTS)
-    found = [nearest(strategy, client, z_ND).argmax(dim=1).tolist() for client in range(3)]
-    assert found == [[0, 0], [1, 0], [1, 0]]  # the last has not been heard of
+    actual = [nearest(strategy, client, z_ND).argmax(dim=1).tolist() for client in range(3)]
+    assert actual == [[0, 0], [1, 0], [1, 0]]  # the last has not been heard of
 
 
 @both_executors
@@ -213,15 +213,15 @@ def test_bytes_are_those_of_prototypes(fit) -> None:
 
 
 @both_executors
-def test_newcomers_hear_prototypes(executor, fit) -> None:
+def test_unseen_clients_hear_prototypes(executor, fit) -> None:
     participation = Participation(held_out_fraction=0.2)
     trainer = fit(FedProto(), executor, participation=participation)
-    (newcomer,) = trainer.run.new_clients
+    (unseen_client,) = trainer.run.unseen_clients
     alone = fit(Local(), executor, participation=participation)
     state, other = trainer.run.executor.state().parameters, alone.run.executor.state().parameters
-    assert (state["convs.0.weight"][newcomer] != other["convs.0.weight"][newcomer]).any()
-    assert trainer.run.strategy.held_CK[newcomer].any()
-    assert {"new/test/acc", "new/head/test/acc"} <= trainer.run.selection.result.keys()
+    assert (state["convs.0.weight"][unseen_client] != other["convs.0.weight"][unseen_client]).any()
+    assert trainer.run.strategy.held_CK[unseen_client].any()
+    assert {"unseen/test/acc", "unseen/head/test/acc"} <= trainer.run.selection.result.keys()
 
 
 @both_executors

@@ -16,8 +16,8 @@ from fl_lightning.models import GCN, MaskedGCN
 from fl_lightning.relations.similarity import cosine_similarity, mixing_breadth, softmax_mixing
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedPub
+from fl_lightning.strategies.client_outputs import FunctionalEmbedding, proxy_graph
 from fl_lightning.strategies.objectives import sparse_masks
-from fl_lightning.strategies.signals import FunctionalEmbedding, proxy_graph
 
 CPU = torch.device("cpu")
 #: Three signatures at 0, 60 and 90 degrees.
@@ -40,7 +40,7 @@ def upload(clients, values, signatures) -> Payload:
     return Payload(
         clients=tuple(clients),
         parameters={name: torch.tensor(values, dtype=torch.float64) for name in ("convs.0.weight", "head.bias")},
-        signals={"functional_embedding": torch.tensor(signatures, dtype=torch.float64)},
+        extras={"functional_embedding": torch.tensor(signatures, dtype=torch.float64)},
         num_examples=torch.tensor([1, 5, 2][: len(values)]),
     )
 
@@ -88,14 +88,14 @@ def test_clients_that_were_away_keep_their_model_and_are_not_mixed() -> None:
     assert unknown.tolist() == [[False, True, False], [True, True, True], [False, True, False]]
 
 
-def test_newcomers_receive_the_average_then_what_is_like_them() -> None:
+def test_unseen_clients_receive_the_average_then_what_is_like_them() -> None:
     strategy = prepared(training=(0, 1, 2), num_clients=4, similarity_temperature=3.0)
     (stage,) = strategy.stages(0)
     strategy.aggregate(stage, upload((0, 1, 2), VALUES, SIGNATURES))
     models = {name: model.clone() for name, model in strategy.models.items()}
 
     first = strategy.configure(stage, (3,)).parameters["head.bias"][0]
-    strategy.admit(stage, upload((3,), [[9.0, 9.0]], [[0.0, 1.0]]))
+    strategy.onboard(stage, upload((3,), [[9.0, 9.0]], [[0.0, 1.0]]))
     second = strategy.configure(stage, (3,)).parameters["head.bias"][0]
 
     torch.testing.assert_close(first, models["head.bias"][:3].mean(dim=0))
@@ -157,13 +157,13 @@ def test_the_functional_embedding_sees_the_proxy_graph_only(graphs) -> None:
     client.double().eval()
     proxy = proxy_graph(6, torch.Generator().manual_seed(0), nodes_per_block=4)
     batches = GraphCollator([*graphs, proxy], device=CPU, dtype=torch.float64)
-    signal = FunctionalEmbedding(single(batches([5])))
+    output = FunctionalEmbedding(single(batches([5])))
     parameters = {name: parameter.detach() for name, parameter in client.net.named_parameters()}
 
-    found = [signal(client, parameters, single(batches([index])), Context()) for index in (0, 3)]
+    actual = [output(client, parameters, single(batches([index])), Context()) for index in (0, 3)]
 
-    torch.testing.assert_close(found[0], client.net(signal.proxy).embedding.mean(dim=0).detach())
-    assert torch.equal(*found)
+    torch.testing.assert_close(actual[0], client.net(output.proxy).embedding.mean(dim=0).detach())
+    assert torch.equal(*actual)
 
 
 @both_executors

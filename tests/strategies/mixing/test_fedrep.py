@@ -1,4 +1,4 @@
-"""FedRep: its numbers on two parameters, what it is equal to, whose turn it is, what travels."""
+"""FedRep: its numbers on two parameters, what it is equal to, whose turn it is, what is communicated."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from both_executors import both_executors
-from learning import learnt, quadrants
+from learning import learned, quadrants
 from quadratics import Product, fit_quadratics, parameters
 from torch.optim import SGD
 
@@ -95,13 +95,13 @@ def test_without_backbone_epochs_the_backbone_stays(executor, fit) -> None:
 
 
 @both_executors
-def test_newcomers_train_a_classifier_on_the_backbone_they_are_sent(executor, fit) -> None:
+def test_unseen_clients_train_a_classifier_on_the_backbone_they_are_sent(executor, fit) -> None:
     trainer = fit(FedRep(num_head_epochs=2), executor, participation=Participation(held_out_fraction=0.2))
-    (newcomer,) = trainer.run.new_clients
+    (unseen_client,) = trainer.run.unseen_clients
     state = trainer.run.executor.state().parameters
     for name, model in trainer.run.strategy.models.items():
-        assert torch.equal(state[name][newcomer], model[0])
-    assert not torch.equal(state["head.weight"][newcomer], trainer.run.architectures[0]["head.weight"])
+        assert torch.equal(state[name][unseen_client], model[0])
+    assert not torch.equal(state["head.weight"][unseen_client], trainer.run.architectures[0]["head.weight"])
 
 
 def test_bytes_are_those_of_the_backbone(fit) -> None:
@@ -129,8 +129,8 @@ def test_tuning_before_the_evaluation(executor, fit) -> None:
 
 def test_clients_that_name_classes_differently() -> None:
     clients = quadrants(6, num_train=20, labels=lambda client, y_N: (y_N + client) % 4)
-    apart = learnt(FedRep(num_head_epochs=5, num_epochs=5), clients, num_rounds=20)
-    together = learnt(FedAvg(num_epochs=5), clients, num_rounds=20)
+    apart = learned(FedRep(num_head_epochs=5, num_epochs=5), clients, num_rounds=20)
+    together = learned(FedAvg(num_epochs=5), clients, num_rounds=20)
     assert apart > together + 0.3
 
 

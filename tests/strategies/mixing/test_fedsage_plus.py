@@ -1,4 +1,4 @@
-"""FedSage+: the generator's losses by hand, the exchange's gradient, the mended graph, what it reduces to."""
+"""FedSage+: the generator's losses by hand, the exchange's gradient, the completed graph, what it reduces to."""
 
 import dataclasses
 import functools
@@ -16,12 +16,12 @@ from fl_lightning.batches.base import single
 from fl_lightning.batches.graphs import GraphCollator
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.models import GraphSAGE
-from fl_lightning.models.neighbour_generator import Generated, NeighbourGenerator
+from fl_lightning.models.neighbor_generator import Generated, NeighborGenerator
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedSage, FedSagePlus
-from fl_lightning.strategies.mixing import neighbour_exchange as exchange
-from fl_lightning.strategies.mixing import neighbour_mending as mending
-from fl_lightning.strategies.mixing.mending_client import MendingClient
+from fl_lightning.strategies.mixing import neighbor_exchange as exchange
+from fl_lightning.strategies.mixing import neighbor_generation as mending
+from fl_lightning.strategies.mixing.neighbor_generation_client import NeighborGenerationClient
 
 FEW = {"pretrain_epochs": 3, "refine_epochs": 2}
 SMALL = {"encoder_channels": (8, 8), "generator_channels": (8, 8)}
@@ -31,9 +31,9 @@ SMALL = {"encoder_channels": (8, 8), "generator_channels": (8, 8)}
 def model():
     """A client with a small classifier and a small generator."""
 
-    def build(kind=MendingClient, **settings):
+    def build(kind=NeighborGenerationClient, **settings):
         net = functools.partial(GraphSAGE, hidden_channels=8, dropout=0.5)
-        return kind(net, **({**SMALL, **settings} if kind is MendingClient else {}))
+        return kind(net, **({**SMALL, **settings} if kind is NeighborGenerationClient else {}))
 
     return build
 
@@ -42,7 +42,7 @@ def model():
 def fit(federation, make_trainer, model):
     """Run on the graphs."""
 
-    def run(strategy, executor=StackedExecutor, data=None, kind=MendingClient, **settings):
+    def run(strategy, executor=StackedExecutor, data=None, kind=NeighborGenerationClient, **settings):
         trainer = make_trainer(executor=executor(), seed=1, **settings)
         trainer.fit(model(kind), data or federation, strategy)
         return trainer
@@ -56,16 +56,16 @@ def one(graph: ClientGraph) -> GraphBatch:
 
 def knows(batch: GraphBatch, share: float = 0.5, slots: int = 5) -> Context:
     """What a client knows after it has hidden nodes."""
-    found = mending.hide(batch, torch.tensor(7), share, slots)
-    return Context(memory={f"impaired/{name}": tensor for name, tensor in found.items()})
+    actual = mending.hide(batch, torch.tensor(7), share, slots)
+    return Context(client_state={f"impaired/{name}": tensor for name, tensor in actual.items()})
 
 
 def test_the_nearest_target_counts() -> None:
     new = torch.tensor([[1.0, 0.8], [9.0, 9.0]], dtype=torch.float64)
     target = torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 0.8]], dtype=torch.float64)
-    apart, place = mending.nearest(new, target, torch.tensor([True, True, False]))
+    apart, index = mending.nearest(new, target, torch.tensor([True, True, False]))
     assert apart[0].item() == pytest.approx(0.02)  # (1/5) · 0.02 = 0.004 with five slots and one node
-    assert place.tolist() == [1, 1]
+    assert index.tolist() == [1, 1]
     assert mending.nearest(new, target, torch.tensor([False] * 3))[0].tolist() == [0, 0]
     assert mending.nearest(target, target, torch.tensor([True] * 3))[0].tolist() == [0, 0, 0]
 
@@ -75,13 +75,13 @@ def test_what_the_generator_learns_and_how_wrong_it_is(weights, graphs, monkeypa
     """By a loop over nodes, slots and targets."""
     batch, client = one(graphs[0]), ClientModule(GraphSAGE)
     context, draw = knows(batch), torch.Generator().manual_seed(0)
-    context = dataclasses.replace(context, inbox={"key": torch.tensor(3)})
+    context = dataclasses.replace(context, received={"key": torch.tensor(3)})
     used_NS = torch.arange(5) < torch.randint(6, (30, 1), generator=draw)
     features_NSF, number_N, logits_NK = (
         torch.randn(*shape, generator=draw).double() for shape in ((30, 5, 6), (30,), (30, 3))
     )
     made = Generated(number_N, features_NSF * used_NS[..., None], used_NS, logits_NK)
-    hidden_N, lost_NS, taught_N = (context.memory[f"impaired/{name}"] for name in ("hidden", "lost", "taught"))
+    hidden_N, lost_NS, taught_N = (context.client_state[f"impaired/{name}"] for name in ("hidden", "lost", "taught"))
     missing_N = mending.num_lost(batch, context)
     x_NF = graphs[0].x_NF.double()
     count = features = 0.0
@@ -100,30 +100,30 @@ def test_what_the_generator_learns_and_how_wrong_it_is(weights, graphs, monkeypa
     train_N = batch.train_mask & ~hidden_N
     classes = float(F.cross_entropy(logits_NK[train_N], batch.y[train_N]))
     terms = count / int(taught_N.sum()), features / int(taught_N.sum()), classes
-    found = mending.local_loss(client, made, batch, context, weights)
-    assert float(found) == pytest.approx(sum(w * term for w, term in zip(weights, terms, strict=True)))
+    actual = mending.local_loss(client, made, batch, context, weights)
+    assert float(actual) == pytest.approx(sum(w * term for w, term in zip(weights, terms, strict=True)))
 
     monkeypatch.setattr(mending, "generate", lambda *arguments, **settings: made)
-    figures = mending.figures(client, {}, batch, context)
-    assert float(figures["generated_neighbours"]) == int(used_NS.sum())
-    assert float(figures["count_error"]) == pytest.approx(sum(differences) / len(differences))
-    assert float(figures["feature_error"]) == pytest.approx(sum(errors) / len(errors))
+    metrics = mending.figures(client, {}, batch, context)
+    assert float(metrics["generated_neighbors"]) == int(used_NS.sum())
+    assert float(metrics["count_error"]) == pytest.approx(sum(differences) / len(differences))
+    assert float(metrics["feature_error"]) == pytest.approx(sum(errors) / len(errors))
 
 
-def test_hidden_nodes_and_the_neighbours_that_lost_them(graphs) -> None:
+def test_hidden_nodes_and_the_neighbors_that_lost_them(graphs) -> None:
     batch = one(graphs[0])
-    memory = knows(batch).memory
-    hidden_N, lost_NS = memory["impaired/hidden"], memory["impaired/lost"]
+    client_state = knows(batch).client_state
+    hidden_N, lost_NS = client_state["impaired/hidden"], client_state["impaired/lost"]
     assert int(hidden_N.sum()) == round(0.5 * int(batch.val_mask.sum()) + 1e-9)
     assert (hidden_N <= batch.val_mask).all()
     edge_2E = graphs[0].edge_index_2E
-    number_N = mending.num_lost(batch, Context(memory=memory))
+    number_N = mending.num_lost(batch, Context(client_state=client_state))
     for node in range(len(hidden_N)):
         near = edge_2E[1, edge_2E[0] == node]
         hidden = set(near[hidden_N[near]].tolist())
         assert set(lost_NS[node][lost_NS[node] >= 0].tolist()) <= hidden
         assert int(number_N[node]) == len(hidden)
-    nothing = knows(batch, share=0.0).memory
+    nothing = knows(batch, share=0.0).client_state
     assert not nothing["impaired/hidden"].any()
     assert (nothing["impaired/lost"] < 0).all()
 
@@ -143,11 +143,11 @@ def test_both_exchanges_give_the_generator_the_same_gradient(graphs) -> None:
         return Generated(latent[:, 0], features, used, latent[:, :3])
 
     shown = exchange.shown(made(), batch, context, key, 40)
-    inbox = {name: tensor.detach()[None] for name, tensor in shown.items()}
-    inbox |= {"keys": key[None], "key": torch.tensor(9), "other": torch.tensor([True])}
-    gradient = exchange.foreign_gradient(other, Context(inbox=inbox), slots=5, weight=0.5, noise_std=0.0)[0]
-    place, is_one = exchange.shown_nodes(batch, context, key, 40)
-    foreign = (gradient * is_one[:, None, None] * made().features[place]).sum()
+    received = {name: tensor.detach()[None] for name, tensor in shown.items()}
+    received |= {"keys": key[None], "key": torch.tensor(9), "other": torch.tensor([True])}
+    gradient = exchange.foreign_gradient(other, Context(received=received), slots=5, weight=0.5, noise_std=0.0)[0]
+    index, is_one = exchange.shown_nodes(batch, context, key, 40)
+    foreign = (gradient * is_one[:, None, None] * made().features[index]).sum()
     (chained,) = torch.autograd.grad(foreign, [weight])
 
     # the same targets, and the loss itself: each used slot's distance to what the gradient says is nearest
@@ -155,11 +155,11 @@ def test_both_exchanges_give_the_generator_the_same_gradient(graphs) -> None:
     target = (shown["features"] - gradient * 5 * 6 * count / (2 * 0.5)).detach()
     counts = (gradient != 0).any(dim=2)
     assert counts.any()
-    loss = 0.5 * (((made().features[place] - target).square().mean(dim=2)) * counts).sum() / (5 * count)
+    loss = 0.5 * (((made().features[index] - target).square().mean(dim=2)) * counts).sum() / (5 * count)
     (direct,) = torch.autograd.grad(loss, [weight])
     torch.testing.assert_close(chained, direct)
     real = other.features_of(torch.arange(len(other.y)))
-    assert torch.cdist(target[counts], real).amin(dim=1).max() < 1e-6  # the targets are neighbours' features
+    assert torch.cdist(target[counts], real).amin(dim=1).max() < 1e-6  # the targets are neighbors' features
 
 
 def test_what_is_shown_is_what_the_gradient_is_of(graphs, model) -> None:
@@ -169,13 +169,15 @@ def test_what_is_shown_is_what_the_gradient_is_of(graphs, model) -> None:
     client.double().train()
     parameters = {name: p.detach() for name, p in client.parameter_dict().items()}
     context = knows(batch)
-    shown = strategy.show(client, parameters, batch, dataclasses.replace(context, inbox={"next_key": torch.tensor(5)}))
+    shown = strategy.show(
+        client, parameters, batch, dataclasses.replace(context, received={"next_key": torch.tensor(5)})
+    )
     slots = torch.arange(5) < shown["used"][:, None]
     gradient = torch.randn(6, 5, 6, generator=torch.Generator().manual_seed(0)).double() * slots[..., None]
     losses = []
     for sent in (gradient, torch.zeros_like(gradient)):
-        inbox = {"key": torch.tensor(5), "gradient": sent, "share": torch.tensor(0.5)}
-        losses.append(strategy.refine(client, parameters, batch, dataclasses.replace(context, inbox=inbox)))
+        received = {"key": torch.tensor(5), "gradient": sent, "share": torch.tensor(0.5)}
+        losses.append(strategy.refine(client, parameters, batch, dataclasses.replace(context, received=received)))
     assert slots.any()
     torch.testing.assert_close(losses[0] - losses[1], (gradient * shown["features"]).sum())
 
@@ -185,8 +187,8 @@ def test_an_exchange_has_one_key(fit) -> None:
         keys: ClassVar[dict[str, Any]] = {}
 
         def on_send(self, trainer: Any, stage: Any, payload: Any) -> None:
-            if "key" in payload.signals:
-                self.keys[stage.name] = tuple(payload.signals[name].tolist() for name in ("key", "next_key"))
+            if "key" in payload.extras:
+                self.keys[stage.name] = tuple(payload.extras[name].tolist() for name in ("key", "next_key"))
 
     trainer = fit(FedSagePlus(**FEW), callbacks=[note := Note()], num_rounds=1)
     assert trainer.run.round_idx == 1
@@ -201,29 +203,29 @@ def test_one_client_has_nothing_to_compare_with(graphs) -> None:
     batch = one(graphs[0])
     context, key = knows(batch), torch.tensor(5)
     made = Generated(torch.ones(30), torch.ones(30, 5, 6).double(), torch.ones(30, 5).bool(), torch.ones(30, 3))
-    inbox = {name: tensor[None] for name, tensor in exchange.shown(made, batch, context, key, 8).items()}
-    inbox |= {"keys": key[None], "key": key, "other": torch.tensor([False])}
-    gradient = exchange.foreign_gradient(batch, Context(inbox=inbox), slots=5, weight=1.0, noise_std=0.5)
+    received = {name: tensor[None] for name, tensor in exchange.shown(made, batch, context, key, 8).items()}
+    received |= {"keys": key[None], "key": key, "other": torch.tensor([False])}
+    gradient = exchange.foreign_gradient(batch, Context(received=received), slots=5, weight=1.0, noise_std=0.5)
     assert (gradient == 0).all()
 
 
-def test_generated_neighbours_send_to_real_nodes(graphs) -> None:
+def test_generated_neighbors_send_to_real_nodes(graphs) -> None:
     graph = graphs[4]
     used = torch.zeros(8, 5, dtype=torch.bool)
     used[2, :2] = used[5, 0] = True
     made = Generated(torch.zeros(8), torch.full((8, 5, 6), 3.0), used, torch.zeros(8, 3))
-    mended = mending.mended(graph, made)
-    assert mended.num_nodes == 11
-    assert (mended.x_NF[8:] == 3).all()
-    assert not (mended.train_mask_N | mended.val_mask_N | mended.test_mask_N)[8:].any()
-    pairs = set(map(tuple, mended.edge_index_2E.T.tolist()))
+    completed = mending.with_generated_neighbors(graph, made)
+    assert completed.num_nodes == 11
+    assert (completed.x_NF[8:] == 3).all()
+    assert not (completed.train_mask_N | completed.val_mask_N | completed.test_mask_N)[8:].any()
+    pairs = set(map(tuple, completed.edge_index_2E.T.tolist()))
     assert pairs == {(b, a) for a, b in pairs}
     assert {(2, 8), (2, 9), (5, 10)} <= pairs
     torch.manual_seed(0)
     net = GraphSAGE(6, 3, hidden_channels=4, dropout=0.0).double().eval()
-    before, after = net(one(graph)).logits, net(one(mended)).logits[:8]
+    before, after = net(one(graph)).logits, net(one(completed)).logits[:8]
     assert (before[[2, 5]] != after[[2, 5]]).any(dim=1).all()
-    assert mending.mended(graph, made._replace(used=torch.zeros_like(used))) is graph
+    assert mending.with_generated_neighbors(graph, made._replace(used=torch.zeros_like(used))) is graph
 
 
 def grown(trainer: Any, federation: Any) -> list[int]:
@@ -231,49 +233,49 @@ def grown(trainer: Any, federation: Any) -> list[int]:
 
 
 @both_executors
-def test_graphs_are_mended_and_the_generators_stay(executor, fit, federation) -> None:
+def test_graphs_are_completed_and_the_generators_stay(executor, fit, federation) -> None:
     trainer = fit(FedSagePlus(pretrain_epochs=30, refine_epochs=1), executor)
     added = grown(trainer, federation)
     assert sum(added) > 0
-    assert trainer.run.history[-1]["server/generated_neighbours"] == pytest.approx(sum(added) / 5)
+    assert trainer.run.history[-1]["server/generated_neighbors"] == pytest.approx(sum(added) / 5)
     assert not any(name.startswith("generator.") for name in trainer.run.strategy.models)
 
 
 @both_executors
 def test_with_nothing_generated_it_is_fedsage(executor, fit, federation, assert_same) -> None:
-    """Nothing is hidden, so that the numbers are learnt to be zero; then the mended graphs are the graphs."""
+    """Nothing is hidden, so that the numbers are learned to be zero; then the completed graphs are the graphs."""
 
     class Nothing(FedSagePlus):
         def setup(self, federation: Any) -> None:
             super().setup(federation)
             torch.nn.init.constant_(federation.client.net.generator.counter.bias, -100.0)
 
-    with pytest.warns(UserWarning, match="FedSagePlus: no client generates a neighbour, so that this is FedSage"):
+    with pytest.warns(UserWarning, match="FedSagePlus: no client generates a neighbor, so that this is FedSage"):
         plus = fit(Nothing(hidden_fraction=0.0, **FEW), executor)
     plain = fit(FedSage(), executor, kind=ClientModule)
     assert grown(plus, federation) == [0] * 5
     assert [row["val/acc"] for row in plus.run.history] == [row["val/acc"] for row in plain.run.history]
-    found = {n.removeprefix("net."): t for n, t in plus.run.strategy.models.items()}
-    assert_same(found, dict(plain.run.strategy.models))
+    actual = {n.removeprefix("net."): t for n, t in plus.run.strategy.models.items()}
+    assert_same(actual, dict(plain.run.strategy.models))
 
 
 def test_a_weight_of_the_exchange_is_felt(fit) -> None:
     class Note(Callback):
         def on_stage_end(self, trainer: Any, stage: Any, payload: Any) -> None:
             if stage.name.startswith("compare"):
-                trainer.sent = payload.signals["gradient"]
+                trainer.sent = payload.extras["gradient"]
 
-    found = []
+    actual = []
     for weights in ((1.0, 1.0, 1.0), (1.0, 0.0, 1.0)):
         trainer = fit(FedSagePlus(pretrain_epochs=5, refine_epochs=2, loss_weights=weights), callbacks=Note())
-        found.append((trainer.sent, trainer.run.executor.state().parameters["generator.features.2.weight"]))
-    assert found[0][0].any()
-    assert not found[1][0].any()
-    assert (found[0][1] - found[1][1]).abs().max() > 1e-5
+        actual.append((trainer.sent, trainer.run.executor.state().parameters["generator.features.2.weight"]))
+    assert actual[0][0].any()
+    assert not actual[1][0].any()
+    assert (actual[0][1] - actual[1][1]).abs().max() > 1e-5
 
 
 def cut_clients() -> list[ClientGraph]:
-    """Features say nothing of a third of the nodes; their neighbours' do, and most of these are lost or hidden away."""
+    """Features say nothing of a third of the nodes; their neighbors' do, and most of these are lost or hidden away."""
     clients = []
     for client in range(5):
         draw = torch.Generator().manual_seed(client)
@@ -301,10 +303,10 @@ def cut_clients() -> list[ClientGraph]:
 
 
 def coded_clients(seed: int, *, num_clients: int = 3, num_nodes: int = 150, num_codes: int = 24) -> list[ClientGraph]:
-    """Nodes whose features are a code that stands for a class, and neighbours whose features are the class itself.
+    """Nodes whose features are a code that stands for a class, and neighbors whose features are the class itself.
 
-    Half of the codes occur among the training nodes, all of which have their two neighbours. Nodes of the other codes
-    are tested, of those that have lost both. The neighbours validate, which is to say that they can be hidden.
+    Half of the codes occur among the training nodes, all of which have their two neighbors. Nodes of the other codes
+    are tested, of those that have lost both. The neighbors validate, which is to say that they can be hidden.
     """
     draw = torch.Generator().manual_seed(seed)
     clients = []
@@ -335,17 +337,17 @@ def coded_clients(seed: int, *, num_clients: int = 3, num_nodes: int = 150, num_
     return clients
 
 
-def test_generated_neighbours_beat_averaging_where_neighbours_are_cut(given_clients, make_trainer) -> None:
+def test_generated_neighbors_beat_averaging_where_neighbors_are_cut(given_clients, make_trainer) -> None:
     """Without them the classifier knows nothing of the codes that are tested; nor does a generator that labels teach.
 
-    Of the last round: what validates has its neighbours.
+    Of the last round: what validates has its neighbors.
     """
     data = given_clients(coded_clients(seed=0), num_classes=4)
     net, optimizer = functools.partial(GraphSAGE, hidden_channels=16, dropout=0.5), functools.partial(Adam, lr=0.01)
     wide = {"encoder_channels": (32, 32), "generator_channels": (32, 32), "num_slots": 2}
-    generating = MendingClient(net, optimizer, **wide, generator_dropout=0.0, generator_lr=0.01)
+    generating = NeighborGenerationClient(net, optimizer, **wide, generator_dropout=0.0, generator_lr=0.01)
     settings = {"hidden_fraction": 0.75, "pretrain_epochs": 100, "refine_epochs": 1, "loss_weights": (1.0, 50.0, 1.0)}
-    found = []
+    actual = []
     for strategy, model in (
         (FedSagePlus(**settings, generator_nodes="all", num_epochs=3), generating),
         (FedSagePlus(**settings, num_epochs=3), generating),
@@ -353,14 +355,14 @@ def test_generated_neighbours_beat_averaging_where_neighbours_are_cut(given_clie
     ):
         trainer = make_trainer(seed=1, num_rounds=25)
         trainer.fit(model, data, strategy)
-        found.append(trainer.run.history[-1]["test/acc"])
-    assert found[0] > 0.7
-    assert max(found[1:]) < 0.5
+        actual.append(trainer.run.history[-1]["test/acc"])
+    assert actual[0] > 0.7
+    assert max(actual[1:]) < 0.5
 
 
 @pytest.mark.full
 def test_the_generator_learns_what_is_hidden(given_clients, fit) -> None:
-    """How many neighbours a node has lost is told better than without training."""
+    """How many neighbors a node has lost is told better than without training."""
     data = given_clients(cut_clients(), num_classes=2)
     settings = {"num_rounds": 1, "data": data}
     before, after = (
@@ -368,7 +370,7 @@ def test_the_generator_learns_what_is_hidden(given_clients, fit) -> None:
         for epochs, refined in ((1, 0), (150, 5))
     )
     assert after["server/count_error"] < before["server/count_error"]
-    assert 0 < after["server/generated_neighbours"] < before["server/generated_neighbours"]
+    assert 0 < after["server/generated_neighbors"] < before["server/generated_neighbors"]
 
 
 @pytest.mark.parametrize(("rounding", "number"), [("nearest", [0, 1, 1, 2, 5]), ("down", [0, 0, 1, 1, 5])])
@@ -376,7 +378,7 @@ def test_rounding(graphs, rounding: str, number: list[int]) -> None:
     """What NeighGen says of five nodes, by the bias of its counter."""
     batch = one(graphs[0])
     for said, whole in zip((0.4, 0.75, 1.2, 1.8, 9.0), number, strict=True):
-        net = NeighbourGenerator(6, 3, hidden_channels=(4, 4), generator_channels=(4, 4), rounding=rounding).double()
+        net = NeighborGenerator(6, 3, hidden_channels=(4, 4), generator_channels=(4, 4), rounding=rounding).double()
         torch.nn.init.zeros_(net.counter.weight)
         torch.nn.init.constant_(net.counter.bias, said)
         made = net(batch, batch.example_mask, torch.tensor(3), drops=False)
@@ -390,11 +392,11 @@ def test_slots_that_nobody_uses_are_not_exchanged(graphs) -> None:
     features = torch.rand(len(batch.y), 5, 6, dtype=torch.float64)
     used = torch.arange(5).expand(len(batch.y), 5) < 2
     made = Generated(torch.ones(len(batch.y)), features, used, torch.ones(len(batch.y), 3))
-    inbox = {name: tensor[None] for name, tensor in exchange.shown(made, batch, context, key, 40).items()}
-    inbox |= {"keys": key[None], "key": torch.tensor(9), "other": torch.tensor([True])}
-    whole = exchange.foreign_gradient(other, Context(inbox=inbox), slots=5, weight=0.5, noise_std=0.0)
-    fewer = {**inbox, "features": inbox["features"][:, :, :2]}
-    gradient = exchange.foreign_gradient(other, Context(inbox=fewer), slots=5, weight=0.5, noise_std=0.0)
+    received = {name: tensor[None] for name, tensor in exchange.shown(made, batch, context, key, 40).items()}
+    received |= {"keys": key[None], "key": torch.tensor(9), "other": torch.tensor([True])}
+    whole = exchange.foreign_gradient(other, Context(received=received), slots=5, weight=0.5, noise_std=0.0)
+    fewer = {**received, "features": received["features"][:, :, :2]}
+    gradient = exchange.foreign_gradient(other, Context(received=fewer), slots=5, weight=0.5, noise_std=0.0)
     assert gradient.any()
     assert torch.equal(gradient, whole[:, :, :2])
     assert not whole[:, :, 2:].any()
@@ -406,7 +408,7 @@ def test_bytes(fit) -> None:
 
         def on_send(self, trainer: Any, stage: Any, payload: Any) -> None:
             if stage.name.startswith("compare"):
-                self.sizes.append(payload.signals["features"].shape[-2])
+                self.sizes.append(payload.extras["features"].shape[-2])
 
     note = Note()
     trainer = fit(FedSagePlus(num_shown=4, **FEW), callbacks=[CommunicationLedger(), note])
@@ -434,9 +436,9 @@ def test_settings(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         FedSagePlus(**settings)
     with pytest.raises(ValueError, match=r"model\.rounding must be 'nearest' or 'down', got 'up'"):
-        MendingClient(rounding="up")  # type: ignore[arg-type]
+        NeighborGenerationClient(rounding="up")  # type: ignore[arg-type]
 
 
 def test_its_clients_have_generators(fit) -> None:
-    with pytest.raises(ValueError, match="FedSagePlus needs clients of the class MendingClient"):
+    with pytest.raises(ValueError, match="FedSagePlus needs clients of the class NeighborGenerationClient"):
         fit(FedSagePlus(), kind=ClientModule)

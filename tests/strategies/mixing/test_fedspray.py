@@ -1,4 +1,4 @@
-"""FedSpray: teacher, proxies and their optimiser by hand, what it reduces to, and clients that neighbours mislead."""
+"""FedSpray: teacher, proxies and their optimizer by hand, what it reduces to, and clients that neighbors mislead."""
 
 import dataclasses
 import functools
@@ -55,15 +55,15 @@ def situation(client: ClientModule, strategy: FedSpray, batch: GraphBatch) -> Co
     """Proxies drawn at random, and the parameters as both what was received and what the client has."""
     draw = torch.Generator().manual_seed(3)
     num_nodes = len(batch.y)
-    memory = {
-        name: slot.initial.expand(num_nodes, *slot.initial.shape) if slot.per_example else slot.initial
-        for name, slot in strategy.memory().items()
+    client_state = {
+        name: spec.initial.expand(num_nodes, *spec.initial.shape) if spec.per_example else spec.initial
+        for name, spec in strategy.client_state().items()
     }
-    memory["proxy/value"] = torch.randn(num_nodes, 4, generator=draw, dtype=torch.float64)
-    memory["gnn"] = torch.randn(num_nodes, 3, generator=draw, dtype=torch.float64)
+    client_state["proxy/value"] = torch.randn(num_nodes, 4, generator=draw, dtype=torch.float64)
+    client_state["gnn"] = torch.randn(num_nodes, 3, generator=draw, dtype=torch.float64)
     anchor = {name: tensor.detach() for name, tensor in client.parameter_dict().items()}
-    inbox = {"proxies": torch.randn(3, 4, generator=draw, dtype=torch.float64)}
-    return Context(anchor=anchor, inbox=inbox, memory=memory)
+    received = {"proxies": torch.randn(3, 4, generator=draw, dtype=torch.float64)}
+    return Context(anchor=anchor, received=received, client_state=client_state)
 
 
 def test_the_teacher(client, batch, graphs) -> None:
@@ -75,7 +75,7 @@ def test_the_teacher(client, batch, graphs) -> None:
     logits, reliable = strategy.teacher(client, batch, context)
     for v in range(len(x)):
         trains = bool(batch.train_mask[v])
-        q = context.memory["proxy/value"][v] if trains else o[v] @ context.inbox["proxies"]
+        q = context.client_state["proxy/value"][v] if trains else o[v] @ context.received["proxies"]
         torch.testing.assert_close(logits[v], p["features.head.weight"] @ (e[v] + q) + p["features.head.bias"])
         assert bool(reliable[v]) == (trains or bool(o[v].max() > 0.4))
     assert reliable.sum() not in (batch.train_mask.sum(), len(x))  # the confidence says yes and no
@@ -87,28 +87,28 @@ def test_the_gnns_loss(client, batch) -> None:
     teacher, reliable = strategy.teacher(client, batch, context)
     own = client.output(context.anchor, batch).logits
     p, g = teacher.softmax(dim=1)[reliable], own.softmax(dim=1)[reliable]
-    labelled = torch.nn.functional.cross_entropy(own[batch.train_mask], batch.y[batch.train_mask])
-    expected = labelled + 2 * (p * (p / g).log()).sum(dim=1).mean()
+    labeled = torch.nn.functional.cross_entropy(own[batch.train_mask], batch.y[batch.train_mask])
+    expected = labeled + 2 * (p * (p / g).log()).sum(dim=1).mean()
     torch.testing.assert_close(strategy.taught_loss(client, context.anchor, batch, context), expected)
 
 
 def test_proxies_take_steps_of_adam(client, batch) -> None:
-    """Against autograd and PyTorch's optimiser; nodes without a label keep theirs."""
+    """Against autograd and PyTorch's optimizer; nodes without a label keep theirs."""
     strategy = set_up(client, proxy_lr=0.05)
     context = situation(client, strategy, batch)
-    q = context.memory["proxy/value"].clone().requires_grad_()
+    q = context.client_state["proxy/value"].clone().requires_grad_()
     optimizer = Adam([q], lr=0.05)
     for _ in range(4):
         optimizer.zero_grad()
-        ours = Context(anchor=context.anchor, memory={**context.memory, "proxy/value": q})
+        ours = Context(anchor=context.anchor, client_state={**context.client_state, "proxy/value": q})
         strategy.feature_loss(client, context.anchor, batch, ours).backward()
         optimizer.step()
-        new = strategy.step_proxies(client, context.anchor, {}, batch, context).memory
-        memory = {**context.memory, **{name: value.detach() for name, value in new.items()}}
+        new = strategy.step_proxies(client, context.anchor, {}, batch, context).client_state
+        client_state = {**context.client_state, **{name: value.detach() for name, value in new.items()}}
         kept = ~batch.train_mask
-        assert torch.equal(memory["proxy/value"][kept], context.memory["proxy/value"][kept])
-        context = dataclasses.replace(context, memory=memory)
-        torch.testing.assert_close(memory["proxy/value"], q.detach())
+        assert torch.equal(client_state["proxy/value"][kept], context.client_state["proxy/value"][kept])
+        context = dataclasses.replace(context, client_state=client_state)
+        torch.testing.assert_close(client_state["proxy/value"], q.detach())
 
 
 def test_the_loss_of_the_model_of_features_trains_all_of_it(client, batch) -> None:
@@ -125,11 +125,11 @@ def test_the_class_proxies(client, batch) -> None:
     strategy = set_up(client)
     context = situation(client, strategy, batch)
     batch = batch.replace({"train_mask": batch.train_mask & (batch.y != 1)})
-    found = strategy.class_proxies(client, {}, batch, context)
+    actual = strategy.class_proxies(client, {}, batch, context)
     of_two = batch.train_mask & (batch.y == 2)
-    torch.testing.assert_close(found["proxies"][2], context.memory["proxy/value"][of_two].mean(dim=0))
-    assert found["counts"].tolist() == [int((batch.train_mask & (batch.y == k)).sum()) for k in range(3)]
-    assert not found["proxies"][1].any()
+    torch.testing.assert_close(actual["proxies"][2], context.client_state["proxy/value"][of_two].mean(dim=0))
+    assert actual["counts"].tolist() == [int((batch.train_mask & (batch.y == k)).sum()) for k in range(3)]
+    assert not actual["proxies"][1].any()
 
 
 @pytest.mark.parametrize(("weighting", "share"), [("shares", 0.5 / (0.5 + 0.25)), ("examples", 2 / (2 + 10))])
@@ -141,7 +141,7 @@ def test_the_servers_proxies(weighting, share, client) -> None:
     upload = Payload(
         clients=(0, 1),
         parameters={name: model.expand(2, *model.shape[1:]) for name, model in strategy.models.items()},
-        signals={"class/proxies": sent, "class/counts": torch.tensor([[2, 0, 0], [10, 30, 0]]).double()},
+        extras={"class/proxies": sent, "class/counts": torch.tensor([[2, 0, 0], [10, 30, 0]]).double()},
         num_examples=torch.tensor([4, 40]),
     )
     strategy.aggregate(strategy.stages(0)[1], upload)
@@ -157,7 +157,7 @@ def test_without_alignment_it_is_local(executor, fit, assert_same) -> None:
     alone = fit(Local(num_epochs=3), executor)
     beside = fit(FedSpray(num_epochs=3, alignment_weight=0.0), executor)
     states = [run.run.executor.state().parameters for run in (beside, alone)]
-    for name in ("convs.0.weight", "convs.1.neighbour_weight", "head.weight"):
+    for name in ("convs.0.weight", "convs.1.neighbor_weight", "head.weight"):
         assert torch.equal(states[0][name], states[1][name])
     assert [row["test/acc"] for row in beside.run.history] == [row["test/acc"] for row in alone.run.history]
     taught = fit(FedSpray(num_epochs=3), executor).run.executor.state().parameters
@@ -181,16 +181,16 @@ def test_a_class_that_nobody_trains_on(executor, graphs, given_clients, fit) -> 
 
 
 @both_executors
-def test_labels_outside_the_training_nodes_are_not_used(executor, relabelled, fit, assert_same) -> None:
+def test_labels_outside_the_training_nodes_are_not_used(executor, relabeled, fit, assert_same) -> None:
     states = []
-    for data in relabelled:
+    for data in relabeled:
         trainer = fit(FedSpray(), executor, data)
         states.append([trainer.run.strategy.state_dict(), dict(trainer.run.executor.state().tensors())])
     assert_same(*states)
 
 
 def test_bytes(fit) -> None:
-    """The model of features and three proxies down; up it, class means, counts, and two figures."""
+    """The model of features and three proxies down; up it, class means, counts, and two metrics."""
     history = fit(FedSpray(), callbacks=CommunicationLedger()).run.history
     for row in history:
         assert row["comm/bytes_down"] == 5 * 4 * (FEATURES + 3 * 64)
@@ -199,16 +199,16 @@ def test_bytes(fit) -> None:
 
 
 def misled_clients(seed: int, num_nodes: int = 120, num_train: int = 12) -> list[ClientGraph]:
-    """Classes are linked in pairs that differ from client to client, so that one GNN can make nothing of neighbours.
+    """Classes are linked in pairs that differ from client to client, so that one GNN can make nothing of neighbors.
 
     Features tell the class, but to nobody who has few labels.
     """
     draw = torch.Generator().manual_seed(seed)
-    centre_KF = torch.randn(4, 24, generator=draw)
+    center_KF = torch.randn(4, 24, generator=draw)
     clients = []
     for client in range(6):
         y_N = torch.randint(4, (num_nodes,), generator=draw)
-        x_NF = centre_KF[y_N] + 2.4 * torch.randn(num_nodes, 24, generator=draw)
+        x_NF = center_KF[y_N] + 2.4 * torch.randn(num_nodes, 24, generator=draw)
         paired_NN = (y_N ^ (1 + client % 3))[:, None] == y_N
         linked_NN = ((torch.rand(num_nodes, num_nodes, generator=draw) < 0.12) & paired_NN).triu(1)
         role_N = torch.randperm(num_nodes, generator=draw)
@@ -228,17 +228,17 @@ def misled_clients(seed: int, num_nodes: int = 120, num_train: int = 12) -> list
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_it_helps_where_neighbours_mislead(seed, given_clients, make_trainer) -> None:
+def test_it_helps_where_neighbors_mislead(seed, given_clients, make_trainer) -> None:
     """One GNN for all is behind, and so is one that only its own few labels teach."""
-    found = {}
+    actual = {}
     for strategy in (FedAvg(num_epochs=5), Local(num_epochs=5), FedSpray()):
         net = functools.partial(ProxySAGE, hidden_channels=32, num_layers=1)
         model = ClientModule(net, functools.partial(Adam, lr=0.01))
         trainer = make_trainer(num_rounds=12)
         result: dict[str, float] = trainer.fit(model, given_clients(misled_clients(seed), num_classes=4), strategy)
-        found[type(strategy)] = result["test/acc"]
-    assert found[FedSpray] > found[FedAvg] + 0.05
-    assert found[FedSpray] > found[Local]
+        actual[type(strategy)] = result["test/acc"]
+    assert actual[FedSpray] > actual[FedAvg] + 0.05
+    assert actual[FedSpray] > actual[Local]
 
 
 @pytest.mark.parametrize(

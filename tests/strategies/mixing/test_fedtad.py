@@ -13,7 +13,7 @@ from fl_lightning import Callback, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.data import ClientGraph
 from fl_lightning.kernels.randomness import generator
-from fl_lightning.models.pseudo_node_generator import PseudoNodeGenerator, nearest_neighbour_graph
+from fl_lightning.models.pseudo_node_generator import PseudoNodeGenerator, nearest_neighbor_graph
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedAvg, FedTAD
 from fl_lightning.strategies.mixing.fedtad import return_probabilities
@@ -38,40 +38,40 @@ def reliability(graph: ClientGraph, *, num_classes: int = 2, padding: int = 0, s
     """What a client sends before round 0."""
     strategy = FedTAD(walk_length=0)
     strategy.dtype, strategy.reliability_CK = torch.float64, torch.zeros(1, num_classes)
-    found = computed(
+    actual = computed(
         lambda batch: {"": strategy.reliability(None, {}, batch, Context())},  # type: ignore[arg-type]
         graph,
         padding=padding,
         sparse=sparse,
     )
-    return found[""]
+    return actual[""]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("padding", [0, 3])
 def test_reliability_on_a_path(padding, sparse) -> None:
     graph = path_graph(PATH_X, train=(0, 1), y=(0, 1, 0, 0))
-    found = reliability(graph, padding=padding, sparse=sparse)
-    torch.testing.assert_close(found, torch.tensor([0.85355339, 0.80473785], dtype=torch.float64), rtol=0, atol=1e-8)
+    actual = reliability(graph, padding=padding, sparse=sparse)
+    torch.testing.assert_close(actual, torch.tensor([0.85355339, 0.80473785], dtype=torch.float64), rtol=0, atol=1e-8)
     graph = path_graph(PATH_X, train=(0, 1), y=(0, 0, 1, 1))
-    found = reliability(graph, num_classes=3, padding=padding, sparse=sparse)  # other labels are not looked at
-    torch.testing.assert_close(found, torch.tensor([1.65829124, 0, 0], dtype=torch.float64), rtol=0, atol=1e-8)
+    actual = reliability(graph, num_classes=3, padding=padding, sparse=sparse)  # other labels are not looked at
+    torch.testing.assert_close(actual, torch.tensor([1.65829124, 0, 0], dtype=torch.float64), rtol=0, atol=1e-8)
 
 
 def test_return_probabilities_of_a_path() -> None:
-    found = computed(lambda batch: {"": return_probabilities(batch, 4)}, path_graph(), padding=2)[""]
+    actual = computed(lambda batch: {"": return_probabilities(batch, 4)}, path_graph(), padding=2)[""]
     ends, middle = [0, 0.5, 0, 0.375], [0, 0.75, 0, 0.6875]
-    torch.testing.assert_close(found[:4], torch.tensor([ends, middle, middle, ends]).double())
+    torch.testing.assert_close(actual[:4], torch.tensor([ends, middle, middle, ends]).double())
 
 
 def test_pseudo_nodes_and_their_links() -> None:
     net = PseudoNodeGenerator(3, 4, 5)
     assert [tuple(layer.weight.shape) for layer in net.layers] == [(64, 7), (128, 64), (256, 128), (5, 256)]
     x_MF = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 3.0], [-0.1, 1.0]], requires_grad=True)
-    graph = nearest_neighbour_graph(x_MF, torch.tensor([0, 0, 1, 1]), 1)
+    graph = nearest_neighbor_graph(x_MF, torch.tensor([0, 0, 1, 1]), 1)
     assert graph.edge_index_2E.tolist() == [[0, 1, 2, 3], [1, 0, 3, 2]]
     assert not graph.x_NF.requires_grad
-    graph = nearest_neighbour_graph(torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3]]), torch.zeros(3).long(), 1)
+    graph = nearest_neighbor_graph(torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3]]), torch.zeros(3).long(), 1)
     assert graph.edge_index_2E.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]  # linked if either is near the other
 
 
@@ -92,7 +92,7 @@ def test_alike_models_have_nothing_to_teach(fit) -> None:
 
 
 @pytest.mark.parametrize(("class_weight", "diversity_weight"), [(1.0, 1.0), (0.5, 0.0), (0.0, 3.0)])
-def test_what_generator_and_student_minimise(class_weight, diversity_weight, fit) -> None:
+def test_what_generator_and_student_minimize(class_weight, diversity_weight, fit) -> None:
     """By a loop over clients, classes and pairs; the steps are not taken, so that all is known afterwards."""
 
     class Stands(FedTAD):
@@ -164,7 +164,7 @@ def test_every_term_counts(settings, fit) -> None:
 
 
 def test_the_student_comes_nearer_to_the_reliable(fit) -> None:
-    """One client is the only reliable one: the global model moves towards it."""
+    """One client is the only reliable one: the global model moves toward it."""
 
     class Believes(FedTAD):
         def weights(self, clients: Any) -> Tensor:
@@ -186,9 +186,9 @@ def test_the_student_comes_nearer_to_the_reliable(fit) -> None:
 
 
 @both_executors
-def test_labels_outside_the_training_nodes_are_not_used(executor, relabelled, fit, assert_same) -> None:
+def test_labels_outside_the_training_nodes_are_not_used(executor, relabeled, fit, assert_same) -> None:
     sent = []
-    for data in relabelled:
+    for data in relabeled:
         sent.append(fit(FedTAD(num_iterations=1), executor, data).run.strategy.state_dict())
     assert_same(*sent)
 
@@ -236,10 +236,10 @@ def unequal_clients() -> list[ClientGraph]:
 def test_who_is_reliable_is_believed(executor, given_clients, fit) -> None:
     data = given_clients(unequal_clients(), num_classes=2)
     strategy = FedTAD(student_lr=0.02, num_student_steps=20)
-    found = fit(strategy, executor, data, num_rounds=4, num_layers=1)
+    actual = fit(strategy, executor, data, num_rounds=4, num_layers=1)
     averaged = fit(FedAvg(), executor, data, num_rounds=4, num_layers=1)
     assert (strategy.weights(range(3))[0] > 0.5).all()
-    assert found.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.3
+    assert actual.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.3
 
 
 @pytest.mark.parametrize(

@@ -59,17 +59,17 @@ def test_prototypes_are_means_weighted_by_confidence(batch) -> None:
     draw = torch.Generator().manual_seed(0)
     output = NetOutput(*(torch.randn(len(batch.y), width, generator=draw).double() for width in (3, 4)))
     share = output.logits.softmax(dim=1)
-    found = prototypes(output, batch)
+    actual = prototypes(output, batch)
     for k in range(3):
         total, weight = torch.zeros(4).double(), 0.0
         for v in range(len(batch.y)):
-            labelled = bool(batch.train_mask[v])
-            if (int(batch.y[v]) if labelled else int(share[v].argmax())) == k:
-                confidence = 1.0 if labelled else float(share[v].max())
+            labeled = bool(batch.train_mask[v])
+            if (int(batch.y[v]) if labeled else int(share[v].argmax())) == k:
+                confidence = 1.0 if labeled else float(share[v].max())
                 total += confidence * output.embedding[v].relu()
                 weight += confidence
-        assert bool(found["present"][k]) == (weight > 0)
-        torch.testing.assert_close(found["prototypes"][k], total / (weight + 1e-6))
+        assert bool(actual["present"][k]) == (weight > 0)
+        torch.testing.assert_close(actual["prototypes"][k], total / (weight + 1e-6))
 
 
 def test_alignment() -> None:
@@ -120,7 +120,7 @@ def test_objective(graphs, weights) -> None:
     client, batch, (own,) = one_client(graphs[0], functools.partial(AugmentedGCN, hidden_channels=8))
     strategy = FGGP(**dict(zip(("view_weight", "alignment_weight", "edge_weight"), weights, strict=True)))
     key, proposed = torch.tensor(5), torch.full((len(batch.y), 1), -1)
-    context = Context(inbox={"key": key}, memory={"proposed": proposed}, step=2)
+    context = Context(received={"key": key}, client_state={"proposed": proposed}, step=2)
     view = functional_call(client.net, own, (batch, proposed, subkey(key, "step", 2)))
     first = client.output(own, batch)
     terms = [client.loss(view.output, batch)]
@@ -138,9 +138,9 @@ def server(**settings: Any) -> FGGP:
 
 
 def answer(strategy: FGGP, vectors: Tensor, present: Any) -> None:
-    signals = {"class/prototypes": vectors, "class/present": torch.tensor(present)}
+    extras = {"class/prototypes": vectors, "class/present": torch.tensor(present)}
     upload = Payload(
-        clients=(0, 1), parameters={"augmentor.0": torch.zeros(2, 1)}, signals=signals, num_examples=torch.ones(2)
+        clients=(0, 1), parameters={"augmentor.0": torch.zeros(2, 1)}, extras=extras, num_examples=torch.ones(2)
     )
     strategy.aggregate(strategy.training(0), upload)
 
@@ -157,7 +157,7 @@ class Embeds:
 
 def votes(strategy: FGGP, *degrees: float, scale: float = 1.0) -> Tensor:
     client = Embeds(scale * on_circle(*degrees).float())
-    return strategy.vote(client, {}, None, Context(inbox=strategy.queue)).logits.exp()  # type: ignore[arg-type]
+    return strategy.vote(client, {}, None, Context(received=strategy.queue)).logits.exp()  # type: ignore[arg-type]
 
 
 def test_the_queue_holds_the_newest_by_class() -> None:
@@ -186,12 +186,12 @@ def test_one_vote_is_the_nearest_prototype() -> None:
 @both_executors
 @pytest.mark.parametrize(("personal", "other"), [((), FedAvg), (("head.*",), FedPer)])
 def test_without_its_terms_the_classifier_is_fedavgs_or_fedpers(personal, other, executor, fit, assert_same) -> None:
-    found = fit(FGGP(personal=personal, **OFF), executor)
+    actual = fit(FGGP(personal=personal, **OFF), executor)
     expected = fit(other(), executor)
     parameters = expected.run.executor.state().parameters
-    state = found.run.executor.state().parameters
+    state = actual.run.executor.state().parameters
     assert_same(dict(state), {**state, **parameters})
-    assert [row["classifier/test/acc"] for row in found.run.history] == [
+    assert [row["classifier/test/acc"] for row in actual.run.history] == [
         row["test/acc"] for row in expected.run.history
     ]
 
@@ -221,9 +221,9 @@ def test_clients_of_different_domains_keep_prototypes_of_their_own(given_clients
 def test_prototypes_of_domains_beat_averaging(given_clients, fit) -> None:
     """Two groups see the same classes in other places, apart or overlapping."""
     gain = 0.0
-    for places, seed in itertools.product((4, 1), (0, 1)):
+    for shifts, seed in itertools.product((4, 1), (0, 1)):
         clients = [
-            dataclasses.replace(each, x_NF=each.x_NF.roll(places * (i % 2), dims=1))
+            dataclasses.replace(each, x_NF=each.x_NF.roll(shifts * (i % 2), dims=1))
             for i, each in enumerate(grouped_clients(shift=0, modulus=2))
         ]
         data = given_clients(clients, num_classes=2)

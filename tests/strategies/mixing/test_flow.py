@@ -1,4 +1,4 @@
-"""Flow: limits of its policy, who trains what, halves, what travels."""
+"""Flow: limits of its policy, who trains what, halves, what is communicated."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 from both_executors import both_executors
-from learning import learnt, quadrants
+from learning import learned, quadrants
 from torch import nn
 
 from fl_lightning import Callback, ClientModule, Participation
@@ -45,8 +45,8 @@ def test_limits_of_the_policy(one) -> None:
     for bias, only in ((50.0, "shared"), (-50.0, "local")):
         expected = run_route(net, parameters, batch, only).logits
         for route in ("soft", "hard"):
-            found = run_route(net, with_bias(parameters, bias), batch, route).logits
-            torch.testing.assert_close(found, expected)
+            actual = run_route(net, with_bias(parameters, bias), batch, route).logits
+            torch.testing.assert_close(actual, expected)
     assert not torch.allclose(run_route(net, parameters, batch, "shared").logits, expected)
 
 
@@ -55,9 +55,9 @@ def test_each_node_goes_its_way_in_each_layer(one) -> None:
     share_NL = policy_shares(net, parameters, batch)
     h = None
     layers = [net.net.convs[0], net.net.convs[1]]
-    for place, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         own = [copy(h, batch) for copy in (layer.shared, layer.local)]
-        share_N1 = share_NL[:, place, None]
+        share_N1 = share_NL[:, index, None]
         h = (share_N1 * own[0] + (1 - share_N1) * own[1]).relu()
     own = [copy(h) for copy in (net.net.head.shared, net.net.head.local)]
     expected = share_NL[:, 2, None] * own[0] + (1 - share_NL[:, 2, None]) * own[1]
@@ -75,20 +75,20 @@ def test_gradients(one) -> None:
     net, parameters, batch = one
     client = ClientModule()
     client.net = net
-    context = Context(inbox={"half": torch.tensor(7)})
-    found = gradients(client, Flow(route_weight=0.0), parameters, batch, context)
-    assert all((found[name] is None) == (".local." in name) for name in parameters)
-    assert found["policy.last.bias"].abs().max() > 1e-6
+    context = Context(received={"half": torch.tensor(7)})
+    actual = gradients(client, Flow(route_weight=0.0), parameters, batch, context)
+    assert all((actual[name] is None) == (".local." in name) for name in parameters)
+    assert actual["policy.last.bias"].abs().max() > 1e-6
     same = {n: parameters[n.replace(".local.", ".shared.")] if ".local." in n else p for n, p in parameters.items()}
-    found = gradients(client, Flow(route_weight=0.0), same, batch, context)
-    assert found["policy.last.bias"].abs().max() < 1e-12
-    found = gradients(client, Flow(route_weight=1.0), same, batch, context)
-    assert (found["policy.last.bias"] < 0).all()
+    actual = gradients(client, Flow(route_weight=0.0), same, batch, context)
+    assert actual["policy.last.bias"].abs().max() < 1e-12
+    actual = gradients(client, Flow(route_weight=1.0), same, batch, context)
+    assert (actual["policy.last.bias"] < 0).all()
 
 
 def test_halves(one) -> None:
     _, _, batch = one
-    context = Context(inbox={"half": torch.tensor(7)})
+    context = Context(received={"half": torch.tensor(7)})
     parts = [
         half(batch.replace({"key": torch.tensor(key)}), context, part).train_mask for key in (1, 2) for part in (0, 1)
     ]
@@ -111,7 +111,7 @@ def test_the_local_copy_is_trained_on_the_first_half(one) -> None:
     net, parameters, batch = one
     client = ClientModule()
     client.net = net
-    context = Context(inbox={"half": torch.tensor(7)})
+    context = Context(received={"half": torch.tensor(7)})
     first_N = half(batch, context, 0).train_mask
     logits_NK = run_route(net, parameters, batch, "local").logits
     expected = torch.nn.functional.cross_entropy(logits_NK[first_N], batch.y[first_N])
@@ -123,9 +123,9 @@ def test_the_share_of_the_global_model_is_of_training_examples_and_layers(one) -
     client = ClientModule()
     client.net = net
     chosen_NL = policy_shares(net, parameters, batch)[batch.train_mask] >= 0.5
-    found = shared_routes(client, parameters, batch, Context())
-    assert 0 < float(found) < 1
-    torch.testing.assert_close(found, chosen_NL.double().mean())
+    actual = shared_routes(client, parameters, batch, Context())
+    assert 0 < float(actual) < 1
+    torch.testing.assert_close(actual, chosen_NL.double().mean())
 
 
 class Watch(Callback):
@@ -168,7 +168,7 @@ def test_without_its_half_the_global_model_is_fedavg_on_the_second(executor, fit
         def configure(self, stage, clients):
             names = [self.federation.client_names[client] for client in clients]
             key_C = torch.tensor([derive_key(self.federation.seed, "halves", name) for name in names])
-            return dataclasses.replace(super().configure(stage, clients), signals={"half": key_C})
+            return dataclasses.replace(super().configure(stage, clients), extras={"half": key_C})
 
     flow = fit(Flow(), executor).run.strategy.models
     plain = fit(OnHalf(reset_optimizer=True), executor).run.strategy.models
@@ -179,11 +179,11 @@ def test_without_its_half_the_global_model_is_fedavg_on_the_second(executor, fit
 @both_executors
 def test_those_who_did_not_answer_are_evaluated_afresh(executor, fit) -> None:
     trainer = fit(Flow(), executor, participation=Participation(num_clients=2))
-    own, fresh = (trainer.run.scores[kind].signals["train/loss"] for kind in ("", "fresh/"))
-    answered = trainer.run.strategy.answered
-    assert len(answered) == 2
+    own, fresh = (trainer.run.scores[kind].extras["train/loss"] for kind in ("", "fresh/"))
+    responded = trainer.run.strategy.responded
+    assert len(responded) == 2
     for client in range(5):
-        assert torch.equal(own[client], fresh[client]) == (client not in answered)
+        assert torch.equal(own[client], fresh[client]) == (client not in responded)
     assert 0 <= trainer.run.history[-1]["server/shared_routes"] <= 1
 
 
@@ -199,8 +199,8 @@ def test_clients_that_name_some_classes_differently() -> None:
     """Two clients in three agree; a client's own examples show whether the global model is right for it."""
     clients = quadrants(6, num_train=40, labels=lambda client, y_N: (y_N + 2 * (client % 3 == 0)) % 4)
     net = functools.partial(MLP, hidden_channels=32)
-    routed = learnt(Flow(num_epochs=20, policy_channels=16), clients, num_rounds=10, net=net)
-    assert routed > learnt(FedAvg(num_epochs=20), clients, num_rounds=10, net=net) + 0.03
+    routed = learned(Flow(num_epochs=20, policy_channels=16), clients, num_rounds=10, net=net)
+    assert routed > learned(FedAvg(num_epochs=20), clients, num_rounds=10, net=net) + 0.03
 
 
 def test_what_is_refused() -> None:

@@ -45,7 +45,7 @@ def test_opposed_updates_are_cut_apart() -> None:
 
 @pytest.mark.parametrize("standardize", [False, True])
 def test_plus_compares_the_lengths_of_updates_over_rounds(standardize) -> None:
-    """Warped in time: the second begins later, the third is as long again; standardised it is the first."""
+    """Warped in time: the second begins later, the third is as long again; standardized it is the first."""
     strategy = server(GCFLPlus, series_length=4, standardize=standardize)
     series = torch.tensor([[1.0, 1, 2, 4], [1.0, 2, 4, 4], [2.0, 2, 4, 8], [5.0, 0, 5, 0]])
     strategy.server["series"][:4] = series.to(strategy.server["series"])
@@ -119,7 +119,7 @@ def test_when_a_cluster_is_cut(settings, cut) -> None:
 def test_the_absent_are_decided_on_and_receive_their_clusters_model() -> None:
     strategy = server()
     strategy.aggregate(strategy.training(0), answer(strategy, {c: APART[c] for c in (0, 1, 2)}))
-    assert strategy.metrics()["server/clusters"] == 1  # the last has not answered yet
+    assert strategy.metrics()["server/clusters"] == 1  # the last has not responded yet
     torch.testing.assert_close(strategy.models["w"][:4], torch.tensor([[1 / 3, 0.1 / 3]]).expand(4, 2))
     strategy.aggregate(strategy.training(1), answer(strategy, {3: APART[3]}))
     assert strategy.server["cluster"].tolist() == [0, 1, 0, 1, -1]
@@ -145,11 +145,11 @@ def test_a_cluster_without_training_examples_counts_its_members_alike() -> None:
     assert strategy.mixing_matrix(upload).tolist() == [half, half, share, share]
 
 
-def test_a_newcomer_joins_the_cluster_that_moves_as_it_does() -> None:
+def test_an_unseen_client_joins_the_cluster_that_moves_as_it_does() -> None:
     strategy = server()
     strategy.aggregate(strategy.training(0), answer(strategy, APART))
     torch.testing.assert_close(strategy.mixed_models((4,)).parameters["w"], torch.tensor([[0.0, 0.05]]))
-    strategy.admit(strategy.training(0), answer(strategy, {4: (-2.0, 0.3)}))
+    strategy.onboard(strategy.training(0), answer(strategy, {4: (-2.0, 0.3)}))
     assert int(strategy.server["cluster"][4]) == 1
     assert torch.equal(strategy.mixed_models((4,)).parameters["w"][0], strategy.models["w"][1])
 
@@ -178,8 +178,8 @@ def test_plus_cuts_one_cluster_and_begins_its_series_anew() -> None:
 def test_with_no_cut_it_is_fedavg_or_fedper(personal, kind, executor, fit, assert_same) -> None:
     settings = {**OPEN, "mean_threshold": 0.0, "personal": personal}
     averaged = fit(FedPer(personal=personal), executor, precision="64-true").run.executor.state()
-    found = fit(kind(**settings), executor, precision="64-true").run.executor.state()
-    assert_same(found.tensors(), averaged.tensors(), tolerance=1e-12)
+    actual = fit(kind(**settings), executor, precision="64-true").run.executor.state()
+    assert_same(actual.tensors(), averaged.tensors(), tolerance=1e-12)
 
 
 @both_executors
@@ -211,12 +211,12 @@ def test_cuts_are_the_same_after_resuming(
     ],
     ids=["GCFL", "GCFLPlus"],
 )
-def test_groups_that_contradict_each_other_are_told_apart(strategy, scales, executor, given_clients, fit) -> None:
+def test_groups_that_contradict_each_other_are_reported_apart(strategy, scales, executor, given_clients, fit) -> None:
     data = given_clients(grouped_clients(shift=1, modulus=2, scales=scales), num_classes=2)
-    found, averaged = (fit(each, executor, data, num_rounds=20) for each in (strategy, FedAvg()))
+    actual, averaged = (fit(each, executor, data, num_rounds=20) for each in (strategy, FedAvg()))
     cluster_C = strategy.server["cluster"]
     assert not set(cluster_C[::2].tolist()) & set(cluster_C[1::2].tolist())
-    assert found.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.2
+    assert actual.run.selection.result["test/acc"] > averaged.run.selection.result["test/acc"] + 0.2
 
 
 def test_bytes_are_fedavgs(fit) -> None:

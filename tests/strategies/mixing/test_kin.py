@@ -1,4 +1,4 @@
-"""Kin, the oracle, mixing of moved numbers alone, and the blend of mixed and trained models."""
+"""Kin, the oracle, masked averaging alone, and the blend of mixed and trained models."""
 
 import functools
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fl_lightning import Callback, Participation
 from fl_lightning.batches.base import single
-from fl_lightning.kernels.moved_mixing import mix_only_moved
+from fl_lightning.kernels.masked_averaging import masked_average
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import DPSGD, FedAvg, FedOpt, FedPer, Kin, Oracle
+from fl_lightning.strategies.client_outputs import graph_embedding
 from fl_lightning.strategies.mixing import NormClipping
-from fl_lightning.strategies.signals import graph_embedding
 
 
 class Watch(Callback):
@@ -52,12 +52,12 @@ def test_the_oracle_mixes_half_inside_the_group(federation, make_model, make_tra
 
 
 def test_an_oracle_of_no_groups_is_fedavg(federation, make_model, make_trainer, assert_same) -> None:
-    found, expected = (
+    actual, expected = (
         make_trainer().fit(make_model(), federation, each) for each in (Oracle(group_share=0.0), FedAvg())
     )
 
-    assert found.pop("server/mixing_breadth") > 0.9  # examples are nearly alike
-    assert_same(found, expected, tolerance=1e-6)
+    assert actual.pop("server/mixing_breadth") > 0.9  # examples are nearly alike
+    assert_same(actual, expected, tolerance=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_kin_embeds_in_the_common_initial_frame(executor, federation, make_model
     embeddings = torch.stack(
         [graph_embedding(run.model, start, single(run.executor.collator([c])), Context()) for c in range(5)]
     )
-    torch.testing.assert_close(watch.upload[0].signals["embedding"], embeddings, rtol=1e-10, atol=1e-12)
-    assert not any(payload.signals for payload in watch.upload[1:])
+    torch.testing.assert_close(watch.upload[0].extras["embedding"], embeddings, rtol=1e-10, atol=1e-12)
+    assert not any(payload.extras for payload in watch.upload[1:])
     directions = embeddings / embeddings.norm(dim=1, keepdim=True)
-    centred = directions - directions.mean(dim=0)
-    unit = centred / centred.norm(dim=1, keepdim=True)
+    centered = directions - directions.mean(dim=0)
+    unit = centered / centered.norm(dim=1, keepdim=True)
     w = shares(federation)
     kin = (3.0 * unit @ unit.T).exp() * w
     mixing = 0.6 * kin / kin.sum(dim=1, keepdim=True) + 0.4 * w
@@ -97,21 +97,21 @@ def test_kin_embeds_in_the_common_initial_frame(executor, federation, make_model
 
 
 @pytest.mark.parametrize("settings", [{"common_share": 1.0}, {"similarity_temperature": 0.0, "common_share": 0.5}])
-def test_kin_without_kin_is_fedavg(settings, federation, make_model, make_trainer, assert_same) -> None:
-    found = make_trainer().fit(make_model(), federation, Kin(**settings))
+def test_kin_without_similar_clients_is_fedavg(settings, federation, make_model, make_trainer, assert_same) -> None:
+    actual = make_trainer().fit(make_model(), federation, Kin(**settings))
     expected = make_trainer().fit(make_model(), federation, FedAvg())
 
-    assert_same({name: found[name] for name in expected}, expected, tolerance=1e-6)
+    assert_same({name: actual[name] for name in expected}, expected, tolerance=1e-6)
 
 
-def test_newcomers_find_their_kin(federation, make_model, make_trainer) -> None:
+def test_unseen_clients_find_their_similar_clients(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(participation=Participation(held_out_fraction=0.4), seed=1, precision="64-true")
     trainer.fit(make_model(), federation, strategy := Kin(similarity_temperature=4.0, common_share=0.5))
 
-    new, old = list(trainer.run.new_clients), list(trainer.run.training_clients)
+    new, old = list(trainer.run.unseen_clients), list(trainer.run.training_clients)
     directions = strategy.signatures.rows_CD / strategy.signatures.rows_CD.norm(dim=1, keepdim=True)
-    centred = directions - directions[old].mean(dim=0)
-    unit = centred / centred.norm(dim=1, keepdim=True)
+    centered = directions - directions[old].mean(dim=0)
+    unit = centered / centered.norm(dim=1, keepdim=True)
     w = shares(federation)[old] / shares(federation)[old].sum()
     kin = (4.0 * unit[new] @ unit[old].T).exp() * w
     mixing = 0.5 * kin / kin.sum(dim=1, keepdim=True) + 0.5 * w
@@ -125,46 +125,46 @@ def test_newcomers_find_their_kin(federation, make_model, make_trainer) -> None:
 
 @both_executors
 @pytest.mark.parametrize("kind", [FedAvg, FedPer, Oracle, functools.partial(Kin, common_share=0.3)])
-def test_only_moved_numbers_are_mixed(kind, executor, federation, make_model, make_trainer) -> None:
+def test_only_updated_coordinates_are_mixed(kind, executor, federation, make_model, make_trainer) -> None:
     watch = Watch()
     trainer = make_trainer(executor=executor(), num_rounds=2, callbacks=watch, precision="64-true")
-    strategy = kind(mix_only_moved=True)
+    strategy = kind(masked_averaging=True)
     trainer.fit(make_model(), federation, strategy)
 
     sent, received = watch.upload[-1], watch.sent[-1]
     for name, tensor in sent.parameters.items():
         mixing = strategy.mixing_matrix(sent)
-        expected = mix_only_moved(mixing, tensor.flatten(1), received.parameters[name].flatten(1))
-        found = strategy.models[name].flatten(1)
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+        expected = masked_average(mixing, tensor.flatten(1), received.parameters[name].flatten(1))
+        actual = strategy.models[name].flatten(1)
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_only_moved_numbers_are_mixed_without_a_server() -> None:
-    strategy = DPSGD(mix_only_moved=True)
+def test_only_updated_coordinates_are_mixed_without_a_server() -> None:
+    strategy = DPSGD(masked_averaging=True)
     strategy.adjacency_CC = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=torch.bool)
     strategy.models_CP = torch.zeros(3, 2, dtype=torch.float64)
     trained = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 6.0]], dtype=torch.float64)
 
-    found = strategy.combine(torch.arange(3), trained)
+    actual = strategy.combine(torch.arange(3), trained)
 
     # client 1 hears both ends with 1/3 each, the ends hear it alone
-    torch.testing.assert_close(found, torch.tensor([[3.0, 0.0], [3.0, 6.0], [0.0, 6.0]], dtype=torch.float64))
+    torch.testing.assert_close(actual, torch.tensor([[3.0, 0.0], [3.0, 6.0], [0.0, 6.0]], dtype=torch.float64))
 
 
-def test_moved_numbers_and_robust_rules_are_either_or() -> None:
-    with pytest.raises(ValueError, match=r"strategy\.mix_only_moved .* strategy\.aggregation .* set one of them"):
-        FedAvg(mix_only_moved=True, aggregation=NormClipping())
+def test_updated_coordinates_and_robust_rules_are_either_or() -> None:
+    with pytest.raises(ValueError, match=r"strategy\.masked_averaging .* strategy\.aggregation .* set one of them"):
+        FedAvg(masked_averaging=True, aggregation=NormClipping())
 
 
-def test_a_server_optimiser_steps_towards_what_was_moved(federation, make_model, make_trainer, assert_same) -> None:
-    settings = {"mix_only_moved": True}
+def test_a_server_optimizer_steps_toward_what_was_moved(federation, make_model, make_trainer, assert_same) -> None:
+    settings = {"masked_averaging": True}
     expected = make_trainer().fit(make_model(), federation, FedAvg(**settings))
 
-    found = make_trainer().fit(
+    actual = make_trainer().fit(
         make_model(), federation, FedOpt(server_optimizer="avgm", momentum=0.0, server_lr=1.0, **settings)
     )
 
-    assert_same({name: found[name] for name in expected}, expected, tolerance=1e-6)
+    assert_same({name: actual[name] for name in expected}, expected, tolerance=1e-6)
 
 
 @both_executors
@@ -180,5 +180,5 @@ def test_the_blend_is_the_mean_of_mixed_and_trained(kind, executor, federation, 
         batch = single(trainer.run.executor.collator([number]))
         mean = {name: (p[number] + mixed.get(name, p)[number]) / 2 for name, p in own.items()}
         expected = client.score_table(mean, batch, Context())["val/loss"]
-        found = trainer.run.scores["blend/"].signals["val/loss"][number]
-        torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-6)
+        actual = trainer.run.scores["blend/"].extras["val/loss"][number]
+        torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-6)

@@ -88,7 +88,7 @@ def regression(given_clients):
 
 @pytest.fixture
 def run(regression, make_trainer):
-    """Runs a strategy; returns the trainer, each client's own (b, h) and the figures."""
+    """Runs a strategy; returns the trainer, each client's own (b, h) and the metrics."""
 
     def run(algorithm, executor=StackedExecutor, **settings) -> tuple[FederatedTrainer, Tensor, dict[str, float]]:
         model = Regression(Product, functools.partial(SGD, lr=RATE))
@@ -146,7 +146,7 @@ def test_fedavg_finetune_evaluates_adapted_copies(run, executor) -> None:
 
 
 @both_executors
-def test_fedprox_pulls_towards_the_global_model(run, executor) -> None:
+def test_fedprox_pulls_toward_the_global_model(run, executor) -> None:
     expected = START
     for _ in range(2):
         clients = [local_epochs(expected, examples, 3, weight=0.7, anchor=expected) for examples in EXAMPLES]
@@ -173,7 +173,7 @@ def test_gradient_of_the_proximal_term() -> None:
 
 
 @both_executors
-def test_fedper_keeps_the_heads_at_home(run, executor) -> None:
+def test_fedper_keeps_the_heads_local(run, executor) -> None:
     b, heads = START[0], [START[1]] * 3
     for _ in range(2):
         clients = [local_epochs((b, h), examples, 2) for h, examples in zip(heads, EXAMPLES, strict=True)]
@@ -217,9 +217,9 @@ def test_who_does_not_answer_does_not_count(run) -> None:
 
 
 class Circle(Mixing):
-    """A personalised mixing: half of the own model, half of the next client's; ``identity`` keeps the own."""
+    """A personalized mixing: half of the own model, half of the next client's; ``identity`` keeps the own."""
 
-    personalised = True
+    personalized = True
 
     def __init__(self, *, identity: bool) -> None:
         super().__init__(num_epochs=2)
@@ -231,7 +231,7 @@ class Circle(Mixing):
 
 
 @both_executors
-def test_personalised_mixing_gives_each_client_its_row(run, executor) -> None:
+def test_personalized_mixing_gives_each_client_its_row(run, executor) -> None:
     models = [START] * 3
     for _ in range(2):
         own = [local_epochs(model, examples, 2) for model, examples in zip(models, EXAMPLES, strict=True)]
@@ -239,8 +239,8 @@ def test_personalised_mixing_gives_each_client_its_row(run, executor) -> None:
 
     trainer, _, metrics = run(Circle(identity=False), executor)
 
-    found = torch.stack([trainer.run.strategy.models["convs.0"], trainer.run.strategy.models["head.0"]], dim=1)
-    torch.testing.assert_close(found, torch.tensor(models, dtype=torch.float64), rtol=1e-12, atol=0)
+    actual = torch.stack([trainer.run.strategy.models["convs.0"], trainer.run.strategy.models["head.0"]], dim=1)
+    torch.testing.assert_close(actual, torch.tensor(models, dtype=torch.float64), rtol=1e-12, atol=0)
     assert metrics["test/loss"] == pytest.approx(sum(held_out_loss(*model) for model in models) / 3, rel=1e-6)
     # Each row has two halves: as broad as a uniform one over two of the three clients.
     assert [row["server/mixing_breadth"] for row in trainer.run.history] == pytest.approx([2 / 3] * 2)

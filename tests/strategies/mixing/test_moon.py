@@ -35,11 +35,11 @@ def rows(*numbers):
 
 def test_numbers() -> None:
     strategy = MOON(temperature=0.5)
-    found = strategy.contrast(rows(1.0, 0.0), rows(0.6, 0.8), rows(0.0, 1.0))
-    assert float(found) == pytest.approx(0.2632824672, rel=1e-9)
+    actual = strategy.contrast(rows(1.0, 0.0), rows(0.6, 0.8), rows(0.0, 1.0))
+    assert float(actual) == pytest.approx(0.2632824672, rel=1e-9)
     by_definition = torch.tensor([0.6, 0.0], dtype=torch.float64).div(0.5).log_softmax(0)[0]
-    assert float(found) == pytest.approx(-float(by_definition), rel=1e-12)
-    assert float(strategy.contrast(rows(3.0, 0.0), rows(6.0, 8.0), rows(0.0, 0.1))) == pytest.approx(float(found))
+    assert float(actual) == pytest.approx(-float(by_definition), rel=1e-12)
+    assert float(strategy.contrast(rows(3.0, 0.0), rows(6.0, 8.0), rows(0.0, 0.1))) == pytest.approx(float(actual))
 
 
 def test_gradient() -> None:
@@ -67,9 +67,9 @@ def test_objective(graphs) -> None:
     strategy = MOON(contrast_weight=0.7)
     contrast_N = strategy.contrast(*(output.embedding for output in outputs))
     for has_last, expected in ((True, float(contrast_N[batch.train_mask].mean())), (False, math.log(2))):
-        memory = {f"last/{name}": tensor for name, tensor in last.items()} | {"has_last": torch.tensor(has_last)}
-        found = strategy.contrasted(client, own, batch, Context(anchor=received, memory=memory))
-        assert float(found - client.loss(outputs[0], batch)) == pytest.approx(0.7 * expected)
+        client_state = {f"last/{name}": tensor for name, tensor in last.items()} | {"has_last": torch.tensor(has_last)}
+        actual = strategy.contrasted(client, own, batch, Context(anchor=received, client_state=client_state))
+        assert float(actual - client.loss(outputs[0], batch)) == pytest.approx(0.7 * expected)
 
 
 @both_executors
@@ -105,20 +105,20 @@ class Watch(Callback):
 def test_a_client_remembers_the_model_that_it_trained_last(executor, fit) -> None:
     watch = Watch()
     trainer = fit(MOON(), executor, callbacks=watch, participation=Participation(num_clients=2), num_rounds=2)
-    signals = trainer.run.executor.state().signals
+    extras = trainer.run.executor.state().extras
     for client in range(5):
-        assert bool(signals["memory/has_last"][client]) == (client in watch.sent)
+        assert bool(extras["client_state/has_last"][client]) == (client in watch.sent)
         expected = watch.sent.get(client, trainer.run.architectures[0])
         for name, tensor in expected.items():
-            assert torch.equal(signals[f"memory/last/{name}"][client], tensor)
+            assert torch.equal(extras[f"client_state/last/{name}"][client], tensor)
     assert 0 < len(watch.sent) < 5
 
 
 def test_bytes_are_those_of_fedavg(fit) -> None:
     busy = Participation(num_clients=3, dropout_probability=0.2)
-    found = [fit(s, callbacks=CommunicationLedger(), participation=busy).run.history[-1] for s in (FedAvg(), MOON())]
-    assert {n: v for n, v in found[0].items() if n.startswith("comm/")} == {
-        n: v for n, v in found[1].items() if n.startswith("comm/")
+    actual = [fit(s, callbacks=CommunicationLedger(), participation=busy).run.history[-1] for s in (FedAvg(), MOON())]
+    assert {n: v for n, v in actual[0].items() if n.startswith("comm/")} == {
+        n: v for n, v in actual[1].items() if n.startswith("comm/")
     }
 
 

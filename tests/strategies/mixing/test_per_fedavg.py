@@ -19,7 +19,7 @@ SAME = {"num_epochs": 2, "inner_lr": 0.2, "batches": "same"}
 
 def losses(trainer, prefix: str) -> list[float]:
     """Of every client, as evaluated last."""
-    scores = trainer.run.scores[prefix].signals["val/loss"]
+    scores = trainer.run.scores[prefix].extras["val/loss"]
     return (scores[:, 0] / scores[:, 1]).tolist()
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from both_executors import both_executors
-from learning import learnt, quadrants
+from learning import learned, quadrants
 from quadratics import parameters
 
 from fl_lightning import Participation
@@ -41,20 +41,20 @@ def test_numbers(executor, quadratics) -> None:
 
 def test_row_problem() -> None:
     d = torch.tensor([[-1, -0.6, 0.2], [-0.6, -1, 0.5], [0.2, 0.5, -1]], dtype=torch.float64)
-    found = project_to_simplex(torch.tensor([1 / 6, 1 / 2, 1 / 3], dtype=torch.float64) - d / 1.6)
+    actual = project_to_simplex(torch.tensor([1 / 6, 1 / 2, 1 / 3], dtype=torch.float64) - d / 1.6)
     expected = [0.4583333333, 0.5416666667, 0, 0.2083333333, 0.7916666667, 0, 0, 0.1145833333, 0.8854166667]
-    assert found.flatten().tolist() == pytest.approx(expected, abs=1e-9)
+    assert actual.flatten().tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_projection_is_the_nearest_point() -> None:
     points = torch.randn(50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = project_to_simplex(points)
-    torch.testing.assert_close(found.sum(dim=1), torch.ones(50, dtype=torch.float64))
-    assert (found >= 0).all()
-    slack = points - found  # largest, and the same, on the support: the condition of the nearest point
+    actual = project_to_simplex(points)
+    torch.testing.assert_close(actual.sum(dim=1), torch.ones(50, dtype=torch.float64))
+    assert (actual >= 0).all()
+    slack = points - actual  # largest, and the same, on the support: the condition of the nearest point
     largest = slack.amax(dim=1, keepdim=True)
-    torch.testing.assert_close(torch.where(found > 0, slack, largest), largest.expand_as(slack))
-    torch.testing.assert_close(project_to_simplex(found), found)
+    torch.testing.assert_close(torch.where(actual > 0, slack, largest), largest.expand_as(slack))
+    torch.testing.assert_close(project_to_simplex(actual), actual)
 
 
 def test_limits_of_w() -> None:
@@ -99,16 +99,16 @@ def test_large_and_small_size_weight(executor, fit, assert_same) -> None:
     together = fit(PFedGraph(size_weight=1e9, alignment_weight=0.0), executor, precision="64-true")
     fedavg = fit(FedAvg(), executor, precision="64-true")
     for name, model in fedavg.run.strategy.models.items():
-        found = together.run.strategy.models[name]
-        torch.testing.assert_close(found, model.expand_as(found), rtol=1e-6, atol=1e-7)
+        actual = together.run.strategy.models[name]
+        torch.testing.assert_close(actual, model.expand_as(actual), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("penalty_of", ["cosine", "mixed"])
-def test_the_term_turns_a_model_towards_the_mixed_one(penalty_of) -> None:
+def test_the_term_turns_a_model_toward_the_mixed_one(penalty_of) -> None:
     strategy = server(penalty_of=penalty_of, alignment_weight=5.0)
     target = torch.tensor([0.6, 0.8], dtype=torch.float64)
-    inbox = {"direction/a": target, "has_taken_part": torch.tensor(True)}
-    context = Context(anchor={"a": 3 * target}, inbox=inbox)
+    received = {"direction/a": target, "has_taken_part": torch.tensor(True)}
+    context = Context(anchor={"a": 3 * target}, received=received)
     x = torch.tensor([1.0, -0.5], dtype=torch.float64, requires_grad=True)
     cosines = []
     for _ in range(20):
@@ -147,8 +147,8 @@ def test_bytes(fit) -> None:
 def test_two_kinds_of_clients() -> None:
     clients = quadrants(6, num_train=20, labels=lambda client, y_N: (y_N + 2 * (client % 2)) % 4)
     strategy = PFedGraph(num_epochs=5, size_weight=0.4, snap=None)
-    inferred = learnt(strategy, clients, num_rounds=20)
-    assert inferred > learnt(FedAvg(num_epochs=5), clients, num_rounds=20) + 0.2
+    inferred = learned(strategy, clients, num_rounds=20)
+    assert inferred > learned(FedAvg(num_epochs=5), clients, num_rounds=20) + 0.2
     mixing_CC = strategy.mixing_CC
     assert mixing_CC[0, 2] > mixing_CC[0, 1]
 

@@ -9,10 +9,10 @@ from torch.optim import SGD, Adam
 
 from fl_lightning import Participation, Payload, SequentialExecutor
 from fl_lightning.callbacks import CommunicationLedger
-from fl_lightning.executors import Work
+from fl_lightning.executors import StageRequest
 from fl_lightning.strategies import FedAvg, Local, PFedMe
 
-both_starts = pytest.mark.parametrize("inner_start", ["previous", "anchor"])
+both_initializations = pytest.mark.parametrize("inner_start", ["previous", "anchor"])
 SETTINGS = {"num_epochs": 2, "num_inner_steps": 3, "proximal_weight": 2.0, "anchor_share": 0.5, "relaxation": 1.5}
 RATE = 0.2
 
@@ -36,7 +36,7 @@ def loss(client: int, x: float) -> float:
 
 def losses(trainer, prefix: str) -> list[float]:
     """Of every client, as evaluated last."""
-    scores = trainer.run.scores[prefix].signals["val/loss"]
+    scores = trainer.run.scores[prefix].extras["val/loss"]
     return (scores[:, 0] / scores[:, 1]).tolist()
 
 
@@ -87,7 +87,7 @@ def test_the_inner_steps_go_to_the_proximal_point(executor, tmp_path) -> None:
 
 
 @both_executors
-@both_starts
+@both_initializations
 def test_a_server_that_stays(inner_start, executor, tmp_path) -> None:
     fixed = {**SETTINGS, "relaxation": 0.0}
     strategy = PFedMe(inner_start=inner_start, **fixed)
@@ -118,7 +118,7 @@ def test_with_one_inner_step_it_is_fedavg(executor, federation, make_model, make
 
 
 @both_executors
-@both_starts
+@both_initializations
 def test_who_is_away_keeps_its_model_and_who_never_came_has_a_round_of_the_present_one(
     inner_start, executor, tmp_path
 ) -> None:
@@ -141,13 +141,13 @@ def test_who_is_away_keeps_its_model_and_who_never_came_has_a_round_of_the_prese
 class FailsLater(SequentialExecutor):
     """The last client fails in all rounds but the first."""
 
-    def _run_client(self, client: int, work: Work) -> Payload:
-        if client == 2 and work.address.round_idx:
+    def _run_client(self, client: int, request: StageRequest) -> Payload:
+        if client == 2 and request.address.round_idx:
             raise RuntimeError("the disk is full")
-        return super()._run_client(client, work)
+        return super()._run_client(client, request)
 
 
-@both_starts
+@both_initializations
 def test_who_fails_has_a_round_of_the_present_one(inner_start, tmp_path) -> None:
     strategy = PFedMe(inner_start=inner_start, **SETTINGS)
     with pytest.warns(UserWarning, match="client-2 failed"):
@@ -160,7 +160,7 @@ def test_who_fails_has_a_round_of_the_present_one(inner_start, tmp_path) -> None
 
 
 @both_executors
-def test_newcomers_train_a_round(executor, tmp_path) -> None:
+def test_unseen_clients_train_a_round(executor, tmp_path) -> None:
     strategy = PFedMe(**SETTINGS)
     held_out = Participation(held_out_fraction=0.34)
     trainer = fit_quadratics(
@@ -171,10 +171,10 @@ def test_newcomers_train_a_round(executor, tmp_path) -> None:
         participation=held_out,
         default_root_dir=str(tmp_path),
     )
-    (new,) = trainer.run.new_clients
+    (new,) = trainer.run.unseen_clients
     x, anchor = local_round(new, float(strategy.models["x"]))
-    assert losses(trainer, "new/") == pytest.approx([loss(new, x)], rel=1e-6)
-    assert losses(trainer, "new/anchored/") == pytest.approx([loss(new, anchor)], rel=1e-6)
+    assert losses(trainer, "unseen/") == pytest.approx([loss(new, x)], rel=1e-6)
+    assert losses(trainer, "unseen/anchored/") == pytest.approx([loss(new, anchor)], rel=1e-6)
 
 
 def test_it_costs_what_fedavg_costs(federation, make_model, make_trainer) -> None:
@@ -187,8 +187,8 @@ def test_it_costs_what_fedavg_costs(federation, make_model, make_trainer) -> Non
 
 
 @both_executors
-@both_starts
-def test_any_optimiser(inner_start, executor, federation, make_model, make_trainer) -> None:
+@both_initializations
+def test_any_optimizer(inner_start, executor, federation, make_model, make_trainer) -> None:
     trainer = make_trainer(executor=executor(), num_rounds=5)
     model = make_model(optimizer=functools.partial(Adam, lr=0.02), gradient_clip_val=1.0)
     trainer.fit(model, federation, PFedMe(inner_start=inner_start, proximal_weight=0.1))

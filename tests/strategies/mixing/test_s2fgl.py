@@ -42,16 +42,16 @@ def situation(batch: GraphBatch) -> Context:
     """A codebook, and nodes whose importance is their number."""
     draw = torch.Generator().manual_seed(5)
     codebook = torch.randn(12, 4, generator=draw, dtype=torch.float64)
-    return Context(inbox={"codebook": codebook}, memory={"place": torch.arange(len(batch.y))})
+    return Context(received={"codebook": codebook}, client_state={"place": torch.arange(len(batch.y))})
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("padding", [0, 3])
 def test_importance_on_a_path(padding, sparse) -> None:
-    found = computed(lambda b: {"": importance(b, 0.85)}, path_graph(), padding=padding, sparse=sparse)[""]
+    actual = computed(lambda b: {"": importance(b, 0.85)}, path_graph(), padding=padding, sparse=sparse)[""]
     expected = torch.tensor([1.87117112, 0.14114078, 0.01070600, 0.00160590], dtype=torch.float64)
-    torch.testing.assert_close(found[:4], expected, rtol=0, atol=1e-8)
-    assert not found[4:].any()
+    torch.testing.assert_close(actual[:4], expected, rtol=0, atol=1e-8)
+    assert not actual[4:].any()
 
 
 def test_the_series_is_the_inverse(batch, graphs) -> None:
@@ -64,10 +64,10 @@ def test_the_series_is_the_inverse(batch, graphs) -> None:
 
 
 def test_the_most_important_come_first(batch) -> None:
-    place = S2FGL().places(None, {}, batch, Context())  # type: ignore[arg-type]
+    index = S2FGL().ranks(None, {}, batch, Context())  # type: ignore[arg-type]
     score = importance(batch, 0.85)
-    assert sorted(place.tolist()) == list(range(30))
-    ordered = score[place.argsort()]
+    assert sorted(index.tolist()) == list(range(30))
+    ordered = score[index.argsort()]
     assert (ordered[:-1] >= ordered[1:] - 1e-9).all()
 
 
@@ -75,7 +75,7 @@ def test_the_semantic_term(batch) -> None:
     own, received, context = drawn(batch), drawn(batch, 1), situation(batch)
     term = S2FGL().terms(own, received, batch, context)["semantic"]
     p, q = (
-        F.cosine_similarity(each.embedding[:, None], context.inbox["codebook"][None], dim=2).softmax(dim=1)
+        F.cosine_similarity(each.embedding[:, None], context.received["codebook"][None], dim=2).softmax(dim=1)
         for each in (received, own)
     )
     torch.testing.assert_close(term, (p * (p / q).log()).sum(dim=1).mean())
@@ -140,9 +140,9 @@ def test_one_step_without_dropout_is_fedavg(executor, fit, assert_same) -> None:
 
 @both_executors
 def test_without_weights_it_is_fedavg(executor, fit, assert_same) -> None:
-    found, expected = (fit(each, executor).run for each in (S2FGL(**OFF), FedAvg()))
-    assert_same(dict(found.executor.state().parameters), dict(expected.executor.state().parameters))
-    assert [row["test/acc"] for row in found.history] == [row["test/acc"] for row in expected.history]
+    actual, expected = (fit(each, executor).run for each in (S2FGL(**OFF), FedAvg()))
+    assert_same(dict(actual.executor.state().parameters), dict(expected.executor.state().parameters))
+    assert [row["test/acc"] for row in actual.history] == [row["test/acc"] for row in expected.history]
 
 
 @pytest.mark.parametrize("weight", sorted(OFF))
@@ -160,10 +160,10 @@ def set_up(**settings: Any) -> S2FGL:
 
 
 def send(strategy: S2FGL, clients: tuple[int, ...], prototypes: Any, counts: Any) -> None:
-    signals = {"class/prototypes": torch.tensor(prototypes), "class/counts": torch.tensor(counts)}
+    extras = {"class/prototypes": torch.tensor(prototypes), "class/counts": torch.tensor(counts)}
     parameters = {"head.weight": torch.zeros(len(clients), 2, 2)}
     examples = torch.ones(len(clients))
-    upload = Payload(clients=clients, parameters=parameters, signals=signals, num_examples=examples)
+    upload = Payload(clients=clients, parameters=parameters, extras=extras, num_examples=examples)
     strategy.aggregate(strategy.training(0), upload)
 
 
@@ -190,9 +190,9 @@ def test_the_codebook() -> None:
 
 
 @both_executors
-def test_labels_outside_the_training_nodes_are_not_used(executor, relabelled, fit, assert_same) -> None:
+def test_labels_outside_the_training_nodes_are_not_used(executor, relabeled, fit, assert_same) -> None:
     states = []
-    for data in relabelled:
+    for data in relabeled:
         trainer = fit(S2FGL(), executor, data)
         states.append([trainer.run.strategy.state_dict(), dict(trainer.run.executor.state().tensors())])
     assert_same(*states)
@@ -211,13 +211,13 @@ def test_classes_that_are_missing(executor, graphs, given_clients, fit) -> None:
 def test_clients_of_other_structures_keep_to_the_global_model(seed, given_clients, fit) -> None:
     """With either weight its term ends at less than half of what it is where nobody minds it."""
     data = given_clients(clients_of_other_structures(seed), num_classes=4)
-    found = {}
+    actual = {}
     for name, other in (("semantic", "frequency"), ("frequency", "semantic")):
         for weight in (1e-9, 50.0):
             weights = {f"{name}_weight": weight, f"{other}_weight": 0.0}
             trainer = fit(S2FGL(num_epochs=5, **weights), data=data, num_rounds=2)
-            found[weight] = trainer.run.history[-1][f"server/{name}"]
-        assert found[50.0] < 0.5 * found[1e-9]
+            actual[weight] = trainer.run.history[-1][f"server/{name}"]
+        assert actual[50.0] < 0.5 * actual[1e-9]
 
 
 @pytest.mark.full
@@ -236,11 +236,11 @@ def test_it_beats_averaging_where_clients_miss_classes(given_clients, fit) -> No
 
 @pytest.mark.full
 def test_it_beats_averaging_where_clients_of_one_class_differ_in_structure(given_clients, fit) -> None:
-    """Every second client's nodes have a quarter of the others' neighbours.
+    """Every second client's nodes have a quarter of the others' neighbors.
 
     With other seeds, starts and shares of labels the gain is 0.045, with a standard error of 0.016 (40 comparisons);
     it is 0.06 on these eight seeds, which are among the better ones.
-    The frequency term at weight 1 takes 0.13 away (10). Where neighbours are less alike in every second client (links
+    The frequency term at weight 1 takes 0.13 away (10). Where neighbors are less alike in every second client (links
     of 0.12 and 0.005, of 0.08 and 0.03) the gain of clients with two classes is 0.01 (49).
     """
     gain = 0.0
@@ -264,12 +264,12 @@ def clients_of_other_structures(
     noise: float = 1.5,
     shares: tuple[tuple[float, float], tuple[float, float]] = ((0.10, 0.01), (0.02, 0.04)),
 ) -> list[ClientGraph]:
-    """Clients that train on some of four classes, every second one with neighbours of another kind.
+    """Clients that train on some of four classes, every second one with neighbors of another kind.
 
     Nodes of one class, and those of two, are linked with the probabilities ``shares``, of either kind of client.
     """
     draw = torch.Generator().manual_seed(seed)
-    centre_KF = torch.randn(4, 16, generator=draw)
+    center_KF = torch.randn(4, 16, generator=draw)
     clients = []
     for client in range(4):
         y_N = torch.randint(4, (num_nodes,), generator=draw)
@@ -280,7 +280,7 @@ def clients_of_other_structures(
         clients.append(
             ClientGraph(
                 name=f"client-{client}",
-                x_NF=centre_KF[y_N] + noise * torch.randn(num_nodes, 16, generator=draw),
+                x_NF=center_KF[y_N] + noise * torch.randn(num_nodes, 16, generator=draw),
                 edge_index_2E=(linked_NN | linked_NN.T).nonzero().T,
                 y_N=y_N,
                 train_mask_N=(role_N < 2) & ((y_N - client) % 4 < classes),
@@ -293,7 +293,7 @@ def clients_of_other_structures(
 
 
 def test_bytes(fit) -> None:
-    """Class means, counts and two figures up; four rows for each class down, once there are any."""
+    """Class means, counts and two metrics up; four rows for each class down, once there are any."""
     history = fit(S2FGL(), callbacks=CommunicationLedger()).run.history
     for number, row in enumerate(history):
         assert row["comm/bytes_up"] == 5 * 4 * (MODEL + 3 * 8 + 3 + 2)

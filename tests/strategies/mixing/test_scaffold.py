@@ -1,4 +1,4 @@
-"""SCAFFOLD: its numbers on the three quadratics, its identities, its controls under lost answers and stragglers."""
+"""SCAFFOLD: its numbers on the three quadratics, its identities, its controls under lost updates and stragglers."""
 
 import functools
 from typing import Any
@@ -18,7 +18,7 @@ sgd = functools.partial(SGD, lr=0.1)
 
 
 class Loses(Callback):
-    """Loses the answers of some clients in some rounds."""
+    """Loses the updates of some clients in some rounds."""
 
     def __init__(self, lost: dict[int, tuple[int, ...]]) -> None:
         self.lost = lost
@@ -28,7 +28,7 @@ class Loses(Callback):
         return payload.rows([client for client in payload.clients if client not in lost])
 
 
-@pytest.mark.filterwarnings("ignore:.*its answer was lost")
+@pytest.mark.filterwarnings("ignore:.*its update was lost")
 @both_executors
 @both_controls
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ class Watches(Callback):
 
 @both_executors
 @pytest.mark.parametrize("num_epochs", [0, 4])
-def test_only_who_answers_and_takes_a_step_has_a_new_control(
+def test_only_who_updates_and_takes_a_step_has_a_new_control(
     num_epochs, executor, federation, make_model, make_trainer
 ) -> None:
     busy = Participation(num_clients=4, dropout_probability=0.2, straggler_probability=0.5)
@@ -153,7 +153,7 @@ def test_only_who_answers_and_takes_a_step_has_a_new_control(
 
 
 @both_controls
-def test_two_models_travel_each_way(control, federation, make_model, make_trainer) -> None:
+def test_two_models_are_communicated_each_way(control, federation, make_model, make_trainer) -> None:
     totals = []
     for strategy in (SCAFFOLD(control=control), FedAvg()):
         trainer = make_trainer(callbacks=CommunicationLedger(), participation=Participation(num_clients=3))

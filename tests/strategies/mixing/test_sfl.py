@@ -6,14 +6,14 @@ import functools
 import pytest
 import torch
 from both_executors import both_executors
-from learning import learnt, quadrants
+from learning import learned, quadrants
 from quadratics import Point as OnePoint
 from quadratics import Quadratic, Quadratics, parameters
 from torch.optim import SGD
 
 from fl_lightning import FederatedTrainer, Participation
 from fl_lightning.callbacks import CommunicationLedger
-from fl_lightning.federation import Roster
+from fl_lightning.federation import ClientRegistry
 from fl_lightning.strategies import SFL, FedAvg, FedProx, Local
 from fl_lightning.tasks import NodeClassification
 
@@ -27,7 +27,7 @@ def quadratics(tmp_path):
 
     def run(strategy, executor, *, num_rounds=2, relation_CC=PATH, **settings):
         data = Quadratics()
-        data.roster = dataclasses.replace(data.roster, relation_CC=relation_CC)
+        data.registry = dataclasses.replace(data.registry, relation_CC=relation_CC)
         defaults = {"accelerator": "cpu", "logger": False, "precision": "64-true", "default_root_dir": str(tmp_path)}
         trainer = FederatedTrainer(
             num_rounds=num_rounds, executor=executor, default_callbacks=False, **defaults, **settings
@@ -39,8 +39,8 @@ def quadratics(tmp_path):
 
 
 def personal(strategy: SFL) -> list[float]:
-    found: list[float] = strategy.personal_models((0, 1, 2)).parameters["x"].flatten().tolist()
-    return found
+    actual: list[float] = strategy.personal_models((0, 1, 2)).parameters["x"].flatten().tolist()
+    return actual
 
 
 @both_executors
@@ -102,7 +102,7 @@ def test_without_smoothing_from_their_own_models_it_is_local(settings, executor,
 def test_those_who_were_not_asked_are_smoothed_with_what_they_sent_last(executor, fit) -> None:
     trainer = fit(SFL(num_hops=1, smoothing=0.7), executor, participation=Participation(num_clients=2), num_rounds=2)
     strategy = trainer.run.strategy
-    step_CC = (trainer.run.roster.relation_CC + torch.eye(5)) / 3
+    step_CC = (trainer.run.registry.relation_CC + torch.eye(5)) / 3
     for name, table in strategy.last.items():
         smoothed = torch.einsum("ij,j...->i...", step_CC, table)
         expected = 0.7 * smoothed + 0.3 * table
@@ -114,17 +114,17 @@ def test_those_who_were_not_asked_are_smoothed_with_what_they_sent_last(executor
 
 
 @both_executors
-def test_a_newcomer_is_evaluated_with_the_mean_of_its_neighbours(executor, fit) -> None:
+def test_a_newcomer_is_evaluated_with_the_mean_of_its_neighbors(executor, fit) -> None:
     trainer = fit(SFL(), executor, participation=Participation(held_out_fraction=0.2))
-    strategy, (newcomer,) = trainer.run.strategy, trainer.run.new_clients
-    beside = [(newcomer - 1) % 5, (newcomer + 1) % 5]
-    found = strategy.personal_models([newcomer]).parameters
+    strategy, (unseen_client,) = trainer.run.strategy, trainer.run.unseen_clients
+    beside = [(unseen_client - 1) % 5, (unseen_client + 1) % 5]
+    actual = strategy.personal_models([unseen_client]).parameters
     for name, table in strategy.last.items():
-        torch.testing.assert_close(found[name][0], table[beside].mean(dim=0))
-    strategy.relation_CC[newcomer] = 0
-    found = strategy.personal_models([newcomer]).parameters
+        torch.testing.assert_close(actual[name][0], table[beside].mean(dim=0))
+    strategy.relation_CC[unseen_client] = 0
+    actual = strategy.personal_models([unseen_client]).parameters
     for name, table in strategy.last.items():
-        torch.testing.assert_close(found[name][0], table[strategy.training_T].mean(dim=0))
+        torch.testing.assert_close(actual[name][0], table[strategy.training_T].mean(dim=0))
 
 
 def test_bytes(fit) -> None:
@@ -140,8 +140,8 @@ def test_a_graph_of_two_kinds_of_clients() -> None:
     clients = quadrants(6, num_train=20, labels=lambda client, y_N: (y_N + 2 * (client % 2)) % 4)
     alike_CC = torch.tensor([[float(i != j and (i - j) % 2 == 0) for j in range(6)] for i in range(6)])
     strategy = SFL(num_epochs=5, start="personal", proximal_weight=0.01)
-    related = learnt(strategy, clients, num_rounds=20, relation_CC=alike_CC)
-    assert related > learnt(FedAvg(num_epochs=5), clients, num_rounds=20) + 0.2
+    related = learned(strategy, clients, num_rounds=20, relation_CC=alike_CC)
+    assert related > learned(FedAvg(num_epochs=5), clients, num_rounds=20) + 0.2
 
 
 def test_settings(fit, graphs, given_clients, make_model, make_trainer) -> None:
@@ -152,6 +152,6 @@ def test_settings(fit, graphs, given_clients, make_model, make_trainer) -> None:
         with pytest.raises(ValueError, match=message):
             SFL(**settings)
     data = given_clients(graphs)
-    data.roster = Roster.of(graphs, task=NodeClassification(), num_outputs=3)
+    data.registry = ClientRegistry.of(graphs, task=NodeClassification(), num_outputs=3)
     with pytest.raises(ValueError, match=r"SFL needs a client relation graph, and the data have none"):
         make_trainer().fit(make_model(), data, SFL())

@@ -1,0 +1,179 @@
+"""What a server makes of what sites send: nothing, until it is what was asked for.
+
+Everything that arrives is compared with the question, for each client alone; what is not right is the failure of that
+client and goes into nothing. Sites do not tell beforehand how many examples they have, so the first number that one
+tells in a run binds it.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from fl_lightning.remote.message import Message
+from fl_lightning.remote.metrics import ROUNDING, SHARES
+from fl_lightning.remote.schema import ANSWERS, FAILURE, MOST, OF_SUMS, WrongMessage, check_facts, shown
+from fl_lightning.remote.secure import MASKED
+from fl_lightning.round.payload import FLAT, Payload
+from fl_lightning.round.stage import Stage
+
+SPLITS = ("train", "val", "test")
+#: Rows of examples beyond which a response must not have many times as many as the others'.
+_MANY_ROWS, _TIMES = 10_000, 100
+
+
+def check_response(question: Message, response: Message) -> None:
+    """Compare a response's facts with what its question asks for.
+
+    Raises:
+        WrongMessage: It is another response.
+    """
+    facts = {name: fact for name, fact in response.about.items() if name != "to"}
+    if response.kind == "failure":
+        check_facts(facts, FAILURE, optional=("state", "from", "place"))
+    elif response.kind == "response":
+        check_facts(facts, ANSWERS[question.kind], optional=OF_SUMS if question.kind in ("run", "evaluate") else ())
+    else:
+        raise WrongMessage(f"it is of the kind {shown(response.kind)!r}, which is no response")
+    if question.kind not in ("run", "evaluate") or response.kind == "failure":
+        _check_names(response.tensors, ())
+    where = {"run": "from", "evaluate": "state", "predict": "state", "load": "state"}.get(question.kind, "")
+    if where in facts and response.kind == "response" and facts[where] != question.about["state"]:
+        raise WrongMessage("it is from another state than it was asked for")
+
+
+class Responses:
+    """Reads what clients send in a run, and remembers the numbers of examples that they told."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[int, str], float] = {}
+
+    def upload(self, response: Message, client: int, stage: Stage, net: Mapping[str, Tensor], length: int) -> Payload:
+        """The payload in the response to a stage.
+
+        Args:
+            response: Whose facts are right.
+            client: Whose it is.
+            stage: What was asked for.
+            net: A parameter of one client by name.
+            length: Numbers of the largest net, of responses that are communicated as one row.
+
+        Raises:
+            WrongMessage: It has other tensors than the stage asks for, or impossible numbers of examples or steps.
+        """
+        expected: dict[str, tuple[int, ...]] = {f"p/{FLAT}": (1, length)}
+        dtypes = {f"p/{FLAT}": next(iter(net.values())).dtype}
+        if not stage.flat:
+            expected = {f"p/{name}": (1, *net[name].shape) for name in stage.upload}
+            dtypes = {f"p/{name}": net[name].dtype for name in stage.upload}
+        for name, shape in expected.items():
+            _check_tensor(response.tensors, name, shape, dtypes[name])
+        extras = [name for name in response.tensors if name.startswith("s/")]
+        owners = {
+            name: name[2:] if name[2:] in stage.client_outputs else name[2:].rpartition("/")[0] for name in extras
+        }
+        if missing := sorted(stage.client_outputs.keys() - owners.values()):
+            raise WrongMessage(f"it has no {', '.join(missing)}")
+        lengths = [f"l/{name[2:]}" for name in extras if owners[name] in stage.per_example]
+        counts = ("num_examples", "num_steps")
+        allowed = [*expected, *(name for name in extras if owners[name] in stage.client_outputs), *lengths, *counts]
+        _check_names(response.tensors, allowed)
+        for name in extras:
+            if response.tensors[name].dim() < 1 or len(response.tensors[name]) != 1:
+                raise WrongMessage(f"{name[2:]} is not of one client")
+        for name in lengths:
+            rows = response.tensors[f"s/{name[2:]}"]
+            _check_tensor(response.tensors, name, (1,), torch.int64)
+            if rows.dim() < 2 or rows.shape[1] != int(response.tensors[name]):
+                raise WrongMessage(f"{name[2:]} has another number of rows than it says")
+        for name in counts:
+            _check_tensor(response.tensors, name, (1,), torch.int64)
+            if not 0 <= int(response.tensors[name]) <= MOST:
+                raise WrongMessage(f"{name} must be in [0, {MOST}], it is {int(response.tensors[name])}")
+        self._bind(client, "num_examples", float(response.tensors["num_examples"]))
+        try:
+            return Payload.from_named((client,), response.tensors)
+        except ValueError as error:
+            raise WrongMessage(str(error)) from error
+
+    @staticmethod
+    def masked(response: Message, count: int) -> None:
+        """The numbers of a client in a secure sum.
+
+        Args:
+            response: Whose facts are right.
+            count: How many there must be, the weight among them.
+
+        Raises:
+            WrongMessage: They are others.
+        """
+        _check_tensor(response.tensors, f"s/{MASKED}", (1, count), torch.int64)
+        _check_names(response.tensors, [f"s/{MASKED}"])
+
+    def scores(self, response: Message, client: int, kinds: Iterable[str]) -> dict[str, Payload]:
+        """The scores of each model that was scored.
+
+        Raises:
+            WrongMessage: There are others, or they are no sums over examples.
+        """
+        failed = response.about["failures"]
+        wanted = {str(index): kind for index, kind in enumerate(kinds)}
+        if other := sorted(set(failed) - set(wanted.values())):
+            raise WrongMessage(f"it failed in {shown(other[0])!r}, which nobody asked for")
+        result: dict[str, dict[str, Tensor]] = {kind: {} for kind in wanted.values() if kind not in failed}
+        for name, pair in response.tensors.items():
+            index, _, metric = name.partition("/")
+            kind = wanted.get(index)
+            if kind is None or kind not in result:
+                raise WrongMessage(f"it has {shown(name)!r}, which nobody asked for")
+            _check_score(metric, pair)
+            if pair[0, 1]:
+                self._bind(client, metric, float(pair[0, 1]))
+            result[kind][metric] = pair
+        return {kind: Payload(clients=(client,), extras=extras) for kind, extras in result.items()}
+
+    def _bind(self, client: int, name: str, count: float) -> None:
+        """Hold a client to the first number that it told."""
+        if self.counts.setdefault((client, name), count) != count:
+            before = self.counts[client, name]
+            raise WrongMessage(f"{name} was of {before:g} examples, and is of {count:g}")
+
+
+def _check_names(tensors: Mapping[str, Tensor], allowed: Iterable[str]) -> None:
+    if other := sorted(set(tensors).difference(allowed)):
+        raise WrongMessage(f"it has {shown(other[0])!r}, which nobody asked for")
+
+
+def _check_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if name not in tensors:
+        raise WrongMessage(f"it has no {name.removeprefix('p/')}")
+    result = tensors[name]
+    if tuple(result.shape) != shape or result.dtype != dtype:
+        summary, asked = (str(each).removeprefix("torch.") for each in (result.dtype, dtype))
+        raise WrongMessage(f"{name.removeprefix('p/')} is {summary} {tuple(result.shape)} instead of {asked} {shape}")
+
+
+def _check_score(name: str, pair: Tensor) -> None:
+    split, _, metric = name.partition("/")
+    if split not in SPLITS or not metric or len(metric) > 100 or not metric.isprintable():
+        raise WrongMessage(f"{shown(name)!r} is no metric")
+    if tuple(pair.shape) != (1, 2) or not pair.is_floating_point():
+        raise WrongMessage(f"{name} is no numerator and denominator")
+    total, count = pair[0].tolist()
+    if not 0 <= count <= MOST or not abs(total) <= torch.finfo(torch.float32).max:
+        raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which cannot be")
+    if (metric in SHARES and not 0 <= total <= ROUNDING * count) or (not count and total):
+        raise WrongMessage(f"{name} is {total:g} of {count:g} examples, which cannot be")
+    if metric == "mse" and total < 0:
+        raise WrongMessage(f"{name} is {total:g}, an error below zero")
+
+
+def outsized(uploads: Mapping[int, Payload]) -> dict[int, str]:
+    """Clients that send far more rows of examples than others, to which all others' would be padded."""
+    result: dict[int, str] = {}
+    for name in {name for upload in uploads.values() for name in upload.lengths}:
+        rows = {c: int(upload.lengths[name]) for c, upload in uploads.items() if name in upload.lengths}
+        most = max(_MANY_ROWS, _TIMES * statistics.median(rows.values()))
+        result |= {c: f"{name} has {count:,} rows, the others' far fewer" for c, count in rows.items() if count > most}
+    return result
