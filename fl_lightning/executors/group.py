@@ -1,4 +1,4 @@
-"""One stage for a group of stacked clients: their local steps, and what they are asked afterwards.
+"""One stage for a group of stacked clients: their local steps, and what they are asked afterward.
 
 Shape legend: C clients of the group. Everything that a client knows has a leading client dimension here.
 """

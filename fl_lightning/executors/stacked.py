@@ -327,7 +327,7 @@ class StackedExecutor(StackedClients):
 
     @contextmanager
     def _client_in_training(self) -> Iterator[None]:
-        """The client module in training mode, and in evaluation mode afterwards."""
+        """The client module in training mode, and in evaluation mode afterward."""
         self.client.train()
         try:
             yield

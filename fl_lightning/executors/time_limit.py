@@ -31,7 +31,7 @@ def check_time_limit() -> None:
 
 
 class within:
-    """Bounds the time of a block; None for no bound. An alarm that was set before is set again afterwards.
+    """Bounds the time of a block; None for no bound. An alarm that was set before is set again afterward.
 
     The alarm interrupts the block alone, never the arming and disarming around it: an exception that came out of those
     would leave the alarm ringing in code that has nothing to do with it.

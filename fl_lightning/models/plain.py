@@ -133,7 +133,7 @@ class PlainNet(nn.Module):
 
 @contextlib.contextmanager
 def _drawn_by(key: Tensor) -> Iterator[None]:
-    """Let torch's generators draw what follows from a key, and put them back afterwards."""
+    """Let torch's generators draw what follows from a key, and put them back afterward."""
     with torch.random.fork_rng([key.device] if key.is_cuda else []):
         torch.manual_seed(int(key))
         yield

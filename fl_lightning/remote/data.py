@@ -75,12 +75,12 @@ class RemoteData(LightningDataModule):
         self.relation_graph = relation_graph
         self.seed = seed
         self.retries = retries
-        self._roster: ClientRegistry | None = None
+        self._registry: ClientRegistry | None = None
 
     def prepare_data(self) -> None:
         """Ask every site who it is."""
-        if self._roster is None:
-            self._roster = self._enroll()
+        if self._registry is None:
+            self._registry = self._enroll()
 
     def setup(self, stage: str | None = None) -> None:
         """The same."""
@@ -90,8 +90,8 @@ class RemoteData(LightningDataModule):
     def registry(self) -> ClientRegistry:
         """Who the clients are; their sizes are not told."""
         self.prepare_data()
-        assert self._roster is not None
-        return self._roster
+        assert self._registry is not None
+        return self._registry
 
     def _enroll(self) -> ClientRegistry:
         question = Message(kind="enroll", about={"strategy": type(self.strategy).__name__})

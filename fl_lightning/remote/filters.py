@@ -99,7 +99,7 @@ class GaussianNoise(SiteFilter):
     Under secure aggregation the noise may be ``distributed``: each of the at least t clients whose responses are summed
     adds a normal number of variance (z 2 S)^2 / t, so that every sum that can be read has the noise of multiplier z
     (Dwork, Kenthapadi, McSherry, Mironov, Naor, EUROCRYPT 2006). ε then holds against the server, and against k clients
-    that conspire with it at multiplier z ((t - k) / t)^1/2. Rounding to 2^-24 afterwards is small beside the noise.
+    that conspire with it at multiplier z ((t - k) / t)^1/2. Rounding to 2^-24 afterward is small beside the noise.
 
     What ε does not speak of: metrics of evaluations, which such a site keeps to itself unless its policy says otherwise
     (``metrics``, ``metric_noise``), which rounds the client misses, and the low bits of floating-point noise (Mironov,

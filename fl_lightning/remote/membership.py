@@ -82,7 +82,7 @@ class Membership:
         self.index, self.secure = int(about["index"]), bool(about["secure"])
         self.label = str(about["federation"])
         fabric = Fabric(accelerator=accelerator, devices=1, precision=about["precision"])
-        registry = _roster(start, client_data)
+        registry = _registry(start, client_data)
         strategy.check_task(registry.task)
         check_directions(strategy, registry)
         strategy.check_client(model)
@@ -195,7 +195,7 @@ class Membership:
         self.work = str(state.about.get("after", ""))
 
 
-def _roster(start: Message, client_data: ClientData) -> ClientRegistry:
+def _registry(start: Message, client_data: ClientData) -> ClientRegistry:
     """What the server tells of the federation; of what edges carry the site knows by itself."""
     about = start.about
     unknown, width = (0,) * len(about["names"]), about["num_features"]

@@ -64,7 +64,7 @@ class Sum:
     failures: Mapping[int, str] = field(default_factory=dict)
 
 
-class Void(ValueError):
+class FailedSum(ValueError):
     """A sum that cannot be read.
 
     Args:
@@ -117,7 +117,7 @@ class SumServer:
             keys, failures = self._keys(purpose, address, states, [c for c in clients if c not in self.barred])
             failures |= {client: self.barred[client] for client in clients if client in self.barred}
             return self._sum(keys, failures, work, length, inspect)
-        except Void as error:
+        except FailedSum as error:
             why = f"{error} (secure aggregation)"
             if error.blamed is not None:
                 self.barred[error.blamed] = why
@@ -149,7 +149,7 @@ class SumServer:
         reports = Counter(client for client in sent for why in lost.values() if why == CANNOT_OPEN.format(client))
         if reports and max(reports.values()) > 1:  # one alone may lie
             cheat = max(reports, key=lambda client: reports[client])
-            raise Void(
+            raise FailedSum(
                 f"the secure sum failed: {reports[cheat]} sites cannot open the shares of {self.names[cheat]}", cheat
             )
         responses = dict(sorted(responses.items()))
@@ -182,7 +182,7 @@ class SumServer:
             total_D += self._left_over(client, survivors, keys, shares, threshold, label, length)
         found_D = masking.from_whole(total_D)
         if why := inspect(found_D, len(survivors)):
-            raise Void(
+            raise FailedSum(
                 f"the secure sum failed: {why}, so a site sent numbers that are not its own; which one cannot be told"
             )
         return Sum(total_D=found_D, survivors=survivors, responses=responses, failures=dict(failures))
@@ -229,7 +229,7 @@ class SumServer:
         needed = max(needed, FEWEST_CLIENTS)
         if len(those) < needed:
             missing = "; ".join(f"{self.names[client]}: {why}" for client, why in sorted(failures.items()))
-            raise Void(
+            raise FailedSum(
                 f"the secure sum failed: {len(those)} clients {what}, {needed} are needed"
                 + (f" ({missing})" * bool(missing))
             )
@@ -257,7 +257,7 @@ class SumServer:
             if fits(secret):
                 return secret
         blamed = client if len(given) > threshold else None
-        raise Void(f"the secure sum failed: the shares of {self.names[client]} do not fit together", blamed)
+        raise FailedSum(f"the secure sum failed: the shares of {self.names[client]} do not fit together", blamed)
 
     def _left_over(
         self,

@@ -62,7 +62,7 @@ class Failures:
                 counted = ", and failures like it are only counted from now on" if locations else ""
                 warnings.warn(message + left_out + counted, stacklevel=2)
 
-    def check_void_rounds(self) -> None:
+    def check_failed_rounds(self) -> None:
         """End a run in which nothing is learned any more.
 
         Raises:

@@ -69,7 +69,7 @@ class Rounds:
             run.clock = RoundClock()  # of the rounds alone
             while run.round_idx < self.num_rounds and not run.should_stop:
                 self.run_round()
-                self.failures.check_void_rounds()
+                self.failures.check_failed_rounds()
             self.failures.check_any_round()
             if run.interruption.received is None and run.unseen_clients:
                 run.selection.result.update(unseen.join_chosen_server(run, self.exchange, self.evaluate))

@@ -38,7 +38,7 @@ def test_it_ends_what_waits_and_what_takes_every_exception_for_its_own() -> None
         obstinate()
 
 
-def test_an_alarm_that_was_set_before_rings_afterwards() -> None:
+def test_an_alarm_that_was_set_before_rings_afterward() -> None:
     rung: list[int] = []
     previous = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
     try:

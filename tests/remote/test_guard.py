@@ -292,11 +292,11 @@ def test_steps_of_a_round_are_bounded(run) -> None:
         run(lambda: FedAvg(num_epochs=3), max_steps_per_round=2)
 
 
-@pytest.mark.parametrize("effort", [1e9, -1, float("nan"), "1", True, None])
-def test_work_fraction_is_a_share(three, effort, tmp_path) -> None:
+@pytest.mark.parametrize("work_fraction", [1e9, -1, float("nan"), "1", True, None])
+def test_work_fraction_is_a_share(three, work_fraction, tmp_path) -> None:
     guard = Guard(OPEN, three.clients[0], SumLedger(tmp_path))
     with pytest.raises(Refused, match=r"the work fraction must be in \[0, 1\]"):
-        guard.admit_stage(Stage(name="train", num_epochs=1), (), 0, effort, 1, asked="a")
+        guard.admit_stage(Stage(name="train", num_epochs=1), (), 0, work_fraction, 1, asked="a")
 
 
 def test_rounds_that_the_job_has_not_are_refused(three, tmp_path) -> None:

@@ -33,8 +33,8 @@ def sums(kind) -> bool:
 SUMS = [kind for kind in STRATEGIES if sums(kind)]
 
 
-def void():
-    """A run of which no round counts ends so; what became of its rounds is looked at afterwards."""
+def all_rounds_failed():
+    """A run of which no round counts ends so; what became of its rounds is looked at afterward."""
     return contextlib.suppress(TooFewUpdates)
 
 
@@ -409,7 +409,7 @@ def test_a_state_is_summed_over_the_same_clients_in_every_run(
     trainer.fit(model, data, strategy)
     fewer, the_strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
     way = federate(fewer, LoopbackChannel(channel.sites[:3]), the_strategy, secure=True)
-    with void(), pytest.warns(UserWarning, match="over other clients .* in a run with another seed"):
+    with all_rounds_failed(), pytest.warns(UserWarning, match="over other clients .* in a run with another seed"):
         fewer.fit(make_model(), way, the_strategy)
     assert [row["failed_round"] for row in fewer.run.history] == [1]
 
@@ -421,7 +421,7 @@ def test_another_run_name_does_not_help(same_account, graphs, make_model, make_t
     for name, count in (("one", 4), ("two", 3)):
         sites = [_site(graph, make_model, tmp_path, name, same_account) for graph in graphs[:count]]
         trainer, strategy = make_trainer(num_rounds=1), FedAvg(num_epochs=1)
-        with void():
+        with all_rounds_failed():
             trainer.fit(make_model(), federate(trainer, LoopbackChannel(sites), strategy, secure=True), strategy)
         actual.append(trainer.run.history[0]["failed_round"])
     assert actual == [0, int(same_account)]
@@ -491,7 +491,7 @@ def test_a_site_may_ask_for_more_company(federation_of) -> None:
     trainer, data, strategy, model, _ = federation_of(
         policy=SitePolicy(min_examples=1, min_sum_clients=5), num_rounds=1, count=4
     )
-    with void(), pytest.warns(UserWarning, match="summed with 5 clients at the least"):
+    with all_rounds_failed(), pytest.warns(UserWarning, match="summed with 5 clients at the least"):
         trainer.fit(model, data, strategy)
     with pytest.raises(ValueError, match="min_sum_clients must be at least 3"):
         SitePolicy(min_sum_clients=2)

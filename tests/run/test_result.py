@@ -126,21 +126,21 @@ def test_a_federation_that_never_begins_is_no_success(federation, make_model, ma
     assert (read(trainer)["status"], read(trainer)["num_rounds"]) == ("failed", 0)
 
 
-@pytest.mark.parametrize(("min_clients", "void"), [(3, 0), (4, 1)])
+@pytest.mark.parametrize(("min_clients", "failed"), [(3, 0), (4, 1)])
 def test_a_round_with_fewer_updates_than_the_quorum_is_failed(
-    min_clients, void, federation, make_model, make_trainer
+    min_clients, failed, federation, make_model, make_trainer
 ) -> None:
     participation = Participation(min_clients=min_clients)
     trainer = make_trainer(executor=SequentialExecutor(), participation=participation, num_rounds=2)
     ends = pytest.raises(TooFewUpdates, match="nothing was learned, all 2 rounds failed: fewer than 4 clients")
-    with pytest.warns(UserWarning, match="failed in stage"), ends if void else nullcontext():
+    with pytest.warns(UserWarning, match="failed in stage"), ends if failed else nullcontext():
         trainer.fit(make_model(Fails), federation, FedAvg())
     actual = read(trainer)
-    assert (actual["status"], actual["result"] == {}) == (("failed", True) if void else ("finished", False))
-    assert [row["failed_round"] for row in trainer.run.history] == [void] * 2
+    assert (actual["status"], actual["result"] == {}) == (("failed", True) if failed else ("finished", False))
+    assert [row["failed_round"] for row in trainer.run.history] == [failed] * 2
     start = trainer.run.architectures[0]
     moved = any((model != start[name]).any() for name, model in trainer.run.strategy.models.items())
-    assert moved == (not void)
+    assert moved == (not failed)
 
 
 def test_failed_rounds_are_counted_in_a_row_and_over_a_resume(

@@ -12,7 +12,7 @@ HELD = "GraphSource|ExampleSource|GraphSets|ClientGraph|ClientGraphs|ClientExamp
 TASKS = "(?:Node|Graph|Example)(?:Classification|Regression|Task)|LinkPrediction"
 FORBIDDEN = (
     rf"isinstance\((?:[^()]|\([^()]*\))*?(?:\([^()]*)?\b(?:{HELD}|{TASKS})\b",
-    r"\b(?:roster|record|task|data|card)\.kind\b",
+    r"\b(?:registry|record|task|data|card)\.kind\b",
     r"""(?:==|!=|\bin\b) *\(?["'](?:graphs|nodes|pairs|Node\w+|Graph(?:Class|Regr)\w+|Example\w+)["']""",
     r"\.(?:examples|example) *(?:==|!=)",
     r"\.target(?:\.name)? *(?:==|!=|is\b)",

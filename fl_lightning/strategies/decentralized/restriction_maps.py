@@ -7,7 +7,7 @@ This is what all kinds of maps have in common; each kind has a file. Departure: 
 
 Two things follow from eq. (19) at fixed models. With step s it multiplies every residual m_ij - m_ji by
 1 - s (|theta_i|^2 + |theta_j|^2), both ends being updated at once, so s must stay below 2 / (|theta_i|^2 +
-|theta_j|^2); the paper's condition 2 / |theta|^2 is twice that. And the messages afterwards follow from those before
+|theta_j|^2); the paper's condition 2 / |theta|^2 is twice that. And the messages afterward follow from those before
 without a product (:meth:`RestrictionMaps.messages_after_update`), nor need they be sent again: of its neighbor's
 update a client lacks one number, the squared norm of the neighbor's model.
 

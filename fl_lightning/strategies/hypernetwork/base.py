@@ -189,7 +189,7 @@ class Hypernetwork(Strategy):
         if len(clients) > 1:
             after_CP = flatten(self.generate_for_evaluation(clients).parameters).to(update_CP)
             self.recorded_metrics |= fit(start_CP, update_CP, after_CP)
-            if (similarity_CC := self.kinship(clients)) is not None:
+            if (similarity_CC := self.client_similarity(clients)) is not None:
                 similar_CC, weight_C = softmax_mixing(similarity_CC, KIN_TEMPERATURE), update_CP.new_ones(len(clients))
                 gram_CC = update_CP @ update_CP.T
                 transferred = transfer(similar_CC.to(gram_CC), weight_C / len(clients), gram_CC)
@@ -215,7 +215,7 @@ class Hypernetwork(Strategy):
         }
         return ", ".join(f"{name} {value:.2g}" for name, value in transferred.items()) or "server/..."
 
-    def kinship(self, clients: Sequence[int]) -> Tensor | None:
+    def client_similarity(self, clients: Sequence[int]) -> Tensor | None:
         """How alike the clients are to the generator, cosines (C, C); None if it has no embeddings of them."""
         similarity_TT = self.matrices().get("embedding")
         if similarity_TT is None:
@@ -264,7 +264,7 @@ class Hypernetwork(Strategy):
 
     @contextmanager
     def randomness(self, *key: int | str) -> Iterator[None]:
-        """Seed torch's generator for the server's own draws, and put it back afterwards."""
+        """Seed torch's generator for the server's own draws, and put it back afterward."""
         devices = [self.federation.device] if self.federation.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(derive_key(self.federation.seed, *key))

@@ -14,7 +14,7 @@ each client receives, once, the global model that its and the others' validation
 with h the client's homophily: label propagation from half of its training nodes, scored on the other half.
 
 Leaves the client: the GCN and two numbers (correct and all validation nodes of the model received), in the first phase
-alone; afterwards nothing.
+alone; afterward nothing.
 
 Departures: the last average of the first phase is not judged, for nobody receives it, so it is not chosen (``keep:
 last`` takes it). Released code sets ``double_softmax``, compares logits with probabilities in the MSE, turns the sign

@@ -62,7 +62,7 @@ class Kin(SimilarityMixing):
         return {}
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """The common initial parameters to embed with, mixed models afterwards."""
+        """The common initial parameters to embed with, mixed models afterward."""
         if stage.name != "embed":
             return super().configure(stage, clients)
         start = self.federation.parameters

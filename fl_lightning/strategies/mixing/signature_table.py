@@ -105,7 +105,7 @@ class SignatureTable(ServerState):
             result["mixing"] = whole(rule(similarity_CC, self.examples_C[self._known_clients()]))
         return result
 
-    def mixing_of_newcomers(self, unseen_clients: Sequence[int], similarity: Similarity, rule: MixingRule) -> Tensor:
+    def mixing_of_unseen(self, unseen_clients: Sequence[int], similarity: Similarity, rule: MixingRule) -> Tensor:
         """Rows of W over the training clients, (N, T); uniform for an unseen client whose signature is not known."""
         new, training = list(unseen_clients), self.training
         new_N, known_T = self.known_C[new], self.known_C[training]

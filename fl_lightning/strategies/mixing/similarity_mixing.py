@@ -167,7 +167,7 @@ class SimilarityMixing(Mixing):
         unseen_clients = [client for client in clients if client not in training]
         if not unseen_clients or not self.personalized:
             return payload
-        mixing_NT = self.signatures.mixing_of_newcomers(unseen_clients, self.similarity, self.mixing_of)
+        mixing_NT = self.signatures.mixing_of_unseen(unseen_clients, self.similarity, self.mixing_of)
         payload = self.with_unseen_clients(payload, unseen_clients, mixing_NT)
         if self.trials.choice.get("personal"):
             self.signatures.give_back_(payload, self.tried_personal)

@@ -20,7 +20,7 @@ from fl_lightning.models.neighbor_generator import Generated, NeighborGenerator
 from fl_lightning.round.context import Context
 from fl_lightning.strategies import FedSage, FedSagePlus
 from fl_lightning.strategies.mixing import neighbor_exchange as exchange
-from fl_lightning.strategies.mixing import neighbor_generation as mending
+from fl_lightning.strategies.mixing import neighbor_generation
 from fl_lightning.strategies.mixing.neighbor_generation_client import NeighborGenerationClient
 
 FEW = {"pretrain_epochs": 3, "refine_epochs": 2}
@@ -56,18 +56,18 @@ def one(graph: ClientGraph) -> GraphBatch:
 
 def knows(batch: GraphBatch, share: float = 0.5, slots: int = 5) -> Context:
     """What a client knows after it has hidden nodes."""
-    actual = mending.hide(batch, torch.tensor(7), share, slots)
+    actual = neighbor_generation.hide(batch, torch.tensor(7), share, slots)
     return Context(client_state={f"impaired/{name}": tensor for name, tensor in actual.items()})
 
 
 def test_the_nearest_target_counts() -> None:
     new = torch.tensor([[1.0, 0.8], [9.0, 9.0]], dtype=torch.float64)
     target = torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 0.8]], dtype=torch.float64)
-    apart, index = mending.nearest(new, target, torch.tensor([True, True, False]))
+    apart, index = neighbor_generation.nearest(new, target, torch.tensor([True, True, False]))
     assert apart[0].item() == pytest.approx(0.02)  # (1/5) · 0.02 = 0.004 with five slots and one node
     assert index.tolist() == [1, 1]
-    assert mending.nearest(new, target, torch.tensor([False] * 3))[0].tolist() == [0, 0]
-    assert mending.nearest(target, target, torch.tensor([True] * 3))[0].tolist() == [0, 0, 0]
+    assert neighbor_generation.nearest(new, target, torch.tensor([False] * 3))[0].tolist() == [0, 0]
+    assert neighbor_generation.nearest(target, target, torch.tensor([True] * 3))[0].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.5, 3.0, 2.0)])
@@ -82,7 +82,7 @@ def test_what_the_generator_learns_and_how_wrong_it_is(weights, graphs, monkeypa
     )
     made = Generated(number_N, features_NSF * used_NS[..., None], used_NS, logits_NK)
     hidden_N, lost_NS, taught_N = (context.client_state[f"impaired/{name}"] for name in ("hidden", "lost", "taught"))
-    missing_N = mending.num_lost(batch, context)
+    missing_N = neighbor_generation.num_lost(batch, context)
     x_NF = graphs[0].x_NF.double()
     count = features = 0.0
     errors, differences = [], []
@@ -100,11 +100,11 @@ def test_what_the_generator_learns_and_how_wrong_it_is(weights, graphs, monkeypa
     train_N = batch.train_mask & ~hidden_N
     classes = float(F.cross_entropy(logits_NK[train_N], batch.y[train_N]))
     terms = count / int(taught_N.sum()), features / int(taught_N.sum()), classes
-    actual = mending.local_loss(client, made, batch, context, weights)
+    actual = neighbor_generation.local_loss(client, made, batch, context, weights)
     assert float(actual) == pytest.approx(sum(w * term for w, term in zip(weights, terms, strict=True)))
 
-    monkeypatch.setattr(mending, "generate", lambda *arguments, **settings: made)
-    metrics = mending.figures(client, {}, batch, context)
+    monkeypatch.setattr(neighbor_generation, "generate", lambda *arguments, **settings: made)
+    metrics = neighbor_generation.figures(client, {}, batch, context)
     assert float(metrics["generated_neighbors"]) == int(used_NS.sum())
     assert float(metrics["count_error"]) == pytest.approx(sum(differences) / len(differences))
     assert float(metrics["feature_error"]) == pytest.approx(sum(errors) / len(errors))
@@ -117,7 +117,7 @@ def test_hidden_nodes_and_the_neighbors_that_lost_them(graphs) -> None:
     assert int(hidden_N.sum()) == round(0.5 * int(batch.val_mask.sum()) + 1e-9)
     assert (hidden_N <= batch.val_mask).all()
     edge_2E = graphs[0].edge_index_2E
-    number_N = mending.num_lost(batch, Context(client_state=client_state))
+    number_N = neighbor_generation.num_lost(batch, Context(client_state=client_state))
     for node in range(len(hidden_N)):
         near = edge_2E[1, edge_2E[0] == node]
         hidden = set(near[hidden_N[near]].tolist())
@@ -214,7 +214,7 @@ def test_generated_neighbors_send_to_real_nodes(graphs) -> None:
     used = torch.zeros(8, 5, dtype=torch.bool)
     used[2, :2] = used[5, 0] = True
     made = Generated(torch.zeros(8), torch.full((8, 5, 6), 3.0), used, torch.zeros(8, 3))
-    completed = mending.with_generated_neighbors(graph, made)
+    completed = neighbor_generation.with_generated_neighbors(graph, made)
     assert completed.num_nodes == 11
     assert (completed.x_NF[8:] == 3).all()
     assert not (completed.train_mask_N | completed.val_mask_N | completed.test_mask_N)[8:].any()
@@ -225,7 +225,7 @@ def test_generated_neighbors_send_to_real_nodes(graphs) -> None:
     net = GraphSAGE(6, 3, hidden_channels=4, dropout=0.0).double().eval()
     before, after = net(one(graph)).logits, net(one(completed)).logits[:8]
     assert (before[[2, 5]] != after[[2, 5]]).any(dim=1).all()
-    assert mending.with_generated_neighbors(graph, made._replace(used=torch.zeros_like(used))) is graph
+    assert neighbor_generation.with_generated_neighbors(graph, made._replace(used=torch.zeros_like(used))) is graph
 
 
 def grown(trainer: Any, federation: Any) -> list[int]:

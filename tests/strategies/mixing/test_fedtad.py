@@ -93,7 +93,7 @@ def test_alike_models_have_nothing_to_teach(fit) -> None:
 
 @pytest.mark.parametrize(("class_weight", "diversity_weight"), [(1.0, 1.0), (0.5, 0.0), (0.0, 3.0)])
 def test_what_generator_and_student_minimize(class_weight, diversity_weight, fit) -> None:
-    """By a loop over clients, classes and pairs; the steps are not taken, so that all is known afterwards."""
+    """By a loop over clients, classes and pairs; the steps are not taken, so that all is known afterward."""
 
     class Stands(FedTAD):
         def step(self, name: str, loss: Tensor) -> None:

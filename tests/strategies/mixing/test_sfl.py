@@ -114,7 +114,7 @@ def test_those_who_were_not_asked_are_smoothed_with_what_they_sent_last(executor
 
 
 @both_executors
-def test_a_newcomer_is_evaluated_with_the_mean_of_its_neighbors(executor, fit) -> None:
+def test_an_unseen_client_is_evaluated_with_the_mean_of_its_neighbors(executor, fit) -> None:
     trainer = fit(SFL(), executor, participation=Participation(held_out_fraction=0.2))
     strategy, (unseen_client,) = trainer.run.strategy, trainer.run.unseen_clients
     beside = [(unseen_client - 1) % 5, (unseen_client + 1) % 5]
