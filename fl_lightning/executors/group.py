@@ -19,14 +19,14 @@ from fl_lightning.executors.base import draw_batches, spread_outputs
 from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.in_process import without_padding
 from fl_lightning.executors.private import gradient_of_client, noise_of_step, private_draws
-from fl_lightning.executors.stack import ClientStack, StackSlice, where_clients
+from fl_lightning.executors.stack import StackSlice, where_clients
 from fl_lightning.executors.time_limit import within
 from fl_lightning.models.batch_norm import statistics_of
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.context import Context
 from fl_lightning.round.payload import pad_examples
 from fl_lightning.round.privacy import KeyedNumbers
-from fl_lightning.round.program import AroundBatch, Change
+from fl_lightning.round.program import AroundBatch
 from fl_lightning.round.stage import ClientOutput, Stage
 
 #: ``anchor``, ``received`` and ``client_state`` of a stack of clients: the tensors of their :class:`Context`.
@@ -117,10 +117,6 @@ class GroupTraining:
             if number + 1 == stage.program.repeat:
                 self._around(stage.program.final, step)
         return part.parameters
-
-    def store(self, stack: ClientStack) -> None:
-        """Write the trained clients back."""
-        self.part.store(stack)
 
     def loss(self, parameters: Mapping[str, Tensor], batch: Batch, knowledge: Knowledge, step: int) -> Tensor:
         """Each client's objective with its penalty, (C,)."""
@@ -273,7 +269,7 @@ class GroupTraining:
     def _around(self, function: AroundBatch | None, step: int) -> None:
         """What the program changes before or after the steps on a batch, for the clients that take them."""
         if function is not None:
-            mapped = torch.vmap(lambda p, k: _named(function(p, context_of(k, step))))
+            mapped = torch.vmap(lambda p, k: function(p, context_of(k, step)).values())
             self._change(mapped(dict(self.part.parameters), self.knowledge), step)
 
     @torch.no_grad()
@@ -290,7 +286,7 @@ class GroupTraining:
             def one(p: Any, g: Any, t: dict[str, Tensor], k: Knowledge) -> dict[tuple[str, str], Tensor]:
                 shown = None if client.privacy is not None else batch.replace(t)
                 change = rule(client, p, g, shown, context_of(k, step))
-                kinds = {**_named(change), "gradients": g if change.gradients is None else change.gradients}
+                kinds = {**change.values(), "gradients": g if change.gradients is None else change.gradients}
                 return {
                     (kind, name): tensor for kind, parameters in kinds.items() for name, tensor in parameters.items()
                 }
@@ -399,7 +395,3 @@ class GroupTraining:
                 part = pad_examples(tensor, num_examples) if name in per_example else tensor
                 joined.setdefault(name, part.new_zeros(num_clients, *part.shape[1:]))[rows] = part
         return joined
-
-
-def _named(change: Change) -> dict[str, dict[str, Tensor]]:
-    return {kind: dict(getattr(change, kind)) for kind in ("parameters", "anchor", "client_state")}

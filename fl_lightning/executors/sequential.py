@@ -3,13 +3,11 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from fl_lightning.batches.base import Batch, Collator, single
@@ -17,8 +15,7 @@ from fl_lightning.batches.poisson import PoissonBatch
 from fl_lightning.executors.base import draw_batches, spread_outputs
 from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.hooks import overridden
-from fl_lightning.executors.in_process import InProcessExecutor
-from fl_lightning.executors.optimizer_state import check_optimizer, pack_optimizer_state, unpack_optimizer_state
+from fl_lightning.executors.optimizer_state import check_optimizer
 from fl_lightning.executors.private import (
     SPENT,
     check_private_stage,
@@ -26,6 +23,7 @@ from fl_lightning.executors.private import (
     noise_of_step,
     private_draws,
 )
+from fl_lightning.executors.sequential_clients import SequentialClients, detached, load
 from fl_lightning.executors.stage_request import StageRequest, StageResult, misfits
 from fl_lightning.executors.time_limit import within
 from fl_lightning.round.client import ClientModule
@@ -36,7 +34,7 @@ from fl_lightning.round.program import Change
 from fl_lightning.round.stage import Evaluation, Stage
 
 
-class SequentialExecutor(InProcessExecutor):
+class SequentialExecutor(SequentialClients):
     """Trains one client after another through its LightningModule hooks.
 
     Slow and plain: it defines what a stage computes, and runs any client module, also one that overrides
@@ -58,7 +56,7 @@ class SequentialExecutor(InProcessExecutor):
             for client in clients:
                 self._activate(client)
                 module = self.modules[client]
-                _load(
+                load(
                     module,
                     {name: tensor[0] for name, tensor in self.received_parameters(request.payload, [client]).items()},
                 )
@@ -75,7 +73,7 @@ class SequentialExecutor(InProcessExecutor):
                     break
             failures |= misfits(uploads, request.stage.per_example)
             for client in failures:
-                _load(self.modules[client], contexts[client][0].anchor)
+                load(self.modules[client], contexts[client][0].anchor)
                 self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
             succeeded = [client for client in uploads if client not in failures]
             for client in succeeded:
@@ -111,7 +109,7 @@ class SequentialExecutor(InProcessExecutor):
         num_steps = self._train(
             module, optimizer, stage, client, request.work_fraction[client], request.address.round_idx
         )
-        parameters = _detached(module)
+        parameters = detached(module)
         context = dataclasses.replace(module.context, step=0)
         with torch.no_grad(), self.fabric.autocast():
             asked = {name: output(module, parameters, batch, context) for name, output in stage.client_outputs.items()}
@@ -190,7 +188,7 @@ class SequentialExecutor(InProcessExecutor):
         program, number = stage.program, module.context.step % stage.program.repeat
         if program.init is not None and number == 0:
             with torch.no_grad():
-                self._change(module, program.init(_detached(module), module.context))
+                self._change(module, program.init(detached(module), module.context))
         module.on_before_zero_grad(optimizer)
         module.zero_grad()
         loss = torch.zeros((), device=self.fabric.device)  # which nobody is told of private training
@@ -203,7 +201,7 @@ class SequentialExecutor(InProcessExecutor):
             raw = {name: p.grad for name, p in trained.items() if p.grad is not None}
         else:
             raw = self._private_gradient(module, module.privacy, stage, trained, batch)
-        parameters, change = _detached(module), Change()
+        parameters, change = detached(module), Change()
         if program.step is not None:
             shown = None if module.privacy is not None else batch
             with torch.no_grad(), self.fabric.autocast():
@@ -216,7 +214,7 @@ class SequentialExecutor(InProcessExecutor):
         module.on_before_optimizer_step(optimizer)
         optimizer.step()
         with torch.no_grad():
-            _load(module, module.constrain(parameters, module.context))
+            load(module, module.constrain(parameters, module.context))
             self._change(module, change)
             if program.final is not None and number + 1 == program.repeat:
                 self._change(module, program.final(parameters, module.context))
@@ -225,7 +223,7 @@ class SequentialExecutor(InProcessExecutor):
     @staticmethod
     def _change(module: ClientModule, change: Change) -> None:
         """Let a client have new parameters, and know another anchor or client state."""
-        _load(module, change.parameters)
+        load(module, change.parameters)
         anchor, client_state = (
             {**module.context.anchor, **change.anchor},
             {**module.context.client_state, **change.client_state},
@@ -243,7 +241,7 @@ class SequentialExecutor(InProcessExecutor):
                 stage,
                 privacy,
                 trained=parameters,
-                others={name: p for name, p in _detached(module).items() if name not in parameters},
+                others={name: p for name, p in detached(module).items() if name not in parameters},
                 batch=batch,
                 context=module.context,
                 noise=noise_of_step(self.numbers, batch, parameters, privacy),
@@ -289,11 +287,11 @@ class SequentialExecutor(InProcessExecutor):
         if module.privacy is not None:
             check_tuning(tuning, "this run")
         if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
-            parameters, module = _detached(module), copy.copy(module)
+            parameters, module = detached(module), copy.copy(module)
             net = copy.deepcopy(self.client.net)  # not the client's own, of whose last pass layers may keep something
             module._modules = {"net": net.to(self.fabric.device)}
-            _load(module, parameters)
-            _load(module, {name: t[0] for name, t in self.received_parameters(evaluation.payload, [client]).items()})
+            load(module, parameters)
+            load(module, {name: t[0] for name, t in self.received_parameters(evaluation.payload, [client]).items()})
             context = self._context(client, evaluation.payload)
             anchor = {name: parameter.detach().clone() for name, parameter in module.parameter_dict().items()}
             module.context = dataclasses.replace(context, anchor=anchor)
@@ -304,129 +302,8 @@ class SequentialExecutor(InProcessExecutor):
             module.context = dataclasses.replace(module.context, step=0)
         return module.eval()
 
-    # ---------------------------------------------------------------- clients at hand
-
-    def _clear(self) -> None:
-        self.modules: dict[int, ClientModule] = {}
-        self.optimizers: dict[int, Optimizer] = {}
-        self.client_states: dict[int, dict[str, Tensor]] = {}
-
-    def _at_hand(self) -> list[int]:
-        return sorted(self.modules)
-
-    def _leave(self, clients: Sequence[int]) -> None:
-        """Have clients at hand no longer."""
-        self._put_away(clients)
-        for client in clients:
-            del self.modules[client], self.optimizers[client], self.client_states[client]
-
-    def _create(self, client: int) -> None:
-        """Have a client at hand, as at first."""
-        self.modules[client] = self._new_module()
-        self.optimizers[client] = check_optimizer(self.modules[client].configure_optimizers())
-        self.client_states[client] = {
-            n: self.first_client_state(spec, [client])[0] for n, spec in self.state_specs.items()
-        }
-
-    def _new_module(self) -> ClientModule:
-        module = copy.deepcopy(self.client)
-        module.fabric = self.fabric
-        _load(module, self.initial)
-        return module
-
-    def _activate(self, client: int) -> None:
-        """Let a client begin a stage of the round: what has not lived on is as at first."""
-        if client in self.active:
-            return
-        if client not in self.modules:
-            self._create(client)
-            if client in self.store:
-                self._load_rows(self._stored([client]))
-        else:
-            module = self.modules[client]
-            _load(module, {name: tensor for name, tensor in self.initial.items() if name not in self.lasting})
-            if not self.persistence.optimizer:
-                self.optimizers[client] = check_optimizer(module.configure_optimizers())
-        self.active.add(client)
-
-    def _module_of(self, client: int) -> ClientModule:
-        """A copy of a client that is not active: what has lived on of its parameters, else the initial ones."""
-        module = self._new_module()
-        if client in self.modules:
-            parameters = self.modules[client].parameter_dict()
-            _load(module, {name: parameters[name].detach() for name in self.lasting})
-        elif client in self.store:
-            _load(module, {name: tensor[0] for name, tensor in self._stored([client]).parameters.items()})
-        return module
-
-    def _memory_of(self, client: int) -> dict[str, Tensor]:
-        """What a client remembers from earlier stages."""
-        if client in self.client_states:
-            return self.client_states[client]
-        client_state = {
-            name: self.first_client_state(spec, [client])[0] for name, spec in self.lasting_state_specs().items()
-        }
-        if client in self.store:
-            client_outputs = self._stored([client]).extras
-            client_state |= {name: client_outputs[f"client_state/{name}"][0] for name in client_state}
-        return client_state
-
-    @contextmanager
-    def _copies(self, clients: Sequence[int]) -> Iterator[None]:
-        themselves = self.modules, self.optimizers, self.client_states
-        modules = {client: self._module_of(client) for client in clients}
-        for client in self.active & modules.keys():
-            _load(modules[client], _detached(self.modules[client]))
-        memories = {client: dict(self._memory_of(client)) for client in clients}
-        optimizers = {client: check_optimizer(module.configure_optimizers()) for client, module in modules.items()}
-        self.modules, self.optimizers, self.client_states = modules, optimizers, memories
-        try:
-            yield
-        finally:
-            self.modules, self.optimizers, self.client_states = themselves
-
-    def _rows(self, clients: Sequence[int]) -> Payload:
-        nets = [dict(self.modules[client].net.named_parameters()) for client in clients]
-        optimizers = [self.optimizers[client] for client in clients]
-        client_outputs = pack_optimizer_state(
-            ((name, [net[name] for net in nets], optimizers) for name in self.initial), self.fabric.device
-        )
-        parameters = {name: torch.stack([net[name].detach() for net in nets]) for name in self.initial}
-        for name, spec in self.lasting_state_specs().items():
-            values = [self.client_states[client][name] for client in clients]
-            padded = pad_sequence(values, batch_first=True) if spec.per_example else torch.stack(values)
-            client_outputs[f"client_state/{name}"] = padded
-        rows = Payload(clients=tuple(clients), parameters=parameters, extras=client_outputs)
-        return self._as_rows(clients, rows.named())
-
-    def _load_rows(self, rows: Payload) -> None:
-        for row, client in enumerate(rows.clients):
-            if client not in self.modules:
-                self._create(client)
-            module = self.modules[client]
-            _load(module, {name: tensor[row] for name, tensor in rows.parameters.items()})
-            for name, parameter in module.net.named_parameters():
-                if f"optimizer/started/{name}" in rows.extras:
-                    unpack_optimizer_state(name, row, parameter, self.optimizers[client], rows)
-            for name, spec in self.lasting_state_specs().items():
-                value = rows.extras[f"client_state/{name}"][row].to(self.fabric.device)
-                self.client_states[client][name] = (
-                    value[: self.collator.size(client)] if spec.per_example else value.clone()
-                )
-
     def _batch(self, client: int) -> Batch:
         if client not in self._batches:
             batch = single(self.collator([client]))
             self._batches[client] = batch.with_inputs() if overridden(self.client, ("training_step",)) else batch
         return self._batches[client]
-
-
-def _detached(module: ClientModule) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in module.parameter_dict().items()}
-
-
-def _load(module: ClientModule, tensors: Mapping[str, Tensor]) -> None:
-    parameters = module.parameter_dict()
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            parameters[name].copy_(tensor)

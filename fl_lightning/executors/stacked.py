@@ -5,7 +5,6 @@ untouched, exactly as if alone (``executors/stack.py``).
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,17 +20,15 @@ from fl_lightning.executors.budget import client_bytes
 from fl_lightning.executors.failure import failure_of
 from fl_lightning.executors.group import GroupTraining, Knowledge, context_of
 from fl_lightning.executors.grouping import Groups
+from fl_lightning.executors.hand_over import handed_over, handed_over_after_trial
 from fl_lightning.executors.hooks import SEQUENTIAL, overridden
 from fl_lightning.executors.private import SPENT, check_private_stage
-from fl_lightning.executors.sequential import SequentialExecutor
 from fl_lightning.executors.stack import ClientStack, rows_of
 from fl_lightning.executors.stacked_clients import StackedClients
 from fl_lightning.executors.stage_request import StageRequest, StageResult
 from fl_lightning.executors.storage import in_memory, on_disk
-from fl_lightning.executors.time_limit import check_time_limit, within
-from fl_lightning.executors.trial import own_code, why_not_stacked
+from fl_lightning.executors.time_limit import within
 from fl_lightning.models.batch_norm import has_torch_norms, statistics_of
-from fl_lightning.models.plain import plain_parts
 from fl_lightning.round.client import ClientModule
 from fl_lightning.round.payload import Payload, concatenate, finite_rows
 from fl_lightning.round.privacy import PrivacySpent, check_tuning
@@ -90,32 +87,13 @@ class StackedExecutor(StackedClients):
 
     def suited(self, client: ClientModule) -> Executor:
         """This executor, or the sequential one for a client with hooks of its own or a net of plain PyG layers."""
-        if any(map(has_torch_norms, client.nets)):
-            warnings.warn(
-                "model.net has torch.nn's BatchNorm or InstanceNorm, which would count the padding of a stack: clients "
-                "are run one after another; fl_lightning.models.BatchNorm leaves padding out",
-                stacklevel=2,
-            )
-            return SequentialExecutor()
-        hooks, plain = overridden(client, SEQUENTIAL), [part for net in client.nets for part in plain_parts(net)]
-        if not hooks and not plain:
-            return self
-        return _one_by_one(
-            f"{type(client).__name__} overrides {', '.join(hooks)}, which the stacked executor does not call"
-            if hooks
-            else f"{plain[0].plain_name} is a net of plain PyG layers"
-        )
+        return handed_over(client) or self
 
     def tried(
         self, client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
     ) -> Executor:
         """This executor, or the sequential one where ``torch.vmap`` does not take the client's own code."""
-        if time_limit is not None:
-            check_time_limit()
-        hooks = own_code(client)
-        if not hooks or not (why := why_not_stacked(client, first(), fabric, time_limit)):
-            return self
-        return _one_by_one(f"{type(client).__name__}'s own code ({', '.join(hooks)}) does not run on a stack ({why})")
+        return handed_over_after_trial(client, first, fabric, time_limit) or self
 
     def needed_bytes(self) -> int:
         """What a round has at hand, unless on disk, and of a group also where it began the stage, and its gradients."""
@@ -126,9 +104,8 @@ class StackedExecutor(StackedClients):
         """Give every client its group."""
         if parameters := overridden(self.client, SEQUENTIAL):
             raise ValueError(
-                f"{type(self.client).__name__} overrides {', '.join(parameters)}, which the stacked "
-                f"executor does not call: "
-                "set trainer.executor to SequentialExecutor"
+                f"{type(self.client).__name__} overrides {', '.join(parameters)}, which the stacked executor does not "
+                "call: set trainer.executor to SequentialExecutor"
             )
         if has_torch_norms(self.client.net):
             raise ValueError(
@@ -219,8 +196,8 @@ class StackedExecutor(StackedClients):
         keys = self.keys(request.address.round_idx, stage.name, clients, max(num_steps, default=0))
         with self._client_in_training():
             trained = training.run(stack.part(positions, num_steps, stage.optimizer), keys, self.fabric.autocast)
-            training.store(stack)
-        upload, client_state = self._answers(clients, training, trained, start, num_steps)
+            training.part.store(stack)
+        upload, client_state = self._responses(clients, training, trained, start, num_steps)
         client_data = self._rewritten(request, clients, trained, training)
         result = [
             *trained.values(),
@@ -242,7 +219,7 @@ class StackedExecutor(StackedClients):
         failures = {clients[row]: why for row, why in training.failures.items()}
         return upload, failures, {client: new for client, new in client_data.items() if client not in failures}
 
-    def _answers(
+    def _responses(
         self,
         clients: tuple[int, ...],
         training: GroupTraining,
@@ -421,9 +398,3 @@ class StackedExecutor(StackedClients):
                 parameters = training.run(part, keys, self.fabric.autocast)
         self.client.eval()
         return parameters, knowledge
-
-
-def _one_by_one(why: str) -> SequentialExecutor:
-    """The sequential executor, and a line that says why."""
-    warnings.warn(f"{why}: clients are run one after another (trainer.executor: SequentialExecutor)", stacklevel=4)
-    return SequentialExecutor()

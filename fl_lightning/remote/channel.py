@@ -67,7 +67,7 @@ def read_response(wire: object) -> Message | str:
 def ask_all(
     channel: Channel, messages: Mapping[int, Message], *, retries: int, report: Callable[[int], None] | None = None
 ) -> tuple[dict[int, Message], dict[int, str]]:
-    """Each client's respond, heard once, whatever the channel loses, repeats or brings too late.
+    """Each client's response, heard once, whatever the channel loses, repeats or brings too late.
 
     Args:
         channel: The way to the sites.

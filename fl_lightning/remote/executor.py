@@ -52,7 +52,7 @@ class RemoteExecutor(Executor):
         data: What is known of the clients.
         precision: As of the trainer.
         retries: How often a message without a response is sent again.
-        secure: Learn no client's respond, only the weighted sum of all; of metrics too.
+        secure: Learn no client's response, only the weighted sum of all; of metrics too.
         secure_share: More than this share of the clients that begin a sum must come to its end, in [0.5, 1].
 
     Raises:
@@ -84,7 +84,7 @@ class RemoteExecutor(Executor):
         self.digests: dict[int, str] = {}
         self.pinned: set[tuple[int, str]] = set()
         self.unneeded: dict[int, list[str]] = {}
-        self.sums = SumServer(self._ask_read, channel.names, secure_share)
+        self.sums = SumServer(self._ask, channel.names, secure_share)
         self.scored: dict[int, list[str] | str] = {}
         if secure:
             weighting_of(strategy)
@@ -186,8 +186,8 @@ class RemoteExecutor(Executor):
     def _ask(
         self,
         messages: Mapping[int, Message],
-        report: Callable[[int], None] | None = None,
         read: Callable[[int, Message], None] = lambda client, response: None,
+        report: Callable[[int], None] | None = None,
     ) -> tuple[dict[int, Message], dict[int, str]]:
         """The clients' responses, and why others failed.
 
@@ -211,18 +211,12 @@ class RemoteExecutor(Executor):
                 failures[client] = shown(response.about["why"], 1000)
         return {client: response for client, response in responses.items() if client not in failures}, failures
 
-    def _ask_read(
-        self, messages: Mapping[int, Message], read: Callable[[int, Message], None] = lambda client, response: None, /
-    ) -> tuple[dict[int, Message], dict[int, str]]:
-        return self._ask(messages, read=read)
-
     def _insist(self, messages: Mapping[int, Message], what: str) -> dict[int, Message]:
-        """Every client's respond."""
+        """Every client's response."""
         responses, failures = self._ask(messages)
         if failures:
-            reasons = "; ".join(
-                f"{self.data.registry.names[client]}: {why}" for client, why in sorted(failures.items())
-            )
+            names = self.data.registry.names
+            reasons = "; ".join(f"{names[client]}: {why}" for client, why in sorted(failures.items()))
             raise ValueError(f"sites that cannot {what}: {reasons}. Mend them, or leave them out of the federation")
         return responses
 
@@ -258,7 +252,7 @@ class RemoteExecutor(Executor):
             uploads[client] = result._map(result.clients, lambda tensor: tensor.to(self.fabric.device))
 
         _, failures = self._ask(
-            {client: work_request(request, client, self.digests[client]) for client in clients}, report, read
+            {client: work_request(request, client, self.digests[client]) for client in clients}, read, report
         )
         failures |= misfits(uploads, request.stage.per_example) | outsized(uploads)
         upload = concatenate(uploads[client] for client in sorted(uploads) if client not in failures)
@@ -270,15 +264,14 @@ class RemoteExecutor(Executor):
         where = [request.address.phase, request.address.round_idx, request.address.name]
         length = sum(self.architectures[0][name].numel() for name in request.stage.upload) + 1
 
-        def message(client: int, shares: Mapping[int, str]) -> Message:
-            return work_request(request, client, self.digests[client], shares=_by_name(shares))
+        def message(client: int, shares: Mapping[str, str]) -> Message:
+            return work_request(request, client, self.digests[client], shares=shares)
 
         result = self.sums.run("run", where, self.digests.__getitem__, clients, message, length, wrong_weight)
         upload = Payload(clients=())
         if result.total_D is not None:
-            upload = mean_of(
-                result.total_D.to(self.fabric.device), result.survivors, request.stage, self.architectures[0]
-            )
+            total_D, net = result.total_D.to(self.fabric.device), self.architectures[0]
+            upload = mean_of(total_D, result.survivors, request.stage, net)
         return StageResult(upload=upload, failures=dict(sorted(result.failures.items())))
 
     def evaluate(
@@ -328,8 +321,8 @@ class RemoteExecutor(Executor):
     ) -> dict[str, StageResult]:
         """Sums of all metrics over the clients, of which nothing else is known; nan where a sum failed."""
 
-        def message(client: int, shares: Mapping[int, str]) -> Message:
-            return self._evaluation(evaluations, client, round_idx, shares=_by_name(shares))
+        def message(client: int, shares: Mapping[str, str]) -> Message:
+            return self._evaluation(evaluations, client, round_idx, shares=shares)
 
         names = sorted(f"{index}/{name}" for index in range(len(evaluations)) for name in self.metric_names())
         length, place_of_sum = NUM_SUMMED * len(names) + 1, ["evaluate", round_idx]
@@ -405,7 +398,3 @@ class RemoteExecutor(Executor):
             messages = {c: Message(kind="forget", about={"forget": digests}) for c, digests in of_client.items()}
             self._ask(messages)  # a site that does not hear it keeps a little more
         self.pinned -= {(client, digest) for client, digests in of_client.items() for digest in digests}
-
-
-def _by_name(shares: Mapping[int, str]) -> dict[str, str]:
-    return {str(peer): text for peer, text in shares.items()}

@@ -88,7 +88,7 @@ def federate(
         relation_graph: Draws or reads the client relation graph; None for none.
         seed: Of that draw.
         retries: How often a message without a response is sent again.
-        secure: Secure aggregation: the server learns no client's respond, only the weighted sum of all; of metrics too.
+        secure: Secure aggregation: the server learns no client's response, only their weighted sum; of metrics too.
         secure_share: More than this share of the clients that begin a sum must come to its end, in [0.5, 1].
 
     Returns:

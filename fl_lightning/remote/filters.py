@@ -45,7 +45,7 @@ class SiteFilter(Counted, ABC):
         """
 
     def __call__(self, response: Payload, known: Mapping[str, Tensor], *, summed_with: int = 1) -> Payload:
-        """Filter one client's respond.
+        """Filter one client's response.
 
         Args:
             response: As the stage asks for it.

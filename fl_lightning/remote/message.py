@@ -70,6 +70,11 @@ class Message:
         message.__dict__["wire"] = wire
         return message
 
+    @property
+    def is_of_sums(self) -> bool:
+        """Whether it belongs to a secure sum."""
+        return self.kind.startswith("sum_") or "shares" in self.about
+
     def payload(self, clients: tuple[int, ...], prefix: str = "") -> Payload | None:
         """The payload among the tensors, if there is one; ``prefix`` was given to :func:`packed`."""
         named = {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}

@@ -152,7 +152,7 @@ class Site:
             if message.kind in handlers and message.kind not in ("enroll", "start") and not self.is_started:
                 raise Refused("this site was not told of a federation")
             check_question(message)
-            if self.is_started and self.member.secure != self._is_of_sums(message) and message.kind in _SUMMED:
+            if self.is_started and self.member.secure != message.is_of_sums and message.kind in _SUMMED:
                 raise Refused(f"this run is {'under' if self.member.secure else 'without'} secure aggregation")
             return handlers[message.kind](message).wire
         except Refused as error:
@@ -160,10 +160,6 @@ class Site:
         except Exception as error:  # a client runs its user's code; the text of its errors may hold data
             _log.exception("%s failed", message.kind)
             return self._failure(message, type(error).__name__).wire
-
-    @staticmethod
-    def _is_of_sums(message: Message) -> bool:
-        return message.kind.startswith("sum_") or "shares" in message.about
 
     def _failure(self, message: Message, why: str) -> Message:
         return Message(kind="failure", about={"to": message.name, "why": why, "state": self.current})
@@ -262,10 +258,15 @@ class Site:
 
     def _entry(self, digest: str) -> str:
         """A state's name in the site's book, which is the same in all runs."""
+        return self.ledger.name(self._state(digest).wire)
+
+    def _state(self, digest: str) -> Message:
         state = self.states.get(digest)
         if state is None:
-            raise Refused(_gone(digest))
-        return self.ledger.name(state.wire)
+            raise Refused(
+                f"this site does not have the state {digest[:12]}...: restore its folder, or resume from another one"
+            )
+        return state
 
     # ---------------------------------------------------------------- work
 
@@ -373,13 +374,9 @@ class Site:
 
     def _become(self, digest: str) -> None:
         """Go to a state, if it is another than the present one."""
-        if digest == self.current:
-            return
-        state = self.states.get(digest)
-        if state is None:
-            raise Refused(_gone(digest))
-        self.member.become(state)
-        self.current = digest
+        if digest != self.current:
+            self.member.become(self._state(digest))
+            self.current = digest
 
     def _load(self, message: Message) -> Message:
         """Go back to the state of a checkpoint."""
@@ -400,7 +397,3 @@ class Site:
 
     def _keep(self, name: str, message: Message) -> None:
         self.files.write(name, message.wire)
-
-
-def _gone(digest: str) -> str:
-    return f"this site does not hold the state {digest[:12]}...: restore its folder, or resume from another checkpoint"

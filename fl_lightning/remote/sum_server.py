@@ -32,7 +32,7 @@ _MOST_LIARS = 2
 #: Ways of putting a secret together, each of which takes milliseconds.
 _MOST_TRIES = 200
 #: The message that has a client do the work of the sum, from the shares that the others have sealed for it.
-WorkMessage = Callable[[int, Mapping[int, str]], Message]
+WorkMessage = Callable[[int, Mapping[str, str]], Message]
 #: What is wrong with a sum (D,) over so many clients; empty for nothing.
 Inspection = Callable[[Tensor, int], str]
 
@@ -143,7 +143,7 @@ class SumServer:
         digests = _read(sent, failures, lambda _, about: str(about["seed_digest"]))
         sent = {client: sent[client] for client in sealed if client in digests}
         self._enough(sent, threshold, "shared their secrets", failures)
-        works = {c: work(c, {p: sealed[p][c] for p in sent if p != c}) for c in sent}
+        works = {c: work(c, {str(p): sealed[p][c] for p in sent if p != c}) for c in sent}
         responses, lost = self.ask(works, lambda _, response: Responses.masked(response, length))
         failures |= lost
         reports = Counter(client for client in sent for why in lost.values() if why == CANNOT_OPEN.format(client))

@@ -43,6 +43,10 @@ class Change:
     client_state: Mapping[str, Tensor] = field(default_factory=dict)
     gradients: Parameters | None = None
 
+    def values(self) -> dict[str, dict[str, Tensor]]:
+        """All but the gradients, by kind and name."""
+        return {kind: dict(getattr(self, kind)) for kind in ("parameters", "anchor", "client_state")}
+
 
 #: A pure function of (parameters, context).
 AroundBatch = Callable[[Parameters, Context], Change]

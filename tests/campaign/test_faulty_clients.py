@@ -100,7 +100,7 @@ class Holds(Callback):
 
 
 class Sends(Callback):
-    """Every number of a faulty client's respond, or of its parameters, is one value; None for no update at all."""
+    """Every number of a faulty client's response, or of its parameters, is one value; None for no update at all."""
 
     def __init__(self, faulty: tuple[int, ...], value: float | None, *, extras: bool = True) -> None:
         self.faulty, self.value, self.client_outputs = faulty, value, extras

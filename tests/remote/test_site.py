@@ -268,7 +268,7 @@ def test_states_are_kept_as_long_as_a_checkpoint_has_them(make_federation, make_
     states = tmp_path / "sites" / "client-01" / "states"
     for path in states.glob("*.state"):
         path.unlink()
-    with pytest.raises(ValueError, match=r"client-01: this site does not hold the state"):
+    with pytest.raises(ValueError, match=r"client-01: this site does not have the state"):
         trainer.fit(model, data, strategy, ckpt_path="last")
 
 

@@ -1,0 +1,47 @@
+"""Which clients the stacked executor hands over to the sequential one, each with a line that says why."""
+
+import warnings
+from collections.abc import Callable
+
+from lightning.fabric import Fabric
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.executors.hooks import SEQUENTIAL, overridden
+from fl_lightning.executors.sequential import SequentialExecutor
+from fl_lightning.executors.time_limit import check_time_limit
+from fl_lightning.executors.trial import own_code, why_not_stacked
+from fl_lightning.models.batch_norm import has_torch_norms
+from fl_lightning.models.plain import plain_parts
+from fl_lightning.round.client import ClientModule
+
+
+def handed_over(client: ClientModule) -> SequentialExecutor | None:
+    """The sequential executor for a client with hooks of its own, or a net that knows no padding or no stacks."""
+    name = type(client).__name__
+    if any(map(has_torch_norms, client.nets)):
+        return _one_by_one(
+            "model.net has torch.nn's BatchNorm or InstanceNorm, which would count the padding of a stack "
+            "(fl_lightning.models.BatchNorm leaves padding out)"
+        )
+    if hooks := overridden(client, SEQUENTIAL):
+        return _one_by_one(f"{name} overrides {', '.join(hooks)}, which the stacked executor does not call")
+    if plain := [part for net in client.nets for part in plain_parts(net)]:
+        return _one_by_one(f"{plain[0].plain_name} is a net of plain PyG layers")
+    return None
+
+
+def handed_over_after_trial(
+    client: ClientModule, first: Callable[[], Batch], fabric: Fabric, time_limit: float | None
+) -> SequentialExecutor | None:
+    """The sequential executor for a client with code of its own that ``torch.vmap`` does not take."""
+    if time_limit is not None:
+        check_time_limit()
+    code = own_code(client)
+    if not code or not (why := why_not_stacked(client, first(), fabric, time_limit)):
+        return None
+    return _one_by_one(f"{type(client).__name__}'s own code ({', '.join(code)}) does not run on a stack ({why})")
+
+
+def _one_by_one(why: str) -> SequentialExecutor:
+    warnings.warn(f"{why}: clients are run one after another (trainer.executor: SequentialExecutor)", stacklevel=5)
+    return SequentialExecutor()
