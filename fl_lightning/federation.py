@@ -35,7 +35,7 @@ class ClientRegistry:
     Attributes:
         names: Each client's own name, in the order of their indices.
         sizes: Examples of each client.
-        work: What each client costs, relative to the others.
+        cost: What each client costs, relative to the others.
         task: What is learned, and of what.
         num_features: Width of the inputs, or the shape of one example; alike in all clients.
         num_outputs: Classes or labels of the whole federation, or numbers of a target.

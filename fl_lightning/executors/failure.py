@@ -12,7 +12,7 @@ class Failure(str):
     """Why a client failed: the kind of error, what it says, and where the user's code raised it.
 
     Attributes:
-        place: File, line and function of the user's code; empty where none was running.
+        location: File, line and function of the user's code; empty where none was running.
     """
 
     location: str

@@ -28,7 +28,7 @@ class RoutedLayer(nn.Module):
 
     Args:
         layer: The layer.
-        place: Its number.
+        index: Its number.
         routes: Where it finds the shares.
     """
 

@@ -64,7 +64,7 @@ class Curve:
         y: Values; what is nan is passed over.
         low: Lower edge of a band around it.
         high: Upper edge.
-        place: Of its color; None for the order in which the curves come.
+        order: Of its color; None for the order in which the curves come.
     """
 
     label: str

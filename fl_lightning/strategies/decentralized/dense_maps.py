@@ -23,7 +23,7 @@ class DenseMaps(RestrictionMaps):
     An iteration with products batched over all edges took longer on a CPU, for 100 numbers a model as for 10,000.
 
     Args:
-        start: Draws each map.
+        initialization: Draws each map.
         shared_initialization: Both ends of an edge start from the same map, so that they begin by comparing the same
             things; only for models of equal sizes. The paper draws both.
 
