@@ -31,7 +31,7 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
 - **hostile sites**: a site whose updates are wrong in one of 90 ways, or have a fact, a tensor or bytes changed at
   random, is the only one that is named; the run ends after its rounds with accuracies in [0, 1]. It counts as lost
   where the run ends early, another client is named, or a metric is no share;
-- **hostile servers**: a site responds each message, and then updates a right one as it did before;
+- **hostile servers**: a site responds to each message, and then to a right one as it did before;
 - **damaged files of sites**: the site goes on without the file, or says that it is to be brought back; a state, an
   update or a key with a flipped bit that is used counts as lost (any 32 bytes are a key);
 - **damaged results of studies**: what is read is what was written; a changed metric that is read counts as lost;
@@ -39,6 +39,13 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
 - **YAML texts**: nested, repeated, recursive and of long numbers, they are read or refused as YAML;
 - **graphs of all kinds**: features and labels come through as they are, without loops and double edges, or the graph
   is refused with the file's name;
+- **lists of unequal graphs**: classes go by their names, and what cannot be one federation is refused with a line;
+- **sites that lie in secure sums**: whatever a site says in any step of a sum, the run ends, and every metric of a round that
+  counts is what the honest clients make it, or the round fails;
+- **settings under secure sums**: the run comes to what it comes to without them, or is refused before training;
+- **disks that are full**: the run ends with exit code 1 or 2 and a line that says so;
+- **terminals that show ASCII alone**: the run comes to its end, whatever letters its names have;
+- **defaults of net, optimizer and metrics**: what is left out or set at random runs, or is refused in one line;
 - **kills**: killed (SIGKILL) at a random moment and resumed with `--ckpt_path last`, a run ends bit-equal to one that
   nobody killed: clients, strategy, generators, history, result and metrics.csv;
 - **two processes**: begun at once in one folder, each run has its own; a run that is being written is not resumed.
