@@ -44,7 +44,8 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
   counts is what the honest clients make it, or the round fails;
 - **settings under secure sums**: the run comes to what it comes to without them, or is refused before training;
 - **disks that are full**: the run ends with exit code 1 or 2 and a line that says so;
-- **terminals that show ASCII alone**: the run comes to its end, whatever letters its names have;
+- **terminals that show ASCII alone**: the run comes to its end, whatever letters its names have, or is
+  refused in one line;
 - **defaults of net, optimizer and metrics**: what is left out or set at random runs, or is refused in one line;
 - **kills**: killed (SIGKILL) at a random moment and resumed with `--ckpt_path last`, a run ends bit-equal to one that
   nobody killed: clients, strategy, generators, history, result and metrics.csv;
