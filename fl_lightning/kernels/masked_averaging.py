@@ -26,7 +26,7 @@ def masked_average(mixing_RC: Tensor, sent_CP: Tensor, received_CP: Tensor) -> T
 
     Example:
         >>> sent, received = torch.tensor([[1.0, 5.0], [3.0, 0.0], [0.0, 0.0]]), torch.zeros(1, 2)
-        >>> masked_averaging(torch.tensor([[0.25, 0.25, 0.5]]), sent, received)
+        >>> masked_average(torch.tensor([[0.25, 0.25, 0.5]]), sent, received)
         tensor([[2., 5.]])
     """
     mixing_RC = mixing_RC.to(sent_CP)

@@ -165,7 +165,7 @@ def epochs_of(work_fraction: float, num_epochs: int) -> int:
     """Local epochs of a client: all for a work fraction of 1, for a straggler at least one and fewer than all.
 
     Example:
-        >>> [epochs_of(work fraction, 5) for work fraction in (1.0, 0.99, 0.5, 0.0)]
+        >>> [epochs_of(work_fraction, 5) for work_fraction in (1.0, 0.99, 0.5, 0.0)]
         [5, 4, 3, 1]
     """
     return num_epochs if work_fraction == 1.0 or num_epochs < 2 else 1 + math.floor(work_fraction * (num_epochs - 1))

@@ -1,6 +1,8 @@
 # Written by docs/exports.py.
 from fl_lightning.federation import Federation as Federation
+from fl_lightning.strategies.base import RecordsMetrics as RecordsMetrics
 from fl_lightning.strategies.base import Strategy as Strategy
+from fl_lightning.strategies.decentralized.base import Decentralized as Decentralized
 from fl_lightning.strategies.decentralized.dfedavgm import DFedAvgM as DFedAvgM
 from fl_lightning.strategies.decentralized.dfedu import DFedU as DFedU
 from fl_lightning.strategies.decentralized.dpsgd import DPSGD as DPSGD

@@ -40,8 +40,8 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
 - **graphs of all kinds**: features and labels come through as they are, without loops and double edges, or the graph
   is refused with the file's name;
 - **lists of unequal graphs**: classes go by their names, and what cannot be one federation is refused with a line;
-- **sites that lie in secure sums**: whatever a site says in any step of a sum, the run ends, and every metric of a round that
-  counts is what the honest clients make it, or the round fails;
+- **sites that lie in secure sums**: whatever a site says in any step of a sum, the run ends, and every metric of a
+  round that counts is what the honest clients make it, or the round fails;
 - **settings under secure sums**: the run comes to what it comes to without them, or is refused before training;
 - **disks that are full**: the run ends with exit code 1 or 2 and a line that says so;
 - **terminals that show ASCII alone**: the run comes to its end, whatever letters its names have, or is

@@ -147,7 +147,7 @@ def test_files_of_predictions_have_gaps(make_trainer, tmp_path) -> None:
         trainer.fit(client(), data, FedAvg(num_epochs=1))
         outputs = trainer.run.executor.predict(trainer.run.strategy.evaluations([0, 1, 2])[""], [0, 1, 2], 0)
         parts = [
-            Predicted(task=data.task, client_data=data.clients[c], own=data.user_names(c), output_NK=actual)
+            Predicted(task=data.task, client_data=data.clients[c], names=data.user_names(c), output_NK=actual)
             for c, actual in outputs.items()
         ]
         write_predictions(tmp_path / "p.csv", parts)
@@ -169,7 +169,7 @@ def test_reports(kind, words, make_trainer, tmp_path) -> None:
     record = RunRecord.read(trainer.run.folder)
     assert record.task == trainer.run.registry.task.plain
     assert (record.examples, record.regression, record.unkept) == ("nodes", True, [])
-    assert record.chosen.confusion is None
+    assert record.best.confusion is None
     bare = "mse" if kind == "numbers" else "acc"
     assert 0 < record.reference[f"test/{bare}"] < 10
     text = (trainer.run.folder / "report.html").read_text()
@@ -178,7 +178,7 @@ def test_reports(kind, words, make_trainer, tmp_path) -> None:
     if kind == "labels":
         held = [c for c in trainer.run.datamodule.clients]
         known = sum(int((~each.y_N[each.test_mask_N].isnan()).sum()) for each in held)
-        assert torch.tensor(record.chosen.label_counts).sum() == known
+        assert torch.tensor(record.best.label_counts).sum() == known
 
 
 def test_reports_of_before_tasks_are_read(make_trainer, tmp_path) -> None:
