@@ -74,7 +74,7 @@ REPRESENTATIVES = {
 }
 #: What of the contract the first tier tests for every strategy, by parts of the names of the tests and checks.
 FOR_EVERY_STRATEGY = ("executors_agree", "resume_is_exact", "server_state_is_complete")
-#: The tests that take ``LONG_SECONDS`` or more on the average over their parameters; ``--write-durations`` measures anew.
+#: The tests that take ``LONG_SECONDS`` or more on the average over their parameters (``--write-durations``).
 DURATIONS, LONG_SECONDS = TESTS / "durations.csv", 0.5
 #: What the first tier has though it takes long, by the beginnings of the names.
 ALWAYS = (
