@@ -226,11 +226,14 @@ class RestrictionMaps(ABC):
             norms_CC[tuple(self.edge_index_2E.to(self.device))] = torch.stack(norm_E)
         return norms_CC
 
-    def largest_curvature(self) -> float:
-        """The largest eigenvalue of the sheaf Laplacian L, to a thousandth (ARPACK's Lanczos, by products with it).
+    def largest_curvature(self, tolerance: float = 0.02) -> float:
+        """The largest eigenvalue of the sheaf Laplacian L (ARPACK's Lanczos, by products with it).
 
         The gradient step of eq. (18), taken by everyone at once, diverges along L alone if alpha lambda times it
         reaches 2.
+
+        Args:
+            tolerance: Relative error. A product with L reads every map, so two hundredths are what a warning needs.
         """
         from scipy.sparse.linalg import LinearOperator, eigsh
 
@@ -245,7 +248,9 @@ class RestrictionMaps(ABC):
             return 0.0
         laplacian = LinearOperator((size, size), matvec=product, dtype=start_D.dtype)
         # a few vectors at a time: each is as long as all clients' models together
-        (result,) = eigsh(laplacian, 1, which="LA", v0=start_D, ncv=min(size, 8), tol=1e-3, return_eigenvectors=False)
+        (result,) = eigsh(
+            laplacian, 1, which="LA", v0=start_D, ncv=min(size, 8), tol=tolerance, return_eigenvectors=False
+        )
         return float(result)
 
     def rows_against_needed(self, members_C: Tensor) -> tuple[int, int]:
