@@ -103,8 +103,8 @@ class PrincipalMaps(RestrictionMaps):
         residuals = torch.split(residual_M.view(-1, len(self.map_RD)), self.degree_C)
         return list(torch.stack([residual.sum(dim=0) for residual in residuals]) @ self.map_RD)
 
-    def largest_curvature(self) -> float:
-        """That of the graph's Laplacian, which it will be when the map is found."""
+    def largest_curvature(self, tolerance: float = 0.0) -> float:
+        """That of the graph's Laplacian, exactly, which it will be when the map is found."""
         adjacency_CC = (self.num_rows_CC > 0).double()
         return float(torch.linalg.eigvalsh(torch.diag(adjacency_CC.sum(dim=1)) - adjacency_CC)[-1])
 
