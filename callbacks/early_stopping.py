@@ -55,8 +55,8 @@ class EarlyStopping(Callback):
         mode = self.mode or direction_of(self.monitor, trainer.run.selection.directions)
         if mode is None:
             raise WrongSetting(
-                f"EarlyStopping.monitor is {self.monitor!r}, and nothing says whether more or less of it is better, as "
-                f"of {', '.join(trainer.run.selection.directions)}: set EarlyStopping.mode to max or min"
+                f"EarlyStopping.monitor is {self.monitor!r}, and it is unknown whether more or less of it is better "
+                f"(known: {', '.join(trainer.run.selection.directions)}): set EarlyStopping.mode to max or min"
             )
         self.sign = 1.0 if mode == "max" else -1.0
         if trainer.run.round_idx == 0:

@@ -185,7 +185,7 @@ def test_forecasts_come_from_a_gru(make_trainer: Any) -> None:
 
 
 def test_a_former_name_is_refused_by_the_present_one() -> None:
-    with pytest.raises(ImportError, match="RegressionClient was renamed to ClientModule, which does what the data ask"):
+    with pytest.raises(ImportError, match="RegressionClient was renamed to ClientModule, which takes its task"):
         fl.RegressionClient  # noqa: B018
 
 

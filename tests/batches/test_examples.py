@@ -444,7 +444,7 @@ def test_resuming_with_architectures_is_exact(make_trainer, assert_same, tmp_pat
 
 
 def test_most_strategies_need_clients_that_are_alike(make_trainer) -> None:
-    with pytest.raises(ValueError, match=r"model\.net lists 2 nets, but FedAvg needs clients that are alike"):
+    with pytest.raises(ValueError, match=r"model\.net lists 2 nets, but FedAvg needs the same net for all clients"):
         make_trainer().fit(ClientModule([Affine, Wide]), FederatedDataModule(Clouds()), FedAvg())
     with pytest.raises(ValueError, match=r"model\.net is an empty list"):
         ClientModule([])

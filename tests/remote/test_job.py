@@ -169,7 +169,7 @@ def test_what_a_sites_file_may_not_say(job, data, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"site\.yaml: site\.min_examples must be at least 1, got 0"):
         opened({"policy": {"min_examples": 0}})
     (tmp_path / "site.yaml").write_text("client: [")
-    with pytest.raises(ValueError, match=r"site\.yaml is no YAML: .*line 1"):
+    with pytest.raises(ValueError, match=r"site\.yaml is not YAML: .*line 1"):
         open_site(job, tmp_path / "site.yaml", tmp_path / "site")
     with pytest.raises(Refused, match="this site runs FedPer alone, not FedAvg"):
         opened({"policy": {"strategies": ["FedPer"]}})

@@ -168,7 +168,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         ("result.json", "[]", r"result.json is damaged"),
         ("report.json", "{", r"report.json is damaged"),
         ("report.json", "{}", "has format version None"),
-        ("config.yaml", "a: [", r"config.yaml is no YAML"),
+        ("config.yaml", "a: [", r"config.yaml is not YAML"),
         ("metrics.csv", "a,b\n1,2\n", r"metrics.csv is damaged"),
     ):
         folder = write_run(tmp_path / name)

@@ -48,7 +48,7 @@ def refusal(kind: type[Strategy], net: str) -> str:
             f"{kind.__name__} is tied by its paper to a net of its own, so it does not run with {net.partition(' ')[0]}"
         )
     if not kind.takes_statistics and "BatchNorm" in net:
-        return f"{kind.__name__} computes with models whose running statistics nobody keeps"
+        return f"{kind.__name__} computes with models that have no running statistics"
     if issubclass(kind, FedBN) and "BatchNorm" not in net:
         return "FedBN keeps normalization layers local, but GAT has none"
     return ""

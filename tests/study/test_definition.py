@@ -99,7 +99,7 @@ def test_mistakes(parts: dict[str, Any], expected: str, make_study: Callable[...
     ("text", "expected"),
     [
         ("[1]", "holds no settings"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not YAML"),
         ("", "holds no"),
         ("title: a\ntitle: b", "title stands twice, in lines 1 and 2"),
     ],

@@ -91,7 +91,7 @@ def test_several_labels_of_rows(make_trainer, assert_same, monkeypatch) -> None:
     trainer, result = agree(data, lambda: client(MLP), FedAvg, make_trainer, assert_same, num_rounds=4)
     assert trainer.run.history[-1]["train/loss"] < trainer.run.history[0]["train/loss"]
     assert result["val/auroc"] == max(row["val/auroc"] for row in trainer.run.history)
-    with pytest.raises(ValueError, match=r"model.metrics holds 'f1', which ExampleClassification \(multi_label\) does"):
+    with pytest.raises(ValueError, match=r"model.metrics has 'f1', which ExampleClassification \(multi_label\) does"):
         make_trainer().fit(ClientModule(metrics=["f1"]), data, FedAvg())
 
 
