@@ -1,6 +1,6 @@
-"""The clients of the stacked executor: those of a round are at hand as one stack, of the others lives on what must.
+"""The clients of the stacked executor: those of a round are loaded as one stack, the others are stored.
 
-The stack stays from round to round as long as the same clients come, so that nothing is copied then.
+The stack is kept from round to round as long as the same clients take part, so that nothing is copied.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from fl_lightning.round.stage import Stage
 
 
 class StackedClients(InProcessExecutor):
-    """Base of the stacked executor.
+    """Base class of the stacked executor.
 
     Attributes:
         grouping: Which clients are computed together.
-        stack: The clients at hand.
+        stack: The loaded clients.
     """
 
     grouping: Groups
@@ -34,7 +34,7 @@ class StackedClients(InProcessExecutor):
         self.stack = self._new_stack(())
 
     def _new_stack(self, clients: Sequence[int]) -> ClientStack:
-        """Room for clients; nothing of theirs is in it yet."""
+        """An empty stack for clients."""
         number = len(clients)
         parameters = {
             name: self.allocate((number, *tensor.shape), tensor.dtype, tensor.device)
@@ -56,12 +56,12 @@ class StackedClients(InProcessExecutor):
         self.stack.load_state(rows)
 
     def _bring(self, clients: Sequence[int]) -> None:
-        """Have clients at hand, with what lives on of them; others only as far as they are no burden."""
+        """Load clients with what lives on of them; others stay loaded only if they are not too many."""
         old = self.stack
         chosen = set(clients) | (self.active & old.begun)
         if old.position.keys() >= chosen and len(old.position) <= 2 * len(chosen):
             return
-        if len(old.begun | chosen) <= 2 * len(chosen) and self._anything_lasts():  # who is left out may come again
+        if len(old.begun | chosen) <= 2 * len(chosen) and self._anything_lasts():  # clients that are left out may return
             chosen |= old.begun
         self._put_away(sorted(old.begun - chosen))
         self.stack = self._new_stack(self.grouping.order(chosen))
@@ -73,7 +73,7 @@ class StackedClients(InProcessExecutor):
             self.stack.load_state(self._stored(returning))
 
     def _forget_optimizers(self, clients: Sequence[int], stage: Stage) -> None:
-        """Start the optimizers of clients anew that a stage begins anew, or whose state has ended with the round."""
+        """Reset optimizers that the stage resets, or whose state has ended with the round."""
         if not stage.reset_optimizer:
             ended = not self.persistence.optimizer
             clients = [c for c in clients if ended and c in self.stack.begun and c not in self.active]
@@ -81,7 +81,7 @@ class StackedClients(InProcessExecutor):
             self.stack.forget(self.stack.places(clients))
 
     def _activate(self, clients: Sequence[int], received: Mapping[str, Tensor]) -> None:
-        """Let clients begin a stage of the round: what has not lived on, and is not received, is as at first."""
+        """Let clients begin a stage of the round: what has not lived on, and is not received, is reset."""
         stack = self.stack
         resting = [client for client in clients if client not in self.active]
         new = [client for client in resting if client not in stack.begun]
@@ -110,7 +110,7 @@ class StackedClients(InProcessExecutor):
             self.stack = stack
 
     def _parameters_of(self, clients: Sequence[int], but: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Clients' own parameters at present, (C, *shape), maybe views, of all names but some."""
+        """Clients' current parameters, (C, *shape), except those in ``but``; they may be views."""
         stack, names = self.stack, [name for name in self.initial if name not in (but or {})]
         if self.active.issuperset(clients):
             rows = rows_of(stack.places(clients), self.fabric.device)
@@ -131,7 +131,7 @@ class StackedClients(InProcessExecutor):
         return result
 
     def _memory_of(self, clients: Sequence[int], name: str, num_examples: int) -> Tensor:
-        """What clients remember under a lasting name, (C, *shape), or (C, N, *shape) for so many examples."""
+        """Client state of a lasting name, (C, *shape), or (C, N, *shape) for N = ``num_examples``."""
         stack, spec = self.stack, self.state_specs[name]
         if stack.begun.issuperset(clients):
             value = stack.client_state[name][rows_of(stack.places(clients), self.fabric.device)]

@@ -23,7 +23,7 @@ from fl_lightning.models.output import NetOutput
 
 
 class SecondView(NamedTuple):
-    """What comes of the second view, and what it was drawn from.
+    """The result of the second view, and what it was drawn from.
 
     Attributes:
         output: Logits and embeddings.
@@ -67,12 +67,12 @@ class AugmentedGCN(GCN):
     def forward(  # type: ignore[override]
         self, batch: GraphBatch, proposed_NP: Tensor | None = None, key: Tensor | None = None
     ) -> NetOutput | SecondView:
-        """Logits and embeddings; with proposed neighbors (places, or -1 for none) those of a second view.
+        """Logits and embeddings; with proposed neighbors (indices, or -1 for none) those of a second view.
 
         Args:
             batch: One client's graph.
-            proposed_NP: For a second view.
-            key: Of the second view's edges.
+            proposed_NP: The proposed neighbors, for a second view.
+            key: Random key of the second view's edges.
         """
         if proposed_NP is None or key is None:
             return super().forward(batch)
