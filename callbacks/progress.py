@@ -16,17 +16,17 @@ from .result_table import client_table, evaluation_table, number, result_table, 
 
 
 class RoundProgressBar(Callback):
-    """A bar over the rounds with the present accuracy and speed, and a table of results at the end.
+    """A bar over the rounds with the current accuracy and speed, and a table of results at the end.
 
-    Where the output is no terminal (a file, a batch system), a line is written now and then instead of the bar.
+    If the output is not a terminal (but a file or a batch system), a line is written periodically instead of the bar.
 
     Args:
         refresh_seconds: Seconds between updates of the bar.
-        line_seconds: Seconds between lines where there is no terminal.
-        worst_clients: Rows of the table of single clients at the end, worst first; 0 for no such table.
+        line_seconds: Seconds between lines without a terminal.
+        worst_clients: Number of rows in the table of single clients at the end, worst first; 0 for no such table.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: A value is out of range.
     """
 
     def __init__(self, *, refresh_seconds: float = 0.5, line_seconds: float = 30.0, worst_clients: int = 0) -> None:
@@ -138,7 +138,7 @@ class RoundProgressBar(Callback):
         self.clients = state["clients"]
 
     def _show(self, what: RenderableType, *, highlight: bool = True) -> None:
-        """Print; letters that the terminal does not have are shown by their numbers."""
+        """Print; characters that the terminal does not support are shown as escapes."""
         try:
             self.console.print(what, highlight=highlight)
         except UnicodeEncodeError as error:

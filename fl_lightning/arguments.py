@@ -70,7 +70,5 @@ def settings_in(config: str) -> dict[str, Any]:
     except WrongYaml as error:
         fail(f"--config {error}")
     if not isinstance(settings, dict):
-        fail(
-            f"--config {config} has no settings (name: value), but {'nothing' if settings is None else 'other text'}"
-        )
+        fail(f"--config {config} has no settings (name: value), but {'nothing' if settings is None else 'other text'}")
     return settings

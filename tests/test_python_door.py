@@ -108,7 +108,7 @@ def test_former_keywords_are_refused_by_their_present_names(make_trainer: Any, f
             trainer.fit(**missing)
     with pytest.raises(ValueError, match="strategy is FedAvg, which is no Strategy: give strategy=fl_lightning"):
         trainer.fit(data=data, strategy=FedAvg)
-    with pytest.raises(ValueError, match="which is no ClientModule: give client="):
+    with pytest.raises(ValueError, match="which is not a ClientModule: give client="):
         trainer.fit(data, strategy=strategy)
 
 

@@ -90,7 +90,7 @@ class SequentialExecutor(SequentialClients):
             n: self.first_client_state(spec, [client])[0] for n, spec in self.state_specs.items() if not spec.lasting
         }
         received = self.received(payload, [client], self.collator.size(client))
-        client_state = {**self._memory_of(client), **fresh}
+        client_state = {**self._client_state_of(client), **fresh}
         return Context(
             anchor=anchor, received={name: tensor[0] for name, tensor in received.items()}, client_state=client_state
         )
@@ -288,7 +288,7 @@ class SequentialExecutor(SequentialClients):
             check_tuning(tuning, "this run")
         if evaluation.payload is not None or tuning is not None or evaluation.output is not None:
             parameters, module = detached(module), copy.copy(module)
-            net = copy.deepcopy(self.client.net)  # not the client's own, whose layers may keep something of the last pass
+            net = copy.deepcopy(self.client.net)  # not the client's own, whose layers may keep state
             module._modules = {"net": net.to(self.fabric.device)}
             load(module, parameters)
             load(module, {name: t[0] for name, t in self.received_parameters(evaluation.payload, [client]).items()})

@@ -77,7 +77,7 @@ class SequentialClients(InProcessExecutor):
             load(module, {name: tensor[0] for name, tensor in self._stored([client]).parameters.items()})
         return module
 
-    def _memory_of(self, client: int) -> dict[str, Tensor]:
+    def _client_state_of(self, client: int) -> dict[str, Tensor]:
         """The client state from earlier stages."""
         if client in self.client_states:
             return self.client_states[client]
@@ -95,9 +95,9 @@ class SequentialClients(InProcessExecutor):
         modules = {client: self._module_of(client) for client in clients}
         for client in self.active & modules.keys():
             load(modules[client], detached(self.modules[client]))
-        memories = {client: dict(self._memory_of(client)) for client in clients}
+        client_states = {client: dict(self._client_state_of(client)) for client in clients}
         optimizers = {client: check_optimizer(module.configure_optimizers()) for client, module in modules.items()}
-        self.modules, self.optimizers, self.client_states = modules, optimizers, memories
+        self.modules, self.optimizers, self.client_states = modules, optimizers, client_states
         try:
             yield
         finally:

@@ -70,7 +70,7 @@ class ClientStack:
         self.started = {name: torch.zeros(len(t), dtype=torch.bool) for name, t in parameters.items()}
         self._slices: dict[tuple[int, ...], StackSlice] = {}
 
-    def places(self, clients: Iterable[int]) -> list[int]:
+    def positions_of(self, clients: Iterable[int]) -> list[int]:
         """Positions of clients in the stack."""
         return [self.position[client] for client in clients]
 
@@ -132,7 +132,7 @@ class ClientStack:
 
     def state(self, clients: Sequence[int], device: torch.device) -> Payload:
         """The complete state of some clients, in the given order."""
-        positions = self.places(clients)
+        positions = self.positions_of(clients)
         rows = rows_of(positions, device)
         client_outputs = {}
         for name, slots in self.slots.items():
@@ -156,7 +156,7 @@ class ClientStack:
 
     def load_state(self, state: Payload) -> None:
         """Restore the result of :meth:`state`, or part of it; its clients then count as having taken part."""
-        positions = self.places(state.clients)
+        positions = self.positions_of(state.clients)
         self._drop_slices(positions)
         self.load(state.parameters, positions)
         self.begun |= set(state.clients)

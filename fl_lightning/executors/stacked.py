@@ -169,9 +169,9 @@ class StackedExecutor(StackedClients):
         stack, stage = self.stack, request.stage
         self._forget_optimizers(clients, stage)
         steps = {client: self.num_steps(stage, client, request.work_fraction[client]) for client in clients}
-        order = stack.training_order(stack.places(clients), list(steps.values()))
+        order = stack.training_order(stack.positions_of(clients), list(steps.values()))
         clients = tuple(clients[row] for row in order)
-        positions, num_steps = stack.places(clients), [steps[client] for client in clients]
+        positions, num_steps = stack.positions_of(clients), [steps[client] for client in clients]
         received, batch = self.received_parameters(request.payload, clients), self.grouping.batch(clients)
         self._activate(clients, received)
         stack.load(received, positions)
@@ -261,7 +261,7 @@ class StackedExecutor(StackedClients):
         """What the clients of a group know at the beginning of a stage."""
         num_examples = batch.example_mask.shape[1]
         client_state = {
-            name: self._memory_of(clients, name, num_examples)
+            name: self._client_state_of(clients, name, num_examples)
             if spec.lasting
             else self.first_client_state(spec, clients, num_examples)
             for name, spec in self.state_specs.items()

@@ -61,7 +61,7 @@ class StackedClients(InProcessExecutor):
         chosen = set(clients) | (self.active & old.begun)
         if old.position.keys() >= chosen and len(old.position) <= 2 * len(chosen):
             return
-        if len(old.begun | chosen) <= 2 * len(chosen) and self._anything_lasts():  # clients that are left out may return
+        if len(old.begun | chosen) <= 2 * len(chosen) and self._anything_lasts():  # others may return
             chosen |= old.begun
         self._put_away(sorted(old.begun - chosen))
         self.stack = self._new_stack(self.grouping.order(chosen))
@@ -78,7 +78,7 @@ class StackedClients(InProcessExecutor):
             ended = not self.persistence.optimizer
             clients = [c for c in clients if ended and c in self.stack.begun and c not in self.active]
         if clients:
-            self.stack.forget(self.stack.places(clients))
+            self.stack.forget(self.stack.positions_of(clients))
 
     def _activate(self, clients: Sequence[int], received: Mapping[str, Tensor]) -> None:
         """Let clients begin a stage of the round: what has not lived on, and is not received, is reset."""
@@ -88,7 +88,7 @@ class StackedClients(InProcessExecutor):
         for name, tensor in stack.parameters.items():
             rows = new if name in self.lasting else resting
             if rows and name not in received:
-                tensor[rows_of(stack.places(rows), tensor.device)] = self.initial[name]
+                tensor[rows_of(stack.positions_of(rows), tensor.device)] = self.initial[name]
         stack.begun |= set(resting)
         self.active |= set(resting)
 
@@ -100,7 +100,7 @@ class StackedClients(InProcessExecutor):
             self.client,
             order,
             {name: tensor.clone() for name, tensor in self._parameters_of(order).items()},
-            {name: self._memory_of(order, name, size).clone() for name in self.lasting_state_specs()},
+            {name: self._client_state_of(order, name, size).clone() for name in self.lasting_state_specs()},
         )
         copies.begun = set(order)
         self.stack = copies
@@ -113,7 +113,7 @@ class StackedClients(InProcessExecutor):
         """Clients' current parameters, (C, *shape), except those in ``but``; they may be views."""
         stack, names = self.stack, [name for name in self.initial if name not in (but or {})]
         if self.active.issuperset(clients):
-            rows = rows_of(stack.places(clients), self.fabric.device)
+            rows = rows_of(stack.positions_of(clients), self.fabric.device)
             return {name: stack.parameters[name][rows] for name in names}
         result = {name: self.initial[name].expand(len(clients), *self.initial[name].shape) for name in names}
         here = [row for row, client in enumerate(clients) if client in stack.begun]
@@ -125,22 +125,24 @@ class StackedClients(InProcessExecutor):
             if parameters or f"p/{name}" in stored:
                 result[name] = result[name].clone()
             if parameters:
-                result[name][parameters] = stack.parameters[name][stack.places(clients[row] for row in parameters)]
+                result[name][parameters] = stack.parameters[name][
+                    stack.positions_of(clients[row] for row in parameters)
+                ]
             if f"p/{name}" in stored:
                 result[name][away] = stored[f"p/{name}"].to(result[name])
         return result
 
-    def _memory_of(self, clients: Sequence[int], name: str, num_examples: int) -> Tensor:
+    def _client_state_of(self, clients: Sequence[int], name: str, num_examples: int) -> Tensor:
         """Client state of a lasting name, (C, *shape), or (C, N, *shape) for N = ``num_examples``."""
         stack, spec = self.stack, self.state_specs[name]
         if stack.begun.issuperset(clients):
-            value = stack.client_state[name][rows_of(stack.places(clients), self.fabric.device)]
+            value = stack.client_state[name][rows_of(stack.positions_of(clients), self.fabric.device)]
             return value[:, :num_examples] if spec.per_example else value
         result = self.first_client_state(spec, clients, num_examples)
         here = [row for row, client in enumerate(clients) if client in stack.begun]
         away = [row for row, client in enumerate(clients) if client not in stack.begun and client in self.store]
         if here:
-            parameters = stack.client_state[name][stack.places(clients[row] for row in here)]
+            parameters = stack.client_state[name][stack.positions_of(clients[row] for row in here)]
             result[here] = pad_examples(parameters, num_examples) if spec.per_example else parameters
         if away:
             parameters = self.store.get([clients[row] for row in away], [f"s/client_state/{name}"])[

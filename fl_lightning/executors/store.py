@@ -55,7 +55,7 @@ class ClientStore:
             self.row_of.setdefault(client, len(self.row_of))
         rows = self._rows(clients)
         for name, tensor in tensors.items():
-            storage = self._room(name, tensor)
+            storage = self._storage(name, tensor)
             value = pad_examples(tensor, storage.shape[1]) if name in self.ragged else tensor
             storage.index_copy_(0, rows.to(storage.device), value.to(storage))
 
@@ -83,7 +83,7 @@ class ClientStore:
     def _rows(self, clients: Sequence[int]) -> Tensor:
         return torch.tensor([self.row_of[client] for client in clients], dtype=torch.int64)
 
-    def _room(self, name: str, like: Tensor) -> Tensor:
+    def _storage(self, name: str, like: Tensor) -> Tensor:
         """The tensor of a name, with a row for every client and as many examples as ``like``."""
         old = self.tensors.get(name)
         shape = list(like.shape[1:])

@@ -105,8 +105,8 @@ def check_batches_of_one(client: ClientModule, collator: Collator, clients: Sequ
         else:
             remedy = "set data.drop_last to true, or a larger data.batch_size"
         raise ValueError(
-            f"client {client_data.name!r} has a training step with one example, for which BatchNorm in model.net has no "
-            f"variance ({TOO_FEW}){more}: {remedy}"
+            f"client {client_data.name!r} has a training step with one example, for which BatchNorm in model.net has "
+            f"no variance ({TOO_FEW}){more}: {remedy}"
         ) from None
 
 

@@ -109,8 +109,8 @@ def proposed_edges(batch: GraphBatch, proposed_NP: Tensor) -> Tensor:
     """A₂: edges, loops and proposed edges, both ways, (N, N), 0 or 1."""
     num_nodes = len(batch.y)
     eye_NN = torch.eye(num_nodes, dtype=batch.dtype, device=batch.y.device)
-    place_N = torch.arange(num_nodes, device=batch.y.device)
-    proposed_NN = (proposed_NP[..., None] == place_N).any(dim=1) & batch.node_mask[:, None]
+    index_N = torch.arange(num_nodes, device=batch.y.device)
+    proposed_NN = (proposed_NP[..., None] == index_N).any(dim=1) & batch.node_mask[:, None]
     edge_NN = block_matmul(batch.adjacency, eye_NN, owner=batch.node_mask) > 0
     return (edge_NN | proposed_NN | proposed_NN.T).to(batch.dtype)
 

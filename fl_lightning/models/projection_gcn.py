@@ -154,9 +154,9 @@ class ProjectionGCN(ConvolutionStack):
             )
         else:
             weighted_ND = read_ND * score_N[:, None].to(read_ND.dtype)
-            sequence_ND, place_N = sorted_rows(weighted_ND, score_N, batch.node_mask)
+            sequence_ND, index_N = sorted_rows(weighted_ND, score_N, batch.node_mask)
             convolved_ND = self.sequence(sequence_windows(sequence_ND, self.sequence_kernel))
-            z_ND = convolved_ND.take_along_dim(place_N[:, None], dim=0)
+            z_ND = convolved_ND.take_along_dim(index_N[:, None], dim=0)
         depth = len(self.convs)
         smoothed_ND = self.drop(z_ND, batch, depth) if self.drop_smoothed else z_ND
         features_ND = torch.cat([h_ND, smoothed_ND], dim=1)

@@ -50,7 +50,7 @@ class Failures:
             run.failures[name] = str(why)
             run.num_failures[name] = run.num_failures.get(name, 0) + 1
         for clients in alike(failures, num_clients):
-            locations = {location for client in clients if (location := place_of(failures[client]))}
+            locations = {location for client in clients if (location := location_of(failures[client]))}
             if locations and locations <= run.reported:
                 continue
             run.reported |= locations
@@ -116,7 +116,7 @@ def alike(failures: Mapping[int, str], num_clients: int) -> list[list[int]]:
     Other failures are groups of their own. If all clients failed with one kind of error in the user's code, they are
     one group, whatever the line.
     """
-    locations = {client: place_of(why) for client, why in failures.items()}
+    locations = {client: location_of(why) for client, why in failures.items()}
     if (
         len(failures) == num_clients
         and all(locations.values())
@@ -129,7 +129,7 @@ def alike(failures: Mapping[int, str], num_clients: int) -> list[list[int]]:
     return list(result.values())
 
 
-def place_of(why: str) -> tuple[str, ...]:
+def location_of(why: str) -> tuple[str, ...]:
     """The kind of error and the line of the user's code that raised it; empty if the user's code did not raise it."""
     location = getattr(why, "location", "")
     return (why.partition(":")[0], location) if location else ()

@@ -169,8 +169,8 @@ class Classes(Target):
     def tally(self, y_N: Tensor, predicted_NK: Tensor) -> Tensor:
         """The confusion matrix: rows are the true classes."""
         count, known_N = predicted_NK.shape[1], y_N >= 0
-        place_N = y_N[known_N] * count + predicted_NK.argmax(dim=1)[known_N]
-        return torch.bincount(place_N, minlength=count * count).view(count, count)
+        index_N = y_N[known_N] * count + predicted_NK.argmax(dim=1)[known_N]
+        return torch.bincount(index_N, minlength=count * count).view(count, count)
 
 
 class Labels(Target):
@@ -283,8 +283,8 @@ class Numbers(Target):
         count = y_N.shape[1]
         order_NK = (torch.arange(len(y_N))[:, None] + torch.arange(count)) % count
         first_N1 = (~y_N.isnan()).gather(1, order_NK).int().argmax(dim=1, keepdim=True)
-        place_N1 = order_NK.gather(1, first_N1)
-        return torch.cat([each.gather(1, place_N1) for each in (y_N, predicted_NK)], dim=1)
+        index_N1 = order_NK.gather(1, first_N1)
+        return torch.cat([each.gather(1, index_N1) for each in (y_N, predicted_NK)], dim=1)
 
 
 #: One instance of each, as they have no state.
@@ -318,6 +318,4 @@ def _pairs(label: int | Sequence[float], outputs: Sequence[float]) -> list[str]:
     """Targets and predictions, alternating."""
     assert not isinstance(label, int)
     pairs = zip(label, outputs, strict=True)
-    return [
-        text for target, output in pairs for text in ("" if target != target else f"{target:.6g}", f"{output:.6g}")
-    ]
+    return [text for target, output in pairs for text in ("" if target != target else f"{target:.6g}", f"{output:.6g}")]

@@ -114,13 +114,13 @@ def check_state_replaces_a_later_one(runs: StrategyRuns) -> None:
 
 
 def check_resume_is_exact(runs: StrategyRuns) -> None:
-    """A run that goes on from the checkpoint of any round comes to the same, in every round that follows."""
+    """A run that is resumed from the checkpoint of any round gives the same results in all later rounds."""
     resumed_after = [(runs.sequential, SequentialExecutor(), r) for r in range(1, NUM_ROUNDS)]
     for run, executor, num_rounds in (*resumed_after, (runs.stacked, None, NUM_ROUNDS // 2)):
         with torch.random.fork_rng([]):
             resumed = runs.run(executor, participation=runs.busy(), resumed=run.seen.checkpoints[num_rounds])
         advice = (
-            f"a run that goes on after round {num_rounds} differs: name in server_state what lives on between rounds"
+            f"a run that is resumed after round {num_rounds} differs: name in server_state what lives on between rounds"
         )
         sent = [seen for seen in run.seen.stages if seen.round_idx >= num_rounds]
         for again, before in zip(resumed.seen.stages, sent, strict=True):
@@ -145,12 +145,12 @@ def check_same_seed_gives_the_same(runs: StrategyRuns) -> None:
 
 
 def check_failing_client_is_left_out(runs: StrategyRuns) -> None:
-    """Where a client fails, all others and the server are what they are where it is not asked."""
+    """If a client fails, all others and the server are as if it had not taken part."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a client failed
         failing, without = runs.failing(), runs.without()
     others = [client for client in range(NUM_CLIENTS) if client != FAILING]
-    advice = "aggregate must take in the clients of `upload` alone, which lacks those that failed, and weight these"
+    advice = "aggregate must use only the clients of `upload`, which lacks those that failed, and weight these"
     states = [run.trainer.run.executor.state() for run in (failing, without)]
     for part in ("parameters", "extras"):
         result, expected = (rows_of(dict(getattr(state, part)), others) for state in states)
@@ -160,7 +160,7 @@ def check_failing_client_is_left_out(runs: StrategyRuns) -> None:
 
 
 def check_uploads_are_as_declared(runs: StrategyRuns) -> None:
-    """What arrives is what the stages name, a detached row of its own for each client, ascending."""
+    """Uploads have what the stages declare, with a detached row for each client, ascending."""
     for seen in (*runs.sequential.seen.stages, *runs.stacked.seen.stages):
         upload, stage = seen.upload, seen.stage
         expected = ("flat",) if stage.flat else stage.upload
@@ -260,7 +260,7 @@ def check_new_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
         server = run.strategy.state_dict()
         for name, part in best["strategy"].items():
             if learns(getattr(run.strategy, name, None)):
-                assert_same(server[name], part, advice=f"{name} was trained when unseen clients joined: see admit")
+                assert_same(server[name], part, advice=f"{name} was trained when unseen clients joined: see onboard")
             else:
                 only_rows_of(new, server[name], part, name)
 
@@ -321,7 +321,7 @@ def load(runs: StrategyRuns, run: StrategyRun, state: Mapping[str, Any]) -> Any:
 
 
 def memory_of(state: Any) -> set[int]:
-    """Where the tensors of a state lie."""
+    """Memory addresses of the tensors of a state."""
     if isinstance(state, Tensor):
         return {state.untyped_storage().data_ptr()} if state.numel() else set()
     parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()

@@ -452,5 +452,5 @@ def test_most_strategies_need_clients_that_are_alike(make_trainer) -> None:
 
 @pytest.mark.parametrize("kind", [FedAux, FedPub, FedSheafHN])
 def test_some_strategies_need_graphs(kind, make_trainer) -> None:
-    with pytest.raises(ValueError, match=f"{kind.__name__} is for clients that hold graphs, but these hold examples"):
+    with pytest.raises(ValueError, match=f"{kind.__name__} is for clients with graphs, but these have independent"):
         make_trainer().fit(ClientModule(Affine), FederatedDataModule(Clouds()), kind())

@@ -176,7 +176,7 @@ PLAIN = [*SMALL[:4], "--strategy=FedAvg"]
     [
         (
             ["--model.net=fl_lightning.models.CNN"],
-            "model.net, for inputs of 32 and 5 outputs: in_features=32 is no shape",
+            "model.net, for inputs of 32 and 5 outputs: in_features=32 is not the shape",
         ),
         (["--model.net=fl_lightning.models.Twin"], "model.net, for inputs of 32 and 5 outputs: TypeError"),
     ],

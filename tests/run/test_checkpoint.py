@@ -116,7 +116,9 @@ def test_files_that_cannot_be_read_are_refused(saved, path, federation, make_mod
     content = torch.load(path, weights_only=True)
     for other in (1, 2, 99):
         torch.save({**content, "format_version": other}, path)
-        with pytest.raises(ValueError, match=rf"has format version {other}, this version .* reads 3: .* train anew"):
+        with pytest.raises(
+            ValueError, match=rf"has format version {other}, this version .* reads 3: .* start a new training"
+        ):
             resume(path)
     torch.save([1, 2], path)
     with pytest.raises(ValueError, match=r"has format version None"):

@@ -101,7 +101,7 @@ class SharesState(Momentum):
 
 
 @breaks(
-    c.check_resume_is_exact, "a run that goes on after round 1 differs: name in server_state .*sent in stage 'train'"
+    c.check_resume_is_exact, "a run that is resumed after round 1 differs: name in server_state .*sent in stage 'train'"
 )
 class HidesState(FedAvg):
     def setup(self, federation: Any) -> None:

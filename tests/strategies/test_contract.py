@@ -165,7 +165,7 @@ def test_permuting_clients_permutes_results(kind, graphs, given_clients, make_mo
 def test_models_are_scored_on_the_union_or_it_is_refused(kind, federation, make_model, make_trainer) -> None:
     trainer = make_trainer(num_rounds=1, evaluate_union=True)
     if kind.needs_own_examples:
-        with pytest.raises(ValueError, match=r"evaluate_union is true, but .* cannot be scored on others'"):
+        with pytest.raises(ValueError, match=r"evaluate_union is true, but .* cannot be scored on those of others"):
             trainer.fit(make_model(kind), federation, tiny(kind))
         return
     assert trainer.fit(make_model(kind), federation, tiny(kind))["union/test/acc"] >= 0

@@ -201,9 +201,13 @@ def test_strategies_refuse_what_they_are_not_for(make_trainer, tmp_path) -> None
         (
             graphs,
             FedPub(),
-            "FedPub is for clients that hold graphs whose nodes are the examples, but these learn of",
+            "FedPub is for clients with graphs whose nodes are the examples, but here the examples are",
         ),
-        (FederatedDataModule(LabeledRows()), FedPub(), "FedPub is for clients that hold graphs, but these hold exam"),
+        (
+            FederatedDataModule(LabeledRows()),
+            FedPub(),
+            "FedPub is for clients with graphs, but these have independent exam",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             make_trainer().fit(data=data, strategy=strategy)

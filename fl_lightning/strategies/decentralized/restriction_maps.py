@@ -287,5 +287,5 @@ def check_keys(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> N
 
 def check_seed(seed: int, expected: int) -> None:
     """Raise a ValueError if a state belongs to maps drawn from another seed."""
-    if result != expected:
+    if seed != expected:
         raise ValueError(f"the state belongs to maps of seed {seed}, these start from seed {expected}")

@@ -113,8 +113,8 @@ class FGGP(FedAvg):
         cosine_NN = torch.where(real_NN & ~itself_NN, unit_ND @ unit_ND.T, -torch.inf)
         rank_NN = (cosine_NN * 1e6).round()  # of equal ones the first, however they were rounded
         best = rank_NN.sort(dim=1, descending=True, stable=True)
-        place_NP = torch.where(best.values > -torch.inf, best.indices, -1)[:, : self.num_proposed]
-        return F.pad(place_NP, (0, self.num_proposed - place_NP.shape[1]), value=-1)
+        index_NP = torch.where(best.values > -torch.inf, best.indices, -1)[:, : self.num_proposed]
+        return F.pad(index_NP, (0, self.num_proposed - index_NP.shape[1]), value=-1)
 
     def both_views(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
         """The loss of both views."""

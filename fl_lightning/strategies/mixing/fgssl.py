@@ -112,10 +112,10 @@ class FGSSL(FedAvg, RecordsMetrics):
     def structural(self, local: NetOutput, received: NetOutput, batch: GraphBatch) -> Tensor:
         """L_str."""
         num_nodes = len(batch.y)
-        place_N = torch.arange(num_nodes, device=batch.y.device)
-        rank_N = batch.degree * (1 << 31) - place_N  # of equal ones the first
+        index_N = torch.arange(num_nodes, device=batch.y.device)
+        rank_N = batch.degree * (1 << 31) - index_N  # of equal ones the first
         hub_M = rank_N.topk(min(self.num_hubs, num_nodes)).indices
-        chosen_NM = (place_N[:, None] == hub_M).to(local.logits.dtype)
+        chosen_NM = (index_N[:, None] == hub_M).to(local.logits.dtype)
         near_NM = block_matmul(batch.adjacency, chosen_NM, transpose=True, owner=batch.example_mask) > 0
 
         def likeness(output: NetOutput) -> Tensor:

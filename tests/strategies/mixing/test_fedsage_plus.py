@@ -250,7 +250,7 @@ def test_with_nothing_generated_it_is_fedsage(executor, fit, federation, assert_
             super().setup(federation)
             torch.nn.init.constant_(federation.client.net.generator.counter.bias, -100.0)
 
-    with pytest.warns(UserWarning, match="FedSagePlus: no client generates a neighbor, so that this is FedSage"):
+    with pytest.warns(UserWarning, match="FedSagePlus: no client generates a neighbor, so this is FedSage"):
         plus = fit(Nothing(hidden_fraction=0.0, **FEW), executor)
     plain = fit(FedSage(), executor, kind=ClientModule)
     assert grown(plus, federation) == [0] * 5
