@@ -46,7 +46,7 @@ class RoundProgressBar(Callback):
         """Draw the bar."""
         if trainer.run.round_idx == 0:
             self.clients = []
-        self._figures: dict[str, float] = {}
+        self._values: dict[str, float] = {}
         self._seconds = math.nan
         self._in_round = False
         self._round_start = self._last_line = time.perf_counter()
@@ -91,13 +91,13 @@ class RoundProgressBar(Callback):
         self._seconds = seconds if math.isnan(self._seconds) else 0.9 * self._seconds + 0.1 * seconds
         monitor = trainer.run.selection.monitor
         shown = {"val": monitor, "test": test_metric(monitor)}
-        self._figures |= {label: metrics[name] for label, name in shown.items() if name in metrics}
+        self._values |= {label: metrics[name] for label, name in shown.items() if name in metrics}
         if trainer.run.selection.best_round == trainer.run.round_idx:
             scores = trainer.run.scores[""]
             if all(name in scores.extras for name in shown.values()):
                 columns = (client_values(scores, name).tolist() for name in shown.values())
                 self.clients = [list(row) for row in zip(scores.clients, *columns, strict=True)]
-        values = "  ".join(f"{label} {number(value)}" for label, value in self._figures.items())
+        values = "  ".join(f"{label} {number(value)}" for label, value in self._values.items())
         values += f"  {self._seconds:.3g} s/round"
         if self._bar is not None:
             self._bar.update(self._task, advance=1, figures=values)

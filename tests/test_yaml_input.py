@@ -61,7 +61,7 @@ def test_what_is_written_is_read_as_it_was(value: object) -> None:
         ("9" * 400, "a number of 400 characters"),
         ("9" * 5000, "a number of 5000 characters"),
         ("0." + "3" * 500, "a number of 502 characters"),
-        ("!!int 1:30", "is no int"),
+        ("!!int 1:30", "is not a valid int"),
         ("{a: 1, a: 2}", "a stands twice"),
         ("!!python/name:os.system", "could not determine a constructor"),
         ("a: \x07", "special characters"),

@@ -41,7 +41,7 @@ def check_settings_stay_as_given(runs: StrategyRuns) -> None:
         )
 
 
-def check_figures_are_finite_and_models_trained(runs: StrategyRuns) -> None:
+def check_metrics_are_finite_and_models_trained(runs: StrategyRuns) -> None:
     """All metrics are finite, and the parameters that the stages train have moved."""
     run = runs.sequential
     for row in run.history:
@@ -200,7 +200,7 @@ def check_communication_is_described(runs: StrategyRuns) -> None:
             assert is_count == [True] * len(seen.upload.clients), f"{wanted}, got {list(seen.peer_bytes)}"
 
 
-def check_figures_of_the_server_are_named(runs: StrategyRuns) -> None:
+def check_server_metrics_are_named(runs: StrategyRuns) -> None:
     """What ``metrics`` returns are numbers under ``server/...``, and says in a docstring what they are."""
     for run in (runs.sequential, runs.everyone):
         for name, value in run.strategy.metrics().items():
@@ -246,7 +246,7 @@ def check_checkpoint_scores_as_reported(runs: StrategyRuns) -> None:
         assert abs(float(torch.stack(right).mean()) - run.result["test/acc"]) < 1e-6, "predictions are of other models"
 
 
-def check_new_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
+def check_unseen_clients_do_not_train_the_server(runs: StrategyRuns) -> None:
     """Clients that join at the end get models of their own; neither the other clients nor the server change."""
     for run in (runs.sequential, runs.stacked):
         new, old = run.trainer.run.unseen_clients, run.trainer.run.training_clients
@@ -280,7 +280,7 @@ def only_rows_of(new: tuple[int, ...], now: Any, then: Any, path: str) -> None:
 #: All checks, those that most others rest on first.
 CHECKS: tuple[Check, ...] = (
     check_settings_stay_as_given,
-    check_figures_are_finite_and_models_trained,
+    check_metrics_are_finite_and_models_trained,
     check_executors_agree,
     check_server_state_is_complete,
     check_state_replaces_a_later_one,
@@ -290,11 +290,11 @@ CHECKS: tuple[Check, ...] = (
     check_uploads_are_as_declared,
     check_payloads_are_not_written_to,
     check_communication_is_described,
-    check_figures_of_the_server_are_named,
+    check_server_metrics_are_named,
     check_main_evaluation_is_of_the_models_for_the_clients,
     check_evaluation_changes_nothing,
     check_checkpoint_scores_as_reported,
-    check_new_clients_do_not_train_the_server,
+    check_unseen_clients_do_not_train_the_server,
 )
 
 
