@@ -45,7 +45,7 @@ class Comparison:
         notes: What could not be compared, and why.
 
     Raises:
-        ValueError: The runs report different metrics, or there is no such configuration.
+        ValueError: The runs report different metrics, or the configuration does not exist.
     """
 
     def __init__(self, runs: Sequence[Recorded], *, reference: str | None = None) -> None:
@@ -255,7 +255,7 @@ class Comparison:
         return Group(*tables, *self.notes)
 
     def _repr_html_(self) -> str:
-        """The page, for notebooks, in a frame of its own."""
+        """The page in a frame, for notebooks."""
         page = html.escape(self.document().html(), quote=True)
         return f'<iframe title="Comparison of runs" srcdoc="{page}" style="width:100%;height:45rem;border:0"></iframe>'
 
@@ -350,7 +350,7 @@ class Comparison:
         text = f"A {better} difference is better than {self.reference}. Intervals cover 95 % (Student's t)."
         notes = [
             *self.notes,
-            "Clients of one federation are not independent: their interval says nothing of other seeds.",
+            "Clients of one federation are not independent: their interval says nothing about other seeds.",
         ]
         empty = "" if tables else "No seed and partition is common to two configurations."
         return Section(

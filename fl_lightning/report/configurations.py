@@ -31,7 +31,7 @@ _OF_A_RUN = (
     "trainer.strategy",
 )
 
-#: What a setting is where there is none.
+#: Stands for a setting that is missing.
 UNSET = "–"
 
 

@@ -1,4 +1,4 @@
-"""What a page shows beside text: pictures with their legends, tables, and the curves that pictures are made of."""
+"""What a page shows in addition to text: pictures with their legends, tables, and the curves in pictures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The numbers beside a picture, in words; the first column names the row."""
+    """The numbers behind a picture, as text; the first column names the row."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]

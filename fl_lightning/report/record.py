@@ -1,4 +1,4 @@
-"""What a report needs of a run beside its other files: ``report.json`` in the run's folder.
+"""What a report needs in addition to a run's other files: ``report.json`` in the run's folder.
 
 Metrics of the rounds are in ``metrics.csv``, what the run came to in ``result.json``, its settings in ``config.yaml``.
 This file has the rest: the clients, the best round's scores of each of them and its confusions, matrices over the

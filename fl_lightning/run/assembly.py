@@ -236,7 +236,7 @@ def build_nets(
         return strategy.build_net(net)
 
     with fabric.init_module(), torch.random.fork_rng([]):
-        torch.manual_seed(derive_key(seed, "client", "initialisation"))
+        torch.manual_seed(derive_key(seed, "client", "initialisation"))  # codespell:ignore initialisation
         model.build(registry.num_features, registry.num_outputs, adapt)
     return tuple(
         {name: p.detach().clone().to(fabric.device) for name, p in model.communicated(net).items()}

@@ -87,7 +87,7 @@ def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
 
 
 def _shown(path: Path) -> str:
-    """A study's path from the folder of its repository, where it lies in one; otherwise as it was given."""
+    """A study's path relative to its repository, if it is in one; otherwise as given."""
     here = path.absolute()
     root = next((above for above in here.parents if (above / "pyproject.toml").is_file()), None)
     return str(here.relative_to(root) if root else path)
@@ -161,12 +161,12 @@ def _average_ranks(means: Mapping[str, pd.DataFrame]) -> str:
     shown = ranks.map(lambda rank: "" if np.isnan(rank) else f"{rank:.2f}")
     tests = {columns[name]: statistics.friedman_p(result) for name, result in means.items()}
     summary = ", ".join(f"{p:.2g} in {name}" if len(means) > 1 else f"{p:.2g}" for name, p in tests.items() if p == p)
-    test = f"Friedman's test that all are alike: p = {summary}.\n\n" if summary else ""
+    test = f"Friedman's test that all are equal: p = {summary}.\n\n" if summary else ""
     return f"{test}{markdown(shown, 'method')}"
 
 
 def _kinds(progress: Progress, table: pd.DataFrame) -> str:
-    """Trained before mixing, generated, of unseen clients: each at the round of its own best validation."""
+    """Models before mixing, generated models, unseen clients: each at the round of its own best validation metric."""
     parts = []
     for metric in (name for name in table.columns if name.endswith("_test") and table[name].notna().any()):
         shown = leaderboard(progress, table[table[metric].notna()], metric)
@@ -175,7 +175,7 @@ def _kinds(progress: Progress, table: pd.DataFrame) -> str:
 
 
 def _by_round(progress: Progress) -> list[str]:
-    """What was kept round by round beside scores and bytes, each a heading and a table; means over seeds."""
+    """Metrics of every round other than scores and bytes, each with a heading and a table; means over seeds."""
     study, parts = progress.study, []
     metrics = [name for name in study.history if name.partition("/")[0] not in ("val", "test", "comm")]
     history = progress.store.history() if metrics else {}

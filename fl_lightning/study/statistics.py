@@ -127,7 +127,7 @@ def average_ranks(means: pd.DataFrame) -> "pd.Series[float]":
 
 
 def friedman_p(means: pd.DataFrame) -> float:
-    """Friedman's test that all methods are alike; nan with fewer than three methods or cases."""
+    """P-value of Friedman's test that all methods are equal; nan with fewer than three methods or cases."""
     if means.shape[1] < 3 or means.shape[0] < 3:
         return float("nan")
     return float(scipy.stats.friedmanchisquare(*(means[method] for method in means.columns)).pvalue)
@@ -170,13 +170,13 @@ def wins_ties_losses(table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
 
 
 def paired_p(difference_S: NDArray[np.float64]) -> float:
-    """The paired t-test's p-value; nan with too few pairs, 1 where there is no difference at all."""
+    """The paired t-test's p-value; nan with too few pairs, 1 if there is no difference at all."""
     if len(difference_S) < FEWEST_PAIRS:
         return float("nan")
     if not np.any(difference_S):
         return 1.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # differences that are all alike: their p-value is 0
+        warnings.simplefilter("ignore", RuntimeWarning)  # if all differences are equal the p-value is 0
         return float(scipy.stats.ttest_1samp(difference_S, 0.0).pvalue)
 
 

@@ -66,7 +66,7 @@ def test_a_kept_message_that_is_damaged_is_set_aside(trained, name: str, version
     assert site.last is None
     assert (folder / f"{name}.damaged").exists()
     response = Message.read(site.respond(Message(kind="load", about={"state": "00" * 32}).wire))
-    assert ("not told of a federation" if name == "start" else "does not have the state") in response.about["why"]
+    assert ("not in a federation" if name == "start" else "does not have the state") in response.about["why"]
 
 
 @pytest.mark.parametrize("name", SECURE)

@@ -161,7 +161,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder"):
         write(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"is no run's folder: it has none of metrics.csv"):
+    with pytest.raises(ValueError, match=r"is not the folder of a run: it has none of metrics.csv"):
         write(tmp_path / "empty")
     for name, content, why in (
         ("result.json", "{", r"result.json is damaged"),

@@ -35,12 +35,12 @@ def section(run: Recorded, album: Album) -> Section:
                 album.curves(curves, title=title, x_label="round", y_label=y_label, mark=mark, table=table, note=note)
             )
 
-    def result(*names: str, labels: Sequence[str] = ()) -> dict[str, Column]:
+    def columns(*names: str, labels: Sequence[str] = ()) -> dict[str, Column]:
         pairs = zip(names, labels or names, strict=True)
         return {label: column for name, label in pairs if (column := run.column(name)) is not None}
 
     draw(
-        result(*(f"{prefix}{split}/{metric}" for split in _SPLITS), labels=_SPLITS),
+        columns(*(f"{prefix}{split}/{metric}" for split in _SPLITS), labels=_SPLITS),
         "Learning curves",
         f"{metric}, mean over clients",
         _rounds_table(run),
@@ -48,18 +48,18 @@ def section(run: Recorded, album: Album) -> Section:
     if spread := _spread(run, album, mark):
         pictures.append(spread)
     if metric != "loss":
-        draw(result(*(f"{prefix}{split}/loss" for split in _SPLITS), labels=_SPLITS), "Loss", "mean over clients")
+        draw(columns(*(f"{prefix}{split}/loss" for split in _SPLITS), labels=_SPLITS), "Loss", "mean over clients")
     others = [name for name in run.history if name.endswith(f"/test/{metric}") or name == "test/asr"]
     if others:
         named = [f"test/{metric}", *others]
         labels = [_model(name, f"test/{metric}") for name in named]
-        draw(result(*named, labels=labels), "Models of the same rounds", f"test {metric}, mean over clients")
+        draw(columns(*named, labels=labels), "Models of the same rounds", f"test {metric}, mean over clients")
     server = [n for n in run.history if n.startswith("server/") and run.column(n) is not None]
     for name in server[:6]:
         draw(
             {name.removeprefix("server/"): run.history[name]}, "Server", name.removeprefix("server/").replace("_", " ")
         )
-    text = "" if not pictures else "Validation alone chooses the round; the test metrics are those of that round."
+    text = "" if not pictures else "Only validation data choose the round; the test metrics are those of that round."
     return Section(
         anchor="learning",
         title="Learning",

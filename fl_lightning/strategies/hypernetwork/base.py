@@ -93,7 +93,7 @@ class Hypernetwork(Strategy):
         self.num_collapsed_rounds = 0
         self.recorded_metrics: dict[str, float] = {"server/update_norm": 0.0}
         self._generated_for_evaluation: tuple[tuple[int, ...], Tensor] | None = None
-        with self.randomness("initialisation"):
+        with self.randomness("initialisation"):  # codespell:ignore initialisation
             self.generator = self.build_generator(sum(shape.numel() for shape in self.shapes.values()))
         self.dtype = server_dtype(next(iter(federation.parameters.values())).dtype)
         self.generator.to(federation.device, self.dtype)

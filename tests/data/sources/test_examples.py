@@ -297,8 +297,13 @@ def test_real_files(
 @pytest.mark.parametrize(
     ("path", "source", "changes", "message"),
     [
-        ("school/school", School(), {"X": np.full((6, 3), np.inf)}, r"`X`\[0, 0\] is inf, which is no finite float32"),
-        ("school/school", School(), {"X": np.full((6, 3), 1e300)}, r"`X`\[0, 0\] is 1e\+300, which is no finite"),
+        (
+            "school/school",
+            School(),
+            {"X": np.full((6, 3), np.inf)},
+            r"`X`\[0, 0\] is inf, which is not a finite float32",
+        ),
+        ("school/school", School(), {"X": np.full((6, 3), 1e300)}, r"`X`\[0, 0\] is 1e\+300, which is not a finite"),
         ("school/school", School(), {"y": np.ones(5)}, r"the arrays are `X` \(6, 3\), `y` \(5,\).*expected is an .npz"),
         ("school/school", School(), {"X": np.ones(6)}, r"the arrays are `X` \(6,\)"),
         ("school/school", School(), {"X": np.ones((6, 0))}, "none of them empty"),

@@ -115,7 +115,7 @@ def test_graphs_of_one_class_of_pyg(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: TwitchSource(["DE", "UK"]), "countries has 'UK', which is none of DE, EN, ES, FR, PT, RU, TW"),
+        (lambda: TwitchSource(["DE", "UK"]), "countries has 'UK', which is not one of DE, EN, ES, FR, PT, RU, TW"),
         (lambda: TwitchSource(["DE", "DE"]), "countries has 'DE' more than once"),
         (lambda: TwitchSource([]), "countries is .*give a list of names such as 'DE', one for each client"),
         (lambda: PyGGraphs("torch_geometric.datasets.Twitch", "DE"), "names is 'DE': give a list"),  # type: ignore[arg-type]
