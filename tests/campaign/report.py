@@ -36,12 +36,12 @@ What `make campaign` tried and what survived, written by `tests/campaign/report.
 - **malicious servers**: a site responds to each message, and afterward responds to a correct one as it did before;
 - **lists of unequal graphs**: classes are matched by name, and graphs that cannot form a federation are refused in one
   line;
-- **sites that lie in secure sums**: whatever a site sends in any step of a sum, the run ends, and every metric of a round
-  that counts is the honest clients' metric, or the round fails;
+- **sites that lie in secure sums**: whatever a site sends in any step of a sum, the run ends, and every metric of a
+  round that counts is the honest clients' metric, or the round fails;
 - **settings under secure sums**: the run gives the same results as without them, or is refused before training;
 - **disks that are full**: the run ends with exit code 1 or 2 and a line that says so;
 - **terminals that show ASCII alone**: the run completes, whatever letters its names have, or is refused in one line;
-- **defaults of net, optimizer and metrics**: settings that are left out or set at random run, or are refused in one line;
+- **defaults of net, optimizer and metrics**: settings that are left out or random run, or are refused in one line;
 - **damaged files of sites**: the site continues without the file, or asks for it to be restored; a state, an update or
   a key with a flipped bit that is used counts as lost (any 32 bytes are a key);
 - **damaged results of studies**: what is read is what was written; a changed metric that is read counts as lost;
