@@ -210,8 +210,7 @@ class FederatedTrainer(Counted):
         """Evaluate a checkpoint on the validation examples.
 
         Args:
-            client: The client module. An argument that is None is that of the last fit; without a fit, the client is
-                the strategy's.
+            client: The client module. An argument that is None is that of the last fit.
             data: The clients' data.
             strategy: The algorithm.
             ckpt_path: A path, ``last`` or ``best`` (of the newest run of these settings in ``run_name``). The default
@@ -304,14 +303,8 @@ class FederatedTrainer(Counted):
 
     def _rounds(self) -> Rounds:
         """The rounds of the current run."""
-        return Rounds(
-            self.run,
-            self._hooks,
-            self.participation,
-            num_rounds=self.num_rounds,
-            evaluate_every=self.evaluate_every,
-            evaluate_union=self.evaluate_union,
-        )
+        settings = {name: getattr(self, name) for name in ("num_rounds", "evaluate_every", "evaluate_union")}
+        return Rounds(self.run, self._hooks, self.participation, **settings)
 
     def given(self) -> dict[str, Any]:
         """Settings that are stored under other names."""

@@ -39,12 +39,11 @@ class SimilarityMixing(Mixing):
             and ``masked_averaging`` for all clients on their validation examples, starting from the values that are
             set. None for no trials.
         validate_personal: Shell-style patterns of mixed parameters for which the trials also choose whether each client
-            keeps its own instead, as it does at first: ``server/personal``.
+            keeps its own, as it does at first.
         validate_similarity_temperature: Values of ``similarity_temperature`` among which the trials also choose, in
             ascending order, including the one that is set. The more clients there are, the larger the temperature must
             be to give a client the same share of its own model; with a very large one its model is all its own.
-        predict: Which model is the result: the one each client has ``trained``, as in the papers, or the ``mixed`` one;
-            the other is logged as well.
+        predict: Which model is the result: the client's ``trained`` one, as in the papers, or the ``mixed`` one.
     """
 
     num_epochs: int = 1
