@@ -215,7 +215,7 @@ def test_a_site_outside_of_any_federation_and_unknown_messages(three, make_model
 
     assert "not in a federation" in why(Message(kind="run").wire)
     assert "knows no message 'shout'" in why(Message(kind="shout").wire)
-    assert "no message" in why(b"junk")
+    assert "not a message" in why(b"junk")
 
 
 @pytest.mark.parametrize(

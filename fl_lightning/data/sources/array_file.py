@@ -78,7 +78,7 @@ def read_arrays(
     _check_shapes(path, arrays, layout)
     for name, array in arrays.items():
         if array.dtype.kind not in "biufSU":
-            raise ValueError(f"{path}: `{name}` is of type {array.dtype}; expected is {_describe(layout)}.")
+            raise ValueError(f"{path}: `{name}` is of type {array.dtype}; expected {_describe(layout)}.")
         if array.dtype.kind == "f" and name not in gaps:
             with np.errstate(over="ignore"):
                 sound = np.isfinite(array.astype(np.float32))
@@ -87,7 +87,7 @@ def read_arrays(
             )
         if name in whole:
             if array.dtype.kind not in "biuf":
-                raise ValueError(f"{path}: `{name}` holds texts; expected is {_describe(layout)}.")
+                raise ValueError(f"{path}: `{name}` holds texts; expected {_describe(layout)}.")
             _check_everywhere(path, name, array, array == np.floor(array), "is not a whole number: correct it")
             arrays[name] = array.astype(np.int64)
     return arrays
@@ -112,7 +112,7 @@ def _check_shapes(path: Path, arrays: Mapping[str, npt.NDArray[Any]], layout: Ma
             fits &= length == (int(letter) if letter.isdigit() else lengths.setdefault(letter, length))
         if not fits:
             result = ", ".join(f"`{name}` {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"{path}: the arrays are {result}; expected is {_describe(layout)}, none of them empty.")
+            raise ValueError(f"{path}: the arrays are {result}; expected {_describe(layout)}, none of them empty.")
 
 
 def _check_everywhere(

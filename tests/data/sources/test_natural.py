@@ -94,7 +94,7 @@ def test_damaged_files(root: Path, changes: dict[str, Any], message: str) -> Non
 
 def test_missing_file(root: Path) -> None:
     (root / "twitch" / "TW.npz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"There is no .*TW.npz; expected is .*FL_DATA_ROOT"):
+    with pytest.raises(FileNotFoundError, match=r"There is no .*TW.npz; expected .*FL_DATA_ROOT"):
         module(TwitchSource(), root)
 
 
