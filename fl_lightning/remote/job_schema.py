@@ -22,7 +22,14 @@ from typing import Any, Literal
 
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.names import check_run_name, check_site_name
-from fl_lightning.remote.registry import FILE_SETTINGS, Registry, is_the_packages, settings_of, wanted
+from fl_lightning.remote.registry import (
+    FILE_SETTINGS,
+    Registry,
+    check_at_sites,
+    is_the_packages,
+    settings_of,
+    wanted,
+)
 from fl_lightning.remote.secure import DEFAULT_SHARE, check_share
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.settings import LARGEST_SEED
@@ -152,6 +159,10 @@ class Job:
                 raise NotAJob(f"{name} must be true or false, got {_short(getattr(self, name))}")
         reader = _Reader(registry)
         reader.value(self.strategy, Strategy, "strategy", 0)
+        try:
+            check_at_sites(registry.named[self.strategy["class"]])
+        except ValueError as error:
+            raise NotAJob(str(error)) from error
         reader.value(self.model, ClientModule | None, "model", 0)
         reader.value(self.relation_graph, Topology | None, "relation_graph", 0)
         hints = {name: hint for name, hint in settings_of(FederatedTrainer).items() if name in TRAINER_SETTINGS}

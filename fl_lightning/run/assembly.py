@@ -31,10 +31,11 @@ from fl_lightning.run.checks import (
     say_unused_edge_data,
 )
 from fl_lightning.run.interruption import Interruption
+from fl_lightning.run.pooling import on_pool
 from fl_lightning.run.privacy import check_privacy
 from fl_lightning.run.processes import shard
 from fl_lightning.run.profiling import RoundClock, RoundTrace
-from fl_lightning.strategies import Strategy
+from fl_lightning.strategies import Pooled, Strategy
 
 
 @dataclass(kw_only=True)
@@ -198,6 +199,17 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, parti
     if mine:
         first = functools.partial(collator, mine[:1])
         run.executor = run.executor.tried(run.model, first, run.fabric, time_limit)
+    if isinstance(run.strategy, Pooled):
+        run.executor = on_pool(
+            run.executor,
+            run.strategy,
+            run.datamodule,
+            clients,
+            run.training_clients,
+            device=run.fabric.device,
+            dtype=dtype,
+            says=run.fabric.is_global_zero,
+        )
     run.executor.setup(
         run.fabric,
         run.model,
