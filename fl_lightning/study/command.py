@@ -287,6 +287,10 @@ def _table(study: Study, options: argparse.Namespace) -> int:
     if options.metric not in table:
         fail(f"--metric {options.metric!r} is not a column of the results: there are {', '.join(table.columns)}")
     shown, lacking = what_was_run(leaderboard(progress, table, options.metric))
+    if options.metric == "test" and progress.ceilings:
+        from fl_lightning.study.room import with_shares
+
+        shown = with_shares(shown, table, progress.ceilings)
     if options.markdown:
         _say(markdown(shown, "method"))
         return 0
