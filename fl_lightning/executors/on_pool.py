@@ -26,7 +26,7 @@ class OnPool(Executor):
 
     def __init__(self, executor: Executor, pool: Collator, owner: int) -> None:
         super().__init__()
-        self.trained, self.scored = executor, copy.deepcopy(executor)
+        self.trained, self.scored = executor, copy.copy(executor)
         self.allocate = executor.allocate
         self.pool, self.owner = pool, owner
 

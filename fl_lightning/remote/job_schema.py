@@ -26,6 +26,7 @@ from fl_lightning.remote.registry import (
     FILE_SETTINGS,
     Registry,
     check_at_sites,
+    check_no_references,
     is_the_packages,
     settings_of,
     wanted,
@@ -203,6 +204,7 @@ def job_of(config: Mapping[str, Any], **facts: Any) -> tuple[Job, list[str]]:
                 f"trainer.{name} is {_short(trainer[name])}: set it to 1, the clients of a remote federation are at "
                 "their sites"
             )
+    check_no_references(trainer.get("references"))
     if not isinstance(trainer.get("logger", True), bool | None):
         raise ValueError(
             "trainer.logger names loggers, which a job cannot contain: set --trainer.logger true for the server's own"

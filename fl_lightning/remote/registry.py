@@ -102,6 +102,18 @@ def check_at_sites(strategy: type) -> None:
         )
 
 
+def check_no_references(references: Any) -> None:
+    """Refuse references of a run, which are trained where it is.
+
+    Raises:
+        ValueError: There are some.
+    """
+    if references:
+        raise ValueError(
+            f"trainer.references is {list(references)}, but the clients' data are at their sites: leave it out"
+        )
+
+
 class Registry:
     """What names mean on this machine.
 

@@ -78,6 +78,7 @@ class Run:
         loggers: The loggers of the metrics.
         clock: Measures the parts of the rounds.
         trace: Records some rounds, if requested.
+        references: Metrics of the best round of each reference (``trainer.references``), by the strategy's name.
     """
 
     fabric: Fabric
@@ -115,6 +116,7 @@ class Run:
     loggers: list[Logger] = field(default_factory=list)
     clock: RoundClock = field(default_factory=RoundClock)
     trace: RoundTrace | None = None
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def last_round(self) -> int:
