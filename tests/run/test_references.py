@@ -52,6 +52,7 @@ def test_references_are_what_their_strategies_come_to(data, make_trainer, fits) 
     assert kept["Pooled"]["test/acc"] == references["Pooled"]["test/acc"]
 
 
+@pytest.mark.full
 def test_they_are_trained_once_for_data_and_settings(data, make_trainer, fits, tmp_path) -> None:
     def references(num_rounds=1, made=client, strategy=FedAvg, **settings):
         fits.clear()

@@ -26,9 +26,9 @@ from fl_lightning.testing import check_strategy
 from fl_lightning.testing.checks import (
     check_checkpoint_scores_as_reported,
     check_executors_agree,
-    check_new_clients_do_not_train_the_server,
     check_resume_is_exact,
     check_server_state_is_complete,
+    check_unseen_clients_do_not_train_the_server,
 )
 from fl_lightning.testing.federations import SIZES, _Slices, small_examples, small_graphs
 
@@ -215,6 +215,7 @@ def test_running_statistics_are_the_pools(tmp_path, make_trainer) -> None:
     assert all(trainer.run.strategy.model[name].ne(0).any() for name in names)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["examples", "graphs", "numbers", "labels"])
 def test_every_task_is_trained(kind, tmp_path, make_trainer) -> None:
     data = {
@@ -235,6 +236,7 @@ def test_every_task_is_trained(kind, tmp_path, make_trainer) -> None:
     assert results[0]["test/loss"] == pytest.approx(results[1]["test/loss"], rel=1e-4)
 
 
+@pytest.mark.full
 def test_nothing_is_sent(federation, make_model, make_trainer) -> None:
     trainer = make_trainer(default_callbacks=True, num_rounds=2)
     trainer.fit(make_model(), federation, Pooled())
@@ -248,6 +250,6 @@ def test_the_contract_over_the_whole_graph(federation, make_model) -> None:
         check_server_state_is_complete,
         check_resume_is_exact,
         check_checkpoint_scores_as_reported,
-        check_new_clients_do_not_train_the_server,
+        check_unseen_clients_do_not_train_the_server,
     ]
     check_strategy(Pooled(graph="whole"), client=make_model(dropout=0.5), data=federation, checks=checks)
