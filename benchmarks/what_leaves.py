@@ -43,7 +43,8 @@ every round.)
 A decentralized strategy's messages to neighbors go through the server, which computes for all clients. *Sums only*:
 under secure aggregation the server learns nothing but the weighted sum of what leaves, and only sums of metrics
 ([below](#under-secure-aggregation)). If `validate_every` is set (`Kin`, `FedAux`, `FedPub`, `SheafRidge`), the
-numerator and denominator of the validation metric leave for each model that is tried.
+numerator and denominator of the validation metric leave for each model that is tried. `Pooled` is not in the table: it
+trains on all clients' data in one place, and sites refuse it.
 
 | strategy | stage | what leaves the client | sums only |
 |---|---|---|---|
@@ -51,8 +52,9 @@ numerator and denominator of the validation metric leave for each model that is 
 
 
 def find_strategies() -> list[type[Strategy]]:
-    """All that can be made without settings, by name."""
+    """All that can be made without settings and keep clients apart, by name."""
     result = {each for each in vars(strategies).values() if inspect.isclass(each) and issubclass(each, Strategy)}
+    result -= {strategies.Pooled}
     return sorted((each for each in result if not inspect.isabstract(each)), key=lambda each: each.__name__)
 
 

@@ -54,6 +54,9 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
             if name.endswith(f"/{test}"):
                 prefix = name.removesuffix(test)
                 yield f"  {_MODELS.get(prefix, prefix.rstrip('/'))}", mean_and_std(result, name)
+        for name, metrics in trainer.run.references.items():
+            if (bare := "/".join(test.split("/")[-2:])) in metrics:
+                yield f"  {name} (reference)", mean_and_std(metrics, bare)
         if f"{test}_per_client_selection" in result:
             yield "  per-client model selection", f"{number(result[f'{test}_per_client_selection'])}"
         over_rounds = f"{trainer.run.selection.mode}_over_rounds"

@@ -27,6 +27,7 @@ from fl_lightning.run.loggers import AnyLogger
 from fl_lightning.run.parts import Parts, complete, kept_models_of
 from fl_lightning.run.processes import dtype_of, gather_by_client, launch, make_fabric
 from fl_lightning.run.recording import recorded
+from fl_lightning.run.references import Reference, check_references, results_of
 from fl_lightning.run.rounds import Rounds
 from fl_lightning.strategies import Strategy
 
@@ -63,6 +64,8 @@ class FederatedTrainer(Counted):
         default_root_dir: Folder of all runs.
         run_name: Subfolder in which the versions of this run are kept.
         seed: Root of every random draw of the training (the data module has its own).
+        references: What the run is measured by, ``local`` or ``pooled`` or both: ``Local`` and ``Pooled`` with the
+            run's settings, trained before it unless they are in the cache folder, and shown with it.
 
     Raises:
         ValueError: A value is out of range.
@@ -91,6 +94,7 @@ class FederatedTrainer(Counted):
         default_root_dir: str = "runs",
         run_name: str = "federation",
         seed: int = 0,
+        references: list[Reference] | None = None,
     ) -> None:
         settings.check_trainer(num_rounds=num_rounds, evaluate_every=evaluate_every, seed=seed, run_name=run_name)
         self.num_rounds = num_rounds
@@ -108,6 +112,8 @@ class FederatedTrainer(Counted):
         self.logger = logger if isinstance(logger, bool) else loggers.checked(settings.listed(logger))
         self.root = Path(default_root_dir) / run_name
         self.seed = seed
+        self.references = tuple(references or ())
+        check_references(self.references)
         self.fabric = make_fabric(accelerator, devices, num_nodes, self.precision, strategy)
         self.monitor, self.monitor_mode = monitor, monitor_mode
         self.launched = self.started = False
@@ -186,6 +192,7 @@ class FederatedTrainer(Counted):
         parts = complete(client, data, strategy)
         meant = find_checkpoint(self.root, ckpt_path, required=ckpt_path not in (None, "last"))
         run = self._assemble(*parts)
+        run.references = results_of(self, *parts)
         path = open_folder(run, self.root, meant)
         with locked(self.fabric, run.folder):
             if path is not None:

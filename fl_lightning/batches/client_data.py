@@ -1,10 +1,12 @@
 """Client data, whatever the task: examples with their targets and roles."""
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 
@@ -56,7 +58,19 @@ class ClientData(ABC):
         shape = tuple(self.inputs.shape[1:])
         return shape[0] if len(shape) == 1 else shape
 
+    @classmethod
+    def pooled(cls, members: Sequence[Self]) -> Self:
+        """What some clients hold as if one held it: their examples one after another, with their roles."""
+        return cls(name="pool", **joined_fields(members))
+
     @property
     def edge_facts(self) -> Mapping[str, Any]:
         """Facts about the client's edges for the registry, by name; empty without edges."""
         return {}
+
+
+def joined_fields(members: Sequence[ClientData], *, but: Collection[str] = ()) -> dict[str, Any]:
+    """The tensors that some clients have under each name, their rows one after another; without some names."""
+    names = [each.name for each in dataclasses.fields(members[0]) if each.name not in but]
+    parts = {name: [getattr(member, name) for member in members] for name in names}
+    return {name: torch.cat(each) for name, each in parts.items() if isinstance(each[0], Tensor)}

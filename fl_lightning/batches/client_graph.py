@@ -1,13 +1,13 @@
 """The subgraph of one client."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.client_data import ClientData, joined_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,16 @@ class ClientGraph(ClientData):
     def num_features(self) -> int:
         """Features of a node."""
         return self.x_NF.shape[1]
+
+    @classmethod
+    def pooled(cls, members: Sequence[Self]) -> Self:
+        """Their graphs as one without edges between them; ``node_idx_N`` does not ascend, and may have a node twice."""
+        sizes = torch.tensor([member.num_nodes for member in members])
+        first = (sizes.cumsum(0) - sizes).tolist()
+        edges = [member.edge_index_2E + start for member, start in zip(members, first, strict=True)]
+        tensors = joined_fields(members, but=("edge_index_2E", "neighbor_ids_NM"))
+        is_directed = any(member.is_directed for member in members)
+        return cls(name="pool", edge_index_2E=torch.cat(edges, dim=1), is_directed=is_directed, **tensors)
 
     @property
     def edge_facts(self) -> Mapping[str, Any]:

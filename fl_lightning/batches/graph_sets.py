@@ -6,13 +6,13 @@ Shape legend: C clients, G graphs and N nodes of a client (padded), B graphs of 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from fl_lightning.batches.base import EXAMPLES, NODES, common_fields, pad
-from fl_lightning.batches.client_data import ClientData
+from fl_lightning.batches.client_data import ClientData, joined_fields
 from fl_lightning.batches.client_graph import ClientGraph
 from fl_lightning.batches.draws import DrawnBatch, DrawnCollator
 from fl_lightning.batches.graphs import GraphBatch, GraphCollator
@@ -36,6 +36,12 @@ class ClientGraphs(ClientData):
     def inputs(self) -> Tensor:
         """The features of all nodes."""
         return self.union.x_NF
+
+    @classmethod
+    def pooled(cls, members: Sequence[Self]) -> Self:
+        """Their graphs one after another."""
+        union = ClientGraph.pooled([member.union for member in members])
+        return cls(name="pool", union=union, **joined_fields(members))
 
     @property
     def cost(self) -> int:

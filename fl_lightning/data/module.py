@@ -16,7 +16,7 @@ from fl_lightning.data.allocation import Allocation, Asked
 from fl_lightning.data.partition.partitioners import Partitioner
 from fl_lightning.data.partition.table import PartitionTable
 from fl_lightning.data.settings import check_count, check_folder, check_seed
-from fl_lightning.data.sources.base import Source
+from fl_lightning.data.sources.base import GraphSource, Source
 from fl_lightning.data.sources.folders import cache_folder, data_root
 from fl_lightning.data.sources.own import as_source
 from fl_lightning.data.split import ClientSplit, GlobalSplit, Splitter
@@ -265,6 +265,20 @@ class FederatedDataModule(LightningDataModule, Counted):
             ValueError: There is none.
         """
         return self.source.whole_graph(self._asked)
+
+    def common_graph(self) -> Data:
+        """The prepared graph that was cut into the clients, for the edges between them.
+
+        Raises:
+            ValueError: The clients' graphs are no parts of one.
+        """
+        by = getattr(self.partitioner, "attribute", None)
+        if not isinstance(self.source, GraphSource) or (by is not None and by == self.source.clients_by):
+            raise ValueError(
+                f"strategy.graph is 'whole', but {type(self.source).__name__} is no graph that was cut into clients: "
+                "set it to 'cut'"
+            )
+        return self.whole_graph()
 
     def node_attribute(self, name: str) -> Tensor:
         """An attribute that the source gives each node of the prepared global graph, such as a planted community.

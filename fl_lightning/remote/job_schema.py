@@ -22,7 +22,15 @@ from typing import Any, Literal
 
 from fl_lightning.relations.topology import Topology
 from fl_lightning.remote.names import check_run_name, check_site_name
-from fl_lightning.remote.registry import FILE_SETTINGS, Registry, is_the_packages, settings_of, wanted
+from fl_lightning.remote.registry import (
+    FILE_SETTINGS,
+    Registry,
+    check_at_sites,
+    check_no_references,
+    is_the_packages,
+    settings_of,
+    wanted,
+)
 from fl_lightning.remote.secure import DEFAULT_SHARE, check_share
 from fl_lightning.round.client import ClientModule
 from fl_lightning.run.settings import LARGEST_SEED
@@ -152,6 +160,10 @@ class Job:
                 raise NotAJob(f"{name} must be true or false, got {_short(getattr(self, name))}")
         reader = _Reader(registry)
         reader.value(self.strategy, Strategy, "strategy", 0)
+        try:
+            check_at_sites(registry.named[self.strategy["class"]])
+        except ValueError as error:
+            raise NotAJob(str(error)) from error
         reader.value(self.model, ClientModule | None, "model", 0)
         reader.value(self.relation_graph, Topology | None, "relation_graph", 0)
         hints = {name: hint for name, hint in settings_of(FederatedTrainer).items() if name in TRAINER_SETTINGS}
@@ -192,6 +204,7 @@ def job_of(config: Mapping[str, Any], **facts: Any) -> tuple[Job, list[str]]:
                 f"trainer.{name} is {_short(trainer[name])}: set it to 1, the clients of a remote federation are at "
                 "their sites"
             )
+    check_no_references(trainer.get("references"))
     if not isinstance(trainer.get("logger", True), bool | None):
         raise ValueError(
             "trainer.logger names loggers, which a job cannot contain: set --trainer.logger true for the server's own"

@@ -24,7 +24,7 @@ from fl_lightning.round.client import ClientModule
 from fl_lightning.round.participation import Participation
 from fl_lightning.round.privacy import RecordPrivacy
 from fl_lightning.run.callback import Callback
-from fl_lightning.strategies import Strategy, decentralized, hypernetwork, mixing
+from fl_lightning.strategies import Pooled, Strategy, decentralized, hypernetwork, mixing
 from fl_lightning.strategies.decentralized import map_initialization
 from fl_lightning.strategies.hypernetwork import sheaf_ridge
 
@@ -87,6 +87,31 @@ def _makes(value: Any, kind: type) -> bool:
         return False
     returned = typing.get_type_hints(value).get("return")
     return inspect.isclass(returned) and issubclass(returned, kind)
+
+
+def check_at_sites(strategy: type) -> None:
+    """Refuse a strategy that has all data in one place.
+
+    Raises:
+        ValueError: It is :class:`~fl_lightning.strategies.Pooled`, or a kind of it.
+    """
+    if issubclass(strategy, Pooled):
+        raise ValueError(
+            f"strategy {strategy.__name__} trains on the data of all clients together, which sites do not give away: "
+            "choose another strategy (Pooled is for clients of one machine)"
+        )
+
+
+def check_no_references(references: Any) -> None:
+    """Refuse references of a run, which are trained where it is.
+
+    Raises:
+        ValueError: There are some.
+    """
+    if references:
+        raise ValueError(
+            f"trainer.references is {list(references)}, but the clients' data are at their sites: leave it out"
+        )
 
 
 class Registry:

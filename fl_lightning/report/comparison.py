@@ -23,6 +23,7 @@ from fl_lightning.report.document import Document, Section
 from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.pictures import Album
+from fl_lightning.report.references import levels
 from fl_lightning.report.wording import count, number, size_unit
 
 #: Fewer pairs have no p-value below 0.05.
@@ -246,9 +247,8 @@ class Comparison:
                 f"(and {count(int(lone), 'setting')} that not every configuration has: they are on the page)\n"
             )
         if self._others:
-            tables.append(
-                rich_table(f"Differences from {self.reference}, paired over seeds", gaps_table(self.over_seeds))
-            )
+            paired = gaps_table(self.over_seeds)
+            tables.append(rich_table(f"Differences from {self.reference}, paired over seeds", paired))
             if len(self.clients):
                 paired = gaps_table(self.over_clients)
                 tables.append(rich_table(f"Differences from {self.reference}, paired over clients", paired))
@@ -328,6 +328,7 @@ class Comparison:
                 )
             )
         title = {"round": "Over rounds", "bytes": "Over bytes", "seconds": "Over seconds"}[what]
+        curves += levels(self.recorded, metric, curves, " (reference)", first=len(self.labels))
         return album.curves(curves, title=title, x_label=label, y_label=metric) if curves else None
 
     def _differences(self, album: Album) -> Section:

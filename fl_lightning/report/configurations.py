@@ -27,6 +27,7 @@ _OF_A_RUN = (
     "trainer.executor",
     "trainer.logger",
     "trainer.num_nodes",
+    "trainer.references",
     "trainer.run_name",
     "trainer.strategy",
 )

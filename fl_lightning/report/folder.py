@@ -91,6 +91,16 @@ class Recorded:
         figures = {name: float(values[best]) for name, values in self.history.items()}
         return {**figures, "best_round": float(self.rounds[best])}
 
+    def reference(self, name: str) -> dict[str, float]:
+        """What each reference of the run (``trainer.references``) has of a metric at its own best round.
+
+        Args:
+            name: The metric's; a reference has one model, so that what stands before its split plays no part.
+        """
+        bare = "/".join(name.split("/")[-2:])
+        known = {label: metrics.get(bare) for label, metrics in (self.result.get("references") or {}).items()}
+        return {label: float(value) for label, value in known.items() if value is not None}
+
     @property
     def best_round(self) -> int | None:
         """The round that validation chose."""
@@ -259,7 +269,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 #: The fields of result.json that are used, by the kind of their values.
 _RESULT: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("strategy", "status", "monitor", "error", "config", "partition_hash"), (str,)),
-    **dict.fromkeys(("result", "failures", "versions"), (dict,)),
+    **dict.fromkeys(("result", "failures", "versions", "references"), (dict,)),
     "changes": (list,),
 }
 

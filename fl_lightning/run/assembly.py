@@ -31,10 +31,11 @@ from fl_lightning.run.checks import (
     say_unused_edge_data,
 )
 from fl_lightning.run.interruption import Interruption
+from fl_lightning.run.pooling import on_pool
 from fl_lightning.run.privacy import check_privacy
 from fl_lightning.run.processes import shard
 from fl_lightning.run.profiling import RoundClock, RoundTrace
-from fl_lightning.strategies import Strategy
+from fl_lightning.strategies import Pooled, Strategy
 
 
 @dataclass(kw_only=True)
@@ -77,6 +78,7 @@ class Run:
         loggers: The loggers of the metrics.
         clock: Measures the parts of the rounds.
         trace: Records some rounds, if requested.
+        references: Metrics of the best round of each reference (``trainer.references``), by the strategy's name.
     """
 
     fabric: Fabric
@@ -114,6 +116,7 @@ class Run:
     loggers: list[Logger] = field(default_factory=list)
     clock: RoundClock = field(default_factory=RoundClock)
     trace: RoundTrace | None = None
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def last_round(self) -> int:
@@ -198,6 +201,17 @@ def start_clients(run: Run, clients: Sequence[Any], *, dtype: torch.dtype, parti
     if mine:
         first = functools.partial(collator, mine[:1])
         run.executor = run.executor.tried(run.model, first, run.fabric, time_limit)
+    if isinstance(run.strategy, Pooled):
+        run.executor = on_pool(
+            run.executor,
+            run.strategy,
+            run.datamodule,
+            clients,
+            run.training_clients,
+            device=run.fabric.device,
+            dtype=dtype,
+            says=run.fabric.is_global_zero,
+        )
     run.executor.setup(
         run.fabric,
         run.model,

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from fl_lightning.run.assembly import Run
@@ -20,8 +21,9 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
 
     Returns:
         How it ended (``finished``, ``interrupted`` by a signal, ``failed``); the metrics of the best round under
-        ``result`` (None for values that are not finite); failures by client; the seconds of all rounds and the bytes
-        communicated in them, if counted; and the settings and versions of the run.
+        ``result`` (None for values that are not finite), and those of the references under ``references``, if there
+        are any; failures by client; the seconds of all rounds and the bytes communicated in them, if counted; and the
+        settings and versions of the run.
     """
     interrupted = run.interruption.received is not None or isinstance(error, KeyboardInterrupt)
     seconds = sum(row["seconds"] for row in run.history)
@@ -29,7 +31,8 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
     return {
         "status": "interrupted" if interrupted else "failed" if error is not None else "finished",
         "error": "" if error is None else f"{type(error).__name__}: {error}",
-        "result": {name: value if math.isfinite(value) else None for name, value in run.selection.result.items()},
+        "result": _finite(run.selection.result),
+        **({"references": {name: _finite(each) for name, each in run.references.items()}} if run.references else {}),
         "monitor": run.selection.monitor,
         "mode": run.selection.mode,
         "num_rounds": run.round_idx,
@@ -45,6 +48,10 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
         "changes": run.changes,
         "versions": versions(),
     }
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def write(run: Run, error: BaseException | None = None) -> None:

@@ -30,6 +30,7 @@ _NEUTRAL = (
     "trainer.executor",
     "trainer.logger",
     "trainer.num_nodes",
+    "trainer.references",
     "trainer.run_name",
     "trainer.strategy",
 )

@@ -54,3 +54,4 @@ from fl_lightning.strategies.mixing.scaffold import SCAFFOLD as SCAFFOLD
 from fl_lightning.strategies.mixing.sfl import SFL as SFL
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing as SimilarityMixing
 from fl_lightning.strategies.mixing.twins import Twins as Twins
+from fl_lightning.strategies.pooled import Pooled as Pooled

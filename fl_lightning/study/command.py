@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fl_lightning.arguments import fail
 from fl_lightning.extras import require
+from fl_lightning.run.version import sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
@@ -25,7 +26,6 @@ from fl_lightning.study.schema import WrongStudy
 from fl_lightning.study.single import check, sweep, train_run
 from fl_lightning.study.store import Record, Store
 from fl_lightning.study.table import for_terminal, leaderboard, markdown, tidy, what_was_run, write_csv
-from fl_lightning.study.version import sources
 
 _DESCRIPTION = """Run methods × cases × seeds with equal tuning, in parallel; nothing is trained twice.
 
@@ -234,7 +234,7 @@ def _check(study: Study, options: argparse.Namespace) -> int:
     with Pool(options.processes or study.processes) as pool:
         changed = check(study, Store(study.results), pool, _say, options.methods or ())
     if changed:
-        _say(f"{changed} methods do not reproduce their metrics: raise MATHEMATICS in fl_lightning/study/version.py")
+        _say(f"{changed} methods do not reproduce their metrics: raise MATHEMATICS in fl_lightning/run/version.py")
     return 1 if changed else 0
 
 
@@ -287,6 +287,10 @@ def _table(study: Study, options: argparse.Namespace) -> int:
     if options.metric not in table:
         fail(f"--metric {options.metric!r} is not a column of the results: there are {', '.join(table.columns)}")
     shown, lacking = what_was_run(leaderboard(progress, table, options.metric))
+    if options.metric == "test" and progress.ceilings:
+        from fl_lightning.study.room import with_shares
+
+        shown = with_shares(shown, table, progress.ceilings)
     if options.markdown:
         _say(markdown(shown, "method"))
         return 0

@@ -101,7 +101,7 @@ def _ranks(progress: Progress, table: pd.DataFrame, picture: Picture) -> Figure 
     """Average ranks over the cases common to all methods; those that Nemenyi's test cannot distinguish share a bar."""
     import scikit_posthocs
 
-    means = case_means(table, picture.metric)
+    means = case_means(table[~table["method"].isin(progress.ceilings)], picture.metric)
     if min(means.shape) < 3:
         return None
     figure = Figure(figsize=(9, 1.6 + 0.24 * means.shape[1]), layout="constrained")

@@ -156,6 +156,13 @@ class Progress:
         chosen = self.choice(method, case)
         return [] if chosen is None else self.reported(method, case, chosen.point[0])
 
+    @cached_property
+    def ceilings(self) -> list[str]:
+        """Methods that train on all clients' data together; they are no competitors of the others."""
+        methods = self.study.methods
+        runs = {name: self.report(name, case) for name in methods for case in self.study.cases_of(name)[:1]}
+        return [name for name, reported in runs.items() if reported and reported[0].strategy == "Pooled"]
+
     def groups(self, methods: Collection[str], cases: Collection[str]) -> Iterator[tuple[str, str]]:
         """Method and case, in the order of work: by tier, then by case, so that a part is already a table."""
         tiers = sorted({self.study.methods[method].tier for method in methods})

@@ -10,6 +10,7 @@ from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
+from fl_lightning.study.room import room, with_shares
 from fl_lightning.study.table import by_round, counts_errors, leaderboard, markdown, scale_of, what_was_run
 from fl_lightning.study.traffic import traffic
 
@@ -19,10 +20,14 @@ _SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼", statistics.SAME: "
 def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     """Write ``report.md`` and its pictures into the folder of the results."""
     study, folder = progress.study, progress.store.folder
-    comparisons = statistics.against_baselines(table, study.baselines)
+    references = progress.ceilings
+    ranked = table[~table["method"].isin(references)]
+    comparisons = statistics.against_baselines(ranked, study.baselines)
     shown = leaderboard(progress, table)
     parts = [f"# {study.title}", _preamble(progress, shown)]
-    parts += ["## Test metrics", _leaderboard(progress, shown, table, comparisons)]
+    parts += ["## Test metrics", _leaderboard(progress, with_shares(shown, table, references), table, comparisons)]
+    if text := room(table, references):
+        parts += ["## Room for methods", text]
     if study.traffic is not None:
         parts += ["## What went over the wire", traffic(progress)]
     if any(case.paper for case in study.cases.values()):
@@ -30,9 +35,9 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     for metric, result in comparisons.groupby("metric", sort=False):
         several = comparisons["metric"].nunique() > 1
         parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(result)]
-    if means := statistics.panel_means(table, study.panels):
+    if means := statistics.panel_means(ranked, study.panels):
         parts += ["## Average ranks", _average_ranks(means)]
-    matrix = statistics.wins_ties_losses(table)
+    matrix = statistics.wins_ties_losses(ranked)
     if (matrix != "").any(axis=None):
         parts += [
             "## Wins, ties and losses",
@@ -50,7 +55,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     }.items():
         if column in table:
             parts += [f"## {title}", _markdown(leaderboard(progress, table, column))]
-    if means := statistics.panel_means(table, study.panels, "val"):
+    if means := statistics.panel_means(ranked, study.panels, "val"):
         parts += ["## Average ranks by validation", _average_ranks(means)]
     parts += ["## Other models of the same runs", _kinds(progress, table)]
     parts += _by_round(progress)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.schema import Wandb, WrongStudy
 from fl_lightning.study.store import Record, Store
-from fl_lightning.study.version import digest_of_sources, sources
 
 #: Metrics of the best round that are not about accuracy.
 _LEFT_OUT = ("comm/", "num_", "seconds", "failed_round")

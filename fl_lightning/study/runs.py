@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fl_lightning.run.version import version_of
 from fl_lightning.study.definition import Point, Study
 from fl_lightning.study.schema import Settings, read_yaml
-from fl_lightning.study.version import version_of
 
 
 @dataclass(frozen=True, kw_only=True)

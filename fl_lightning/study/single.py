@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.run.version import digest_of_sources, sources
 from fl_lightning.study.definition import Study
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.runner import Runner, kept_rounds, make_record, task_arguments
 from fl_lightning.study.runs import StudyRun
 from fl_lightning.study.schema import Wandb
 from fl_lightning.study.store import Record, Store
-from fl_lightning.study.version import digest_of_sources, sources
 from fl_lightning.yaml_input import dump_yaml
 
 

@@ -44,7 +44,7 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], metric: str
     """
     result = []
     for case, baseline in best_baselines(table, baselines).items():
-        values = _by_seed(table, case, metric)
+        values = by_seed(table, case, metric)
         rows = []
         for method in values.columns.drop(baseline):
             gain_S = (values[method] - values[baseline]).dropna().to_numpy()
@@ -150,7 +150,7 @@ def wins_ties_losses(table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
     Seeds of a case are compared by the paired t-test, corrected over the cases of a pair of methods.
     """
     methods = list(dict.fromkeys(table["method"]))
-    values = {case: _by_seed(table, case, metric) for case in dict.fromkeys(table["case"])}
+    values = {case: by_seed(table, case, metric) for case in dict.fromkeys(table["case"])}
     shown = pd.DataFrame("", index=methods, columns=methods)
     for first, second in itertools.combinations(methods, 2):
         pairs = [result for result in values.values() if {first, second} <= set(result.columns)]
@@ -213,7 +213,7 @@ def verdict(difference: float, p: float) -> str:
     return ABOVE if difference > 0 else BELOW
 
 
-def _by_seed(table: pd.DataFrame, case: str, metric: str) -> pd.DataFrame:
+def by_seed(table: pd.DataFrame, case: str, metric: str) -> pd.DataFrame:
     """Seeds × methods of a case, more being better."""
     rows = table[(table["case"] == case) & table[metric].notna()]
     sign = _sign(rows) if len(rows) else 1.0

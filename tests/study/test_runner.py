@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from study_pool import HerePool, invented, partition
 
-from fl_lightning.study import runs, version, worker
+from fl_lightning.run import version
+from fl_lightning.study import runs, worker
 from fl_lightning.study.definition import Study, WrongStudy
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.report import write_report

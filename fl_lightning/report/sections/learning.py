@@ -8,6 +8,7 @@ from fl_lightning.report.document import Section
 from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Column, Recorded
 from fl_lightning.report.pictures import Album
+from fl_lightning.report.references import levels
 from fl_lightning.report.wording import number
 
 _MODELS = {
@@ -28,9 +29,17 @@ def section(run: Recorded, album: Album) -> Section:
     mark = None if run.best_round is None else (float(run.best_round), f"best round {run.best_round}")
     pictures = []
 
-    def draw(named: dict[str, Column], title: str, y_label: str, table: Table | None = None, note: str = "") -> None:
+    def draw(
+        named: dict[str, Column],
+        title: str,
+        y_label: str,
+        table: Table | None = None,
+        note: str = "",
+        reference: str = "",
+    ) -> None:
         curves = [Curve(label=label, x=run.rounds.astype(float), y=column) for label, column in named.items()]
         if curves:
+            curves += levels([run], reference, curves, ", test") if reference else []
             pictures.append(
                 album.curves(curves, title=title, x_label="round", y_label=y_label, mark=mark, table=table, note=note)
             )
@@ -44,6 +53,7 @@ def section(run: Recorded, album: Album) -> Section:
         "Learning curves",
         f"{metric}, mean over clients",
         _rounds_table(run),
+        reference=f"test/{metric}",
     )
     if spread := _spread(run, album, mark):
         pictures.append(spread)
