@@ -217,7 +217,9 @@ def test_concurrent_preparation(tmp_path: Path):
 
 def test_unwritable_cache(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cache_dir=.* is not a folder that can be written .*Set FL_CACHE_DIR or data.cache_dir"):
+    with pytest.raises(
+        ValueError, match=r"cache_dir=.* is not a folder that can be written .*Set FL_CACHE_DIR or data.cache_dir"
+    ):
         module(tmp_path / "file").setup()
 
 

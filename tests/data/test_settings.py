@@ -181,7 +181,9 @@ def test_classes_that_are_no_data_sets(dataset: str, tmp_path: Path):
 
 def test_parts_of_another_kind():
     for settings in ({"splitter": MetisPartitioner(2)}, {"relation_graph": GlobalSplit()}):
-        with pytest.raises(ValueError, match=r"data\.(splitter|relation_graph) is .* which is not a (Splitter|Topology)"):
+        with pytest.raises(
+            ValueError, match=r"data\.(splitter|relation_graph) is .* which is not a (Splitter|Topology)"
+        ):
             FederatedDataModule(FL60(), **settings)  # type: ignore[arg-type]
 
 
