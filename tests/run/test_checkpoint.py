@@ -322,6 +322,23 @@ def test_callbacks_and_history_continue(path, federation, make_model, make_train
     assert [row["round"] for row in resumed.run.history] == [0, 1, 2, 3]
 
 
+def test_an_interruption_while_a_checkpoint_is_written_is_an_interruption(tmp_path, monkeypatch) -> None:
+    def interrupted(content: Any, file: Any) -> None:
+        writer = torch._C.PyTorchFileWriter(file, True)
+        monkeypatch.setattr(file, "file", Interrupted())
+        writer.write_record("x", b"1" * 2**20, 2**20)
+        writer.write_end_of_file()
+
+    class Interrupted:
+        def write(self, data: bytes) -> int:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(tmp_path / "a.ckpt", {"x": torch.zeros(3)})
+    assert not list(tmp_path.glob("a.ckpt"))
+
+
 def test_a_round_after_a_resume_in_which_nobody_trains_scores_the_same_models(
     federation, make_model, make_trainer, path, monkeypatch, assert_same
 ) -> None:
