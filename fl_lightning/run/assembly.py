@@ -70,8 +70,9 @@ class Run:
         failures: Why clients failed in the present round, by name.
         dropouts: Names of the clients that were drawn for the present round and dropped out.
         num_failures: How often each client has failed, by name; dropping out, which is drawn, is no failure.
-        reported: Errors in a user's code that were told, by kind and line.
-        unusual: Clients that were named for an update far longer than the others'.
+        num_overflows: How many of the failures of the present round were clients whose numbers overflowed.
+        reported: Errors in a user's code and overflows that were told, by kind and line.
+        unusual: Clients that sent an update far longer than the others'; the first was named.
         should_stop: Whether the present round is the last.
         interruption: The signal that ends the run.
         loggers: Where metrics go.
@@ -107,6 +108,7 @@ class Run:
     failures: dict[str, str] = field(default_factory=dict)
     dropouts: tuple[str, ...] = ()
     num_failures: dict[str, int] = field(default_factory=dict)
+    num_overflows: int = 0
     reported: set[tuple[str, ...]] = field(default_factory=set)
     unusual: set[int] = field(default_factory=set)
     should_stop: bool = False
