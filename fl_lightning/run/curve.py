@@ -34,9 +34,9 @@ class Sign:
 
 
 SIGNS: Mapping[str, Sign] = {
-    STILL_RISING: Sign("still rising", "↗", "/"),
+    STILL_RISING: Sign("still rising", "↗", "^"),
     DIVERGED: Sign("diverged", "↯", "!"),
-    AT_EDGE: Sign("at an edge of the grid", "⊣", "|"),
+    AT_EDGE: Sign("at an edge of the grid", "⊣", "#"),
 }
 #: Metric of a round: clients that were left out since their numbers overflowed; without it none were.
 NUM_OVERFLOWS = "num_overflows"
@@ -125,7 +125,7 @@ def _fall(curve: Curve, chance: float | None) -> str:
         return ""
     sign = 1.0 if curve.mode == "max" else -1.0
     summit = f"{sign * best:.3g} in round {curve.rounds[values.index(best)]}"
-    end = statistics.median(values[-max(1, len(values) // 10) :])
+    end = statistics.median_high(values[-max(1, len(values) // 10) :])
     if not math.isfinite(end):
         return f"{summit}, no number at the end"
     steps = [abs(b - a) for a, b in itertools.pairwise(values) if math.isfinite(a) and math.isfinite(b)]

@@ -18,6 +18,7 @@ from rich.table import Table
 from fl_lightning.arguments import fail
 from fl_lightning.extras import require
 from fl_lightning.study.definition import Study
+from fl_lightning.study.marks import legend, with_signs
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner, count_of, duration
@@ -286,12 +287,16 @@ def _table(study: Study, options: argparse.Namespace) -> int:
     if options.metric not in table:
         fail(f"--figure {options.metric!r} is no column of the results: there are {', '.join(table.columns)}")
     shown, lacking = what_was_run(leaderboard(progress, table, options.metric))
-    if options.markdown:
-        _say(markdown(shown, "method"))
-        return 0
     console = Console()
+    plain = not options.markdown and not console.encoding.lower().startswith("utf")
+    shown = with_signs(shown, table, plain=plain)
+    if options.markdown:
+        _say("\n\n".join(filter(None, (markdown(shown, "method"), legend(table)))))
+        return 0
     for part in for_terminal(shown, "method", title=study.title, width=console.width):
         console.print(part)
+    if meaning := legend(table, plain=plain):
+        console.print(meaning, highlight=False)
     if lacking:
         _say(f"nothing was run yet of {'; '.join(lacking)}")
     return 0

@@ -6,14 +6,27 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
+from fl_lightning.study.definition import Study
+from fl_lightning.study.marks import legend, marked_pairs, with_signs
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
-from fl_lightning.study.table import by_round, counts_errors, leaderboard, markdown, scale_of, what_was_run
+from fl_lightning.study.store import Store
+from fl_lightning.study.table import (
+    by_round,
+    counts_errors,
+    leaderboard,
+    markdown,
+    near_the_end,
+    scale_of,
+    tidy,
+    what_was_run,
+)
 from fl_lightning.study.traffic import traffic
 
-_SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼", statistics.SAME: "", statistics.UNTESTED: ""}
+_SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼"}
 
 
 def write_report(progress: Progress, table: pd.DataFrame) -> Path:
@@ -22,7 +35,9 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     comparisons = statistics.against_baselines(table, study.baselines)
     shown = leaderboard(progress, table)
     parts = [f"# {study.title}", _preamble(progress, shown)]
-    parts += ["## Test metrics", _leaderboard(progress, shown, table, comparisons)]
+    parts += ["## Test metrics", *_two_tables(progress, _leaderboard(progress, shown, table, comparisons))]
+    if (near := near_the_end(table, study)) is not None:
+        parts += ["## Rounds to 95 % of the final validation score", _NEAR, _markdown(near)]
     if study.traffic is not None:
         parts += ["## What went over the wire", traffic(progress)]
     if any(case.paper for case in study.cases.values()):
@@ -31,12 +46,14 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
         several = comparisons["metric"].nunique() > 1
         parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(result)]
     if means := statistics.panel_means(table, study.panels):
-        parts += ["## Average ranks", _average_ranks(means)]
-    matrix = statistics.wins_ties_losses(table)
+        parts += ["## Average ranks", _unfinished_in(table, means), _average_ranks(means)]
+    matrix, rising = statistics.wins_ties_losses(table), bool(marked_pairs(table, STILL_RISING))
     if (matrix != "").any(axis=None):
         parts += [
             "## Wins, ties and losses",
-            "Cases in which the row's method is above / not distinguishable from / below the column's.",
+            "Cases in which the row's method is above / not distinguishable from / below the column's"
+            + (", and cases in which it would be above or below, but one of the two was still rising" if rising else "")
+            + ".",
             markdown(matrix, "method"),
         ]
     for title, column in {
@@ -75,10 +92,12 @@ def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
         seeds = ", ".join(map(str, tuning.seeds))
         lines.append(f"Every method tried {tuning.budget} settings on the seeds {seeds}, which are not reported.")
         if tuning.beyond:
+            most = "" if tuning.steps is None else f", for {tuning.steps} values at most"
             lines.append(
                 f"Where the best has the smallest or the largest {' or '.join(tuning.beyond)}, the grid goes on as "
-                f"long as that is better{_untried(progress)}."
+                f"long as that is better{most}{_untried(progress)}."
             )
+            lines += _past_the_grid(progress)
     lines.append(
         f"`fl-train study run {_shown(study.path)}` makes what is missing, `fl-train study "
         "report` this file; every metric stands in `results.csv` with its command."
@@ -106,18 +125,61 @@ def _untried(progress: Progress) -> str:
     return f", which is yet to be tried by {', '.join(open_at)}" if open_at else ""
 
 
+def _past_the_grid(progress: Progress) -> list[str]:
+    """How many settings were tried past the grid, by whom."""
+    source = progress.source
+    study = source.study
+    more = {
+        f"{method} on {case}": len(source.scores(source.trials(method, case))) - len(source.grid(method, case))
+        for method, case in source.groups(study.methods, study.cases)
+        if study.tuned_on(method, case) == (method, case)
+    }
+    counted = [f"{name} {number}" for name, number in more.items() if number > 0]
+    return [f"Settings past it that were tried so far: {', '.join(counted)}."] if counted else []
+
+
 def _leaderboard(progress: Progress, shown: pd.DataFrame, table: pd.DataFrame, comparisons: pd.DataFrame) -> str:
-    shown = shown.copy()
+    shown = with_signs(shown, table)
     for row in comparisons.itertuples():
-        shown.loc[row.method, row.case] += _SIGNS[row.verdict]
+        shown.loc[row.method, row.case] += _SIGNS.get(row.verdict, "")
     best = statistics.best_baselines(table, progress.study.baselines)
     for case, method in best.items():
         shown.loc[method, case] += " (best simple)"
     note = (
         "▲ above, ▼ below the simple baseline that validation ranks first (paired t-test over seeds, Holm over the "
-        f"methods of a case, {statistics.LEVEL:g}); without a sign: not distinguishable from it, or too few runs."
+        f"methods of a case, {statistics.LEVEL:g}); without a sign: not distinguishable from it, too few runs, or one "
+        "of the two was still rising."
     )
-    return f"{_markdown(shown)}\n\n{note if best else ''}".rstrip()
+    return "\n\n".join(filter(None, (_markdown(shown), note if best else "", legend(table))))
+
+
+def _two_tables(progress: Progress, shown: str) -> list[str]:
+    """The leaderboard; where the study names another that goes on to convergence, that one's beneath it."""
+    study = progress.study
+    if study.convergence is None:
+        return [shown]
+    other = Study(study.path.parent / study.convergence)
+    progress = Progress(other, Store(other.results))
+    table = tidy(progress)
+    parts = ["### The papers' protocol", shown, "### To convergence"]
+    if not len(table):
+        return [*parts, f"Nothing of `{_shown(other.path)}` was run yet."]
+    comparisons = statistics.against_baselines(table, other.baselines)
+    return [*parts, _leaderboard(progress, leaderboard(progress, table), table, comparisons)]
+
+
+_NEAR = (
+    "After how many rounds validation was at 95 % of its best (of an error: at the best / 0.95), and how many MB had "
+    "gone over the wire by then, where that was kept: medians over seeds. This is speed; the table above has the level."
+)
+
+
+def _unfinished_in(table: pd.DataFrame, means: Mapping[str, pd.DataFrame]) -> str:
+    """How many of the ranked means are unfinished; empty for none."""
+    largest = max(means.values(), key=lambda each: each.size)
+    ranked = {(method, case) for method in largest.columns for case in largest.index}
+    number = len(ranked & marked_pairs(table, STILL_RISING))
+    return f"Of the {len(ranked)} means that are ranked {number} were still rising in most seeds." if number else ""
 
 
 def _markdown(shown: pd.DataFrame) -> str:
@@ -142,9 +204,13 @@ def _comparisons(comparisons: pd.DataFrame) -> str:
     scale = scale_of(is_error=counts_errors(comparisons))
     shown = pd.DataFrame(index=overall.index)
     shown["cases"] = overall["cases"].astype(str)
+    if overall["unfinished"].any():
+        shown["unfinished"] = overall["unfinished"].astype(str)
     shown["mean difference"] = [f"{scale * value:+.1f}" for value in overall["difference"]]
-    for word in (statistics.ABOVE, statistics.SAME, statistics.BELOW, statistics.UNTESTED):
-        shown[word] = [str(int(counts.get(word, pd.Series(dtype=int)).get(method, 0))) for method in overall.index]
+    words = [statistics.ABOVE, statistics.SAME, statistics.BELOW, statistics.UNTESTED]
+    for word in [*words, statistics.UNFINISHED] if statistics.UNFINISHED in counts else words:
+        head = "above or below, but unfinished" if word == statistics.UNFINISHED else word
+        shown[head] = [str(int(counts.get(word, pd.Series(dtype=int)).get(method, 0))) for method in overall.index]
     shown["p over cases (Wilcoxon, Holm)"] = ["" if np.isnan(p) else f"{p:.2g}" for p in overall["holm"]]
     shown["over all cases"] = overall["verdict"]
     return markdown(shown, "method")
