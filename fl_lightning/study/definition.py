@@ -175,6 +175,8 @@ class Study:
                 self._known(f"cases.{name}.methods", method, self.methods)
         for name in self.baselines:
             self._known("baselines", name, self.methods)
+        if self.convergence is not None and not (self.path.parent / self.convergence).is_file():
+            self._refuse("convergence", self.convergence, "it is no file; give a study's, relative to this one")
         if len(set(self.seeds)) < len(self.seeds):
             self._refuse("seeds", list(self.seeds), "give each once")
         for name, picture in self.pictures.items():

@@ -142,6 +142,11 @@ class Progress:
             return None
         return Choice(point=best.point, validation=tried[best.label], tried=tried)
 
+    def tuned(self) -> list[tuple[str, str]]:
+        """Each method and case that a choice of this study is made on, once."""
+        groups = self.groups(self.study.methods, self.study.cases)
+        return list(dict.fromkeys(self.study.tuned_on(*group) for group in groups))
+
     def at_edge(self, method: str, case: str) -> str:
         """At which edges of the ordered axes of what was tried the chosen setting stands; empty for none."""
         chosen, source, tuned = self.choice(method, case), self.source, self.study.tuned_on(method, case)

@@ -117,9 +117,8 @@ def _untried(progress: Progress) -> str:
     source = progress.source
     open_at = [
         f"{method} on {case}"
-        for method, case in source.groups(source.study.methods, source.study.cases)
-        if source.study.tuned_on(method, case) == (method, case)
-        and len(source.scores(trials := source.trials(method, case))) < len(trials)
+        for method, case in source.tuned()
+        if len(source.scores(trials := source.trials(method, case))) < len(trials)
         and source.choice(method, case) is not None
     ]
     return f", which is yet to be tried by {', '.join(open_at)}" if open_at else ""
@@ -128,11 +127,9 @@ def _untried(progress: Progress) -> str:
 def _past_the_grid(progress: Progress) -> list[str]:
     """How many settings were tried past the grid, by whom."""
     source = progress.source
-    study = source.study
     more = {
         f"{method} on {case}": len(source.scores(source.trials(method, case))) - len(source.grid(method, case))
-        for method, case in source.groups(study.methods, study.cases)
-        if study.tuned_on(method, case) == (method, case)
+        for method, case in source.tuned()
     }
     counted = [f"{name} {number}" for name, number in more.items() if number > 0]
     return [f"Settings past it that were tried so far: {', '.join(counted)}."] if counted else []

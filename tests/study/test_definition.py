@@ -70,6 +70,11 @@ from fl_lightning.study.schema import WrongStudy
         ),
         ({"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": []}}}, "tuning.grid.a.b is []: give values"),
         (
+            {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": [1, 2]}, "steps": 2}},
+            "tuning.steps is 2: name the axes",
+        ),
+        ({"convergence": "far.yaml"}, "convergence is far.yaml: it is no file"),
+        (
             {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": [1, 2]}, "beyond": ["a.c"]}},
             "tuning.beyond is a.c: did you mean a.b?",
         ),
