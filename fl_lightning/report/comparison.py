@@ -24,6 +24,7 @@ from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Recorded
 from fl_lightning.report.gaps import TIE, client_gaps, columns_of, summary
 from fl_lightning.report.pictures import Album
+from fl_lightning.report.references import levels
 from fl_lightning.report.wording import count, size_unit
 from fl_lightning.run.curve import AT_EDGE, SIGNS, STILL_RISING, in_words
 
@@ -48,7 +49,7 @@ class Comparison:
         notes: What could not be compared, and why.
 
     Raises:
-        ValueError: The runs report different metrics, or there is no such configuration.
+        ValueError: The runs report different metrics, or the configuration does not exist.
     """
 
     def __init__(self, runs: Sequence[Recorded], *, reference: str | None = None) -> None:
@@ -255,16 +256,15 @@ class Comparison:
                 f"(and {count(int(lone), 'setting')} that not every configuration has: they are on the page)\n"
             )
         if self._others:
-            tables.append(
-                rich_table(f"Differences from {self.reference}, paired over seeds", gaps_table(self.over_seeds))
-            )
+            paired = gaps_table(self.over_seeds)
+            tables.append(rich_table(f"Differences from {self.reference}, paired over seeds", paired))
             if len(self.clients):
                 paired = gaps_table(self.over_clients)
                 tables.append(rich_table(f"Differences from {self.reference}, paired over clients", paired))
         return Group(*tables, *self.notes)
 
     def _repr_html_(self) -> str:
-        """The page, for notebooks, in a frame of its own."""
+        """The page in a frame, for notebooks."""
         page = html.escape(self.document().html(), quote=True)
         return f'<iframe title="Comparison of runs" srcdoc="{page}" style="width:100%;height:45rem;border:0"></iframe>'
 
@@ -337,6 +337,7 @@ class Comparison:
                 )
             )
         title = {"round": "Over rounds", "bytes": "Over bytes", "seconds": "Over seconds"}[what]
+        curves += levels(self.recorded, metric, curves, " (reference)", first=len(self.labels))
         return album.curves(curves, title=title, x_label=label, y_label=metric) if curves else None
 
     def _differences(self, album: Album) -> Section:
@@ -359,7 +360,7 @@ class Comparison:
         text = f"A {better} difference is better than {self.reference}. Intervals cover 95 % (Student's t)."
         notes = [
             *self.notes,
-            "Clients of one federation are not independent: their interval says nothing of other seeds.",
+            "Clients of one federation are not independent: their interval says nothing about other seeds.",
         ]
         empty = "" if tables else "No seed and partition is common to two configurations."
         return Section(

@@ -1,7 +1,8 @@
-"""What a run came to, in one file that programs can read: ``result.json``."""
+"""The outcome of a run in one file that programs can read: ``result.json``."""
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from fl_lightning.round.inspection import ServerDiverged
@@ -14,17 +15,17 @@ _WAYS = ("up", "down", "peer")
 
 
 def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
-    """What the file holds.
+    """The content of the file.
 
     Args:
         run: The run, at its end.
-        error: What ended it, if it did not end by itself.
+        error: The error that ended it, if any.
 
     Returns:
-        How it ended (``finished``, ``interrupted`` by a signal, ``failed``). Metrics of the best round under
-        ``result`` (None for what is not finite); its marks (:mod:`fl_lightning.run.curve`); failures by client;
-        seconds of all rounds and bytes that were communicated in them, where they were counted; what the run was made
-        with.
+        How it ended (``finished``, ``interrupted`` by a signal, ``failed``); the metrics of the best round under
+        ``result`` (None for values that are not finite), and those of the references under ``references``, if there
+        are any; its marks (:mod:`fl_lightning.run.curve`); failures by client; the seconds of all rounds and the bytes
+        communicated in them, if counted; and the settings and versions of the run.
     """
     interrupted = run.interruption.received is not None or isinstance(error, KeyboardInterrupt)
     seconds = sum(row["seconds"] for row in run.history)
@@ -32,7 +33,8 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
     return {
         "status": "interrupted" if interrupted else "failed" if error is not None else "finished",
         "error": "" if error is None else f"{type(error).__name__}: {error}",
-        "result": {name: value if math.isfinite(value) else None for name, value in run.selection.result.items()},
+        "result": _finite(run.selection.result),
+        **({"references": {name: _finite(each) for name, each in run.references.items()}} if run.references else {}),
         "marks": marks(run, error),
         "monitor": run.selection.monitor,
         "mode": run.selection.mode,
@@ -53,7 +55,7 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
 
 
 def marks(run: Run, error: BaseException | None = None) -> Marks:
-    """Whether a run was still rising or diverged, as far as its rounds tell; the arguments are :func:`summary`'s."""
+    """Whether a run was still rising or diverged, judged by its rounds; the arguments are those of :func:`summary`."""
     selection = run.selection
     found = marks_of(
         Curve.of_rows(run.history, selection.monitor, selection.mode),
@@ -66,7 +68,7 @@ def marks(run: Run, error: BaseException | None = None) -> Marks:
 
 
 def _chance(run: Run) -> float | None:
-    """Validation if every client told the same of all its examples; None where the data lie elsewhere."""
+    """The validation metric if every client predicted the same for all its examples; None if the data are elsewhere."""
     clients = getattr(run.datamodule, "clients", None)
     if not run.history or clients is None or any(client is None for client in clients):
         return None
@@ -78,7 +80,11 @@ def _chance(run: Run) -> float | None:
     return reference.get(f"val/{run.selection.monitor.rpartition('/')[2]}")
 
 
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
 def write(run: Run, error: BaseException | None = None) -> None:
-    """Write the file into the run's folder, whole."""
+    """Write the file to the run's folder, atomically."""
     with whole_file(run.folder / "result.json") as temporary:
         temporary.write_text(json.dumps(summary(run, error), indent=1, allow_nan=False) + "\n")

@@ -1,6 +1,8 @@
 # Written by docs/exports.py.
 from fl_lightning.federation import Federation as Federation
+from fl_lightning.strategies.base import RecordsMetrics as RecordsMetrics
 from fl_lightning.strategies.base import Strategy as Strategy
+from fl_lightning.strategies.decentralized.base import Decentralized as Decentralized
 from fl_lightning.strategies.decentralized.dfedavgm import DFedAvgM as DFedAvgM
 from fl_lightning.strategies.decentralized.dfedu import DFedU as DFedU
 from fl_lightning.strategies.decentralized.dpsgd import DPSGD as DPSGD
@@ -52,3 +54,4 @@ from fl_lightning.strategies.mixing.scaffold import SCAFFOLD as SCAFFOLD
 from fl_lightning.strategies.mixing.sfl import SFL as SFL
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing as SimilarityMixing
 from fl_lightning.strategies.mixing.twins import Twins as Twins
+from fl_lightning.strategies.pooled import Pooled as Pooled

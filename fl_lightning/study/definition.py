@@ -25,7 +25,8 @@ class Study:
         path: Its YAML file; what may stand in it says :class:`~fl_lightning.study.schema.File`.
 
     Raises:
-        WrongStudy: It cannot be read, or something in it does not fit; the setting, the value and the remedy in a line.
+        WrongStudy: It cannot be read, or is not valid; the message names the setting, the value and the remedy in one
+            line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,7 +94,7 @@ class Study:
         return [_joined([*shared, *mine]) for shared, mine in zip(chosen, [method_points[0], *rest], strict=False)]
 
     def until_of(self, case: str) -> Until | None:
-        """When the runs of a case end, where that is not after a fixed number of rounds."""
+        """When the runs of a case end; None after a fixed number of rounds."""
         return self.cases[case].until or self.until
 
     def axes_of(self, method: str, case: str) -> dict[str, Axis]:
@@ -101,7 +102,7 @@ class Study:
         return {**self.tuning.grid, **self.cases[case].grid, **self.methods[method].tune}
 
     def beyond(self, method: str, case: str, point: Point) -> list[Point]:
-        """The settings past the ends of the axes of ``tuning.beyond`` at which a setting stands."""
+        """The settings just beyond the ends of the axes in ``tuning.beyond``, for a setting that is at such an end."""
         axes = self.axes_of(method, case)
         ordered = (Ordered.of(name, axes[name]) for name in self.tuning.beyond if name in axes)
         return [further for axis in ordered if axis for further in axis.past(point, self.tuning.steps)]
@@ -118,7 +119,7 @@ class Study:
         result: dict[str, Case] = {}
         for name, case in cases.items():
             if "{x" in name and not case.each:
-                self._refuse("cases", name, "give the places that {x} stands for in each")
+                self._refuse("cases", name, "give the values of {x} in each")
             if case.each and case.x is not None:
                 self._refuse(f"cases.{name}.x", case.x, "its places are in each: leave it out")
             for value in case.each:
@@ -165,7 +166,7 @@ class Study:
                         self._refuse(
                             f"config of methods.{method} or cases.{case}",
                             config,
-                            "it is no file; paths are relative to the study",
+                            "it is not a file; paths are relative to the study",
                         )
             if not self.cases_of(method):
                 cases = self.methods[method].cases
@@ -199,7 +200,7 @@ class Study:
         tuning, other = self.tuning, self.other
         if other is not None:
             if tuning.grid or tuning.seeds or tuning.budget or tuning.beyond:
-                self._refuse("tuning.study", tuning.study, "give it alone, or a grid, seeds and budget of this study's")
+                self._refuse("tuning.study", tuning.study, "give either it, or this study's own grid, seeds and budget")
             if shared := sorted(set(other.tuning.seeds) & set(self.seeds)):
                 self._refuse("seeds", shared, f"{tuning.study} tuned on them: report others")
         if shared := sorted(set(tuning.seeds) & set(self.seeds)):
@@ -234,7 +235,7 @@ class Study:
             )
         for name, method in self.methods.items():
             if len(method.tune) > 2:
-                self._refuse(f"methods.{name}.tune", list(method.tune), "give at most two settings of its own")
+                self._refuse(f"methods.{name}.tune", list(method.tune), "give at most two settings")
             for setting, axis in method.tune.items():
                 self._check_axis(f"methods.{name}.tune.{setting}", setting, axis)
                 if setting in tuning.grid:
@@ -269,7 +270,7 @@ def _at(x: int | float, part: Any) -> Any:
     if part == "{x}":
         return x
     if isinstance(part, str):
-        return re.sub(r"{x(?::([^{}]*))?}", lambda result: format(x, result[1] or ""), part)
+        return re.sub(r"{x(?::([^{}]*))?}", lambda match: format(x, match[1] or ""), part)
     return part
 
 

@@ -1,6 +1,6 @@
 """The report of a study: tables, tests and pictures in one Markdown file that a command rewrites."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from fl_lightning.study.definition import Study
 from fl_lightning.study.marks import legend, marked_pairs, with_signs
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
+from fl_lightning.study.room import room, with_shares
 from fl_lightning.study.store import Store
 from fl_lightning.study.table import (
     by_round,
@@ -32,10 +33,14 @@ _SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼"}
 def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     """Write ``report.md`` and its pictures into the folder of the results."""
     study, folder = progress.study, progress.store.folder
-    comparisons = statistics.against_baselines(table, study.baselines)
+    references = progress.ceilings
+    ranked = _without(references, table)
+    comparisons = statistics.against_baselines(ranked, study.baselines)
     shown = leaderboard(progress, table)
     parts = [f"# {study.title}", _preamble(progress, shown)]
     parts += ["## Test metrics", *_two_tables(progress, _leaderboard(progress, shown, table, comparisons))]
+    if text := room(table, references):
+        parts += ["## Room for methods", text]
     if (near := near_the_end(table, study)) is not None:
         parts += ["## Rounds to 95 % of the final validation score", _NEAR, _markdown(near)]
     if study.traffic is not None:
@@ -45,9 +50,9 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     for metric, result in comparisons.groupby("metric", sort=False):
         several = comparisons["metric"].nunique() > 1
         parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(result)]
-    if means := statistics.panel_means(table, study.panels):
-        parts += ["## Average ranks", _unfinished_in(table, means), _average_ranks(means)]
-    matrix, rising = statistics.wins_ties_losses(table), bool(marked_pairs(table, STILL_RISING))
+    if means := statistics.panel_means(ranked, study.panels):
+        parts += ["## Average ranks", _unfinished_in(ranked, means), _average_ranks(means)]
+    matrix, rising = statistics.wins_ties_losses(ranked), bool(marked_pairs(ranked, STILL_RISING))
     if (matrix != "").any(axis=None):
         parts += [
             "## Wins, ties and losses",
@@ -67,7 +72,7 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     }.items():
         if column in table:
             parts += [f"## {title}", _markdown(leaderboard(progress, table, column))]
-    if means := statistics.panel_means(table, study.panels, "val"):
+    if means := statistics.panel_means(ranked, study.panels, "val"):
         parts += ["## Average ranks by validation", _average_ranks(means)]
     parts += ["## Other models of the same runs", _kinds(progress, table)]
     parts += _by_round(progress)
@@ -78,6 +83,11 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     with whole_file(path) as temporary:
         temporary.write_text("\n\n".join(part for part in parts if part) + "\n")
     return path
+
+
+def _without(references: Sequence[str], table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the methods that compete."""
+    return table[~table["method"].isin(references)]
 
 
 def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
@@ -106,7 +116,7 @@ def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
 
 
 def _shown(path: Path) -> str:
-    """A study's path from the folder of its repository, where it lies in one; otherwise as it was given."""
+    """A study's path relative to its repository, if it is in one; otherwise as given."""
     here = path.absolute()
     root = next((above for above in here.parents if (above / "pyproject.toml").is_file()), None)
     return str(here.relative_to(root) if root else path)
@@ -136,7 +146,7 @@ def _past_the_grid(progress: Progress) -> list[str]:
 
 
 def _leaderboard(progress: Progress, shown: pd.DataFrame, table: pd.DataFrame, comparisons: pd.DataFrame) -> str:
-    shown = with_signs(shown, table)
+    shown = with_shares(with_signs(shown, table), table, progress.ceilings)
     for row in comparisons.itertuples():
         shown.loc[row.method, row.case] += _SIGNS.get(row.verdict, "")
     best = statistics.best_baselines(table, progress.study.baselines)
@@ -151,7 +161,7 @@ def _leaderboard(progress: Progress, shown: pd.DataFrame, table: pd.DataFrame, c
 
 
 def _two_tables(progress: Progress, shown: str) -> list[str]:
-    """The leaderboard; where the study names another that goes on to convergence, that one's beneath it."""
+    """The leaderboard, and beneath it that of the study to convergence if the study names one."""
     study = progress.study
     if study.convergence is None:
         return [shown]
@@ -161,7 +171,7 @@ def _two_tables(progress: Progress, shown: str) -> list[str]:
     parts = ["### The papers' protocol", shown, "### To convergence"]
     if not len(table):
         return [*parts, f"Nothing of `{_shown(other.path)}` was run yet."]
-    comparisons = statistics.against_baselines(table, other.baselines)
+    comparisons = statistics.against_baselines(_without(progress.ceilings, table), other.baselines)
     return [*parts, _leaderboard(progress, leaderboard(progress, table), table, comparisons)]
 
 
@@ -224,12 +234,12 @@ def _average_ranks(means: Mapping[str, pd.DataFrame]) -> str:
     shown = ranks.map(lambda rank: "" if np.isnan(rank) else f"{rank:.2f}")
     tests = {columns[name]: statistics.friedman_p(result) for name, result in means.items()}
     summary = ", ".join(f"{p:.2g} in {name}" if len(means) > 1 else f"{p:.2g}" for name, p in tests.items() if p == p)
-    test = f"Friedman's test that all are alike: p = {summary}.\n\n" if summary else ""
+    test = f"Friedman's test that all are equal: p = {summary}.\n\n" if summary else ""
     return f"{test}{markdown(shown, 'method')}"
 
 
 def _kinds(progress: Progress, table: pd.DataFrame) -> str:
-    """Trained before mixing, generated, of unseen clients: each at the round of its own best validation."""
+    """Models before mixing, generated models, unseen clients: each at the round of its own best validation metric."""
     parts = []
     for metric in (name for name in table.columns if name.endswith("_test") and table[name].notna().any()):
         shown = leaderboard(progress, table[table[metric].notna()], metric)
@@ -238,7 +248,7 @@ def _kinds(progress: Progress, table: pd.DataFrame) -> str:
 
 
 def _by_round(progress: Progress) -> list[str]:
-    """What was kept round by round beside scores and bytes, each a heading and a table; means over seeds."""
+    """Metrics of every round other than scores and bytes, each with a heading and a table; means over seeds."""
     study, parts = progress.study, []
     metrics = [name for name in study.history if name.partition("/")[0] not in ("val", "test", "comm")]
     history = progress.store.history() if metrics else {}

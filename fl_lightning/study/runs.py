@@ -1,4 +1,4 @@
-"""The runs of a study: each one run of ``fl-train fit``, with a key of everything it is made of."""
+"""The runs of a study: each is one run of ``fl-train fit``, with a key of everything that determines it."""
 
 import functools
 import hashlib
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fl_lightning.run.version import version_of
 from fl_lightning.study.definition import Study
 from fl_lightning.study.edge import Point
 from fl_lightning.study.schema import Settings, Until, read_yaml
-from fl_lightning.study.version import version_of
 
 _LENGTH = "trainer.num_rounds"
 
@@ -22,18 +22,18 @@ class StudyRun:
     """One training.
 
     Attributes:
-        purpose: ``tuning``, of which validation metrics alone are kept, or ``report``.
+        purpose: ``tuning``, of which only validation metrics are stored, or ``report``.
         method: Name of the method.
         case: Name of the case.
-        seed: Of data and training.
-        setting: The grid's labels; empty where nothing is tuned.
+        seed: Seed of data and training.
+        setting: The grid's labels; empty if nothing is tuned.
         arguments: Of ``fl-train``.
         strategy: Bare name of the strategy's class.
-        key: Digest of the settings: what the configuration files say, and the arguments after them.
-        data: Digest of the part that decides the partition.
-        version: The version of the code's mathematics that it would be computed with now.
-        lineage: Digest of the settings without those of its length, and of the version: runs that share it are each
-            other's beginning, so that a longer one can go on from the last state of a shorter one.
+        key: Digest of the settings: those of the configuration files, and the arguments after them.
+        data: Digest of the settings that determine the partition.
+        version: The current version of the code's mathematics.
+        lineage: Digest of the settings except for the length, and of the version: of runs that share it, a longer one
+            can continue from the last state of a shorter one.
     """
 
     purpose: Literal["tuning", "report"]
@@ -89,7 +89,7 @@ def make_run(
     settings: Settings = {}
     for layer in layers:
         for name, value in layer.items():
-            settings.pop(name, None)  # the last word is said last
+            settings.pop(name, None)  # the last value is given last
             settings[name] = value
     settings |= {"data.seed": seed, "seed_everything": seed}
     configs = study.configs_of(method, case)
@@ -154,7 +154,7 @@ def _lineage(contents: list[dict[str, Any]], settings: Settings, version: str) -
 
 
 def _text(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value in the form of the command line."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
@@ -177,7 +177,7 @@ def _strategy(contents: list[dict[str, Any]], settings: Settings) -> str:
 
 
 def _data_settings(contents: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:
-    """What decides the partition, by name without ``init_args`` and ``class_path``; later layers win."""
+    """The settings that determine the partition, by name without ``init_args`` and ``class_path``; later layers win."""
     result: dict[str, Any] = {}
     for content in contents:
         result |= dict(_leaves("data", content.get("data") or {}))

@@ -53,7 +53,7 @@ def test_another_axis_has_the_last_word() -> None:
     assert at_edge({**RATES, **three}, top, [*tried, top]) == "client_lr=three is the highest of 3"
 
 
-def test_labelled_numbers_go_on_like_listed_ones() -> None:
+def test_labeled_numbers_go_on_like_listed_ones() -> None:
     axis = Ordered.of("client_lr", OWN["client_lr"])
     assert axis is not None
     point = "lr=0.05, client_lr=one", {"model.optimizer.lr": 1.0}

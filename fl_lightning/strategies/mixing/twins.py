@@ -25,7 +25,7 @@ from fl_lightning.strategies.mixing.base import Mixing, equal_weights, example_w
 
 @dataclass(kw_only=True, eq=False)
 class Twins(Mixing):
-    """Base of the strategies whose clients have a :class:`~fl_lightning.models.Twin`.
+    """Base class of the strategies whose clients have a :class:`~fl_lightning.models.Twin`.
 
     Args:
         weighting: Average the shared models by training ``examples``, or by ``equal`` shares.
@@ -36,7 +36,7 @@ class Twins(Mixing):
     blend: bool = field(default=False, init=False)
 
     def build_net(self, net: nn.Module) -> nn.Module:
-        """The net twice."""
+        """Two copies of the net."""
         return Twin(net)
 
     def mixing_matrix(self, upload: Payload) -> Tensor:
@@ -44,19 +44,19 @@ class Twins(Mixing):
         return (example_weights(upload) if self.weighting == "examples" else equal_weights(upload))[None]
 
     def sum_weighting(self) -> SumWeighting:
-        """That of the average, unless a setting looks at single clients."""
+        """That of the average, unless a setting needs single clients' updates."""
         return None if self.settings_against_sums() else self.weighting
 
     @abstractmethod
     def join(self) -> Stage:
-        """What an unseen client does, whose both models are the server's; it sends nothing."""
+        """What an unseen client does, starting with both models from the server; it sends nothing."""
 
     def onboarding_stages(self) -> Sequence[Stage]:
-        """Unseen clients receive the shared model and make a personal one of it."""
+        """Unseen clients receive the shared model and make a personal one from it."""
         return [dataclasses.replace(self.join(), name="join")]
 
     def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
-        """The shared model; to unseen clients as their personal one, too."""
+        """The shared model, which unseen clients also get as their personal one."""
         payload = super().configure(stage, clients)
         if stage.name != "join":
             return payload
@@ -74,7 +74,7 @@ class Twins(Mixing):
 
 
 def shared_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
-    """What the shared model predicts."""
+    """The output of the shared model."""
     return client.part_output("shared", parameters, batch)
 
 
