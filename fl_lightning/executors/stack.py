@@ -172,11 +172,13 @@ class ClientStack:
                 storage[rows_of(positions, storage.device)] = value.to(storage)
 
     def remember(self, name: str, value: Tensor, positions: Sequence[int]) -> None:
-        """Overwrite the client state of some clients, one row of ``value`` each, possibly with fewer examples."""
+        """Overwrite the client state of some clients, one row of ``value`` each, padded for others than those here."""
         storage = self.client_state[name]
         rows: Any = rows_of(positions, storage.device)
-        ragged = value.dim() > 1 and value.shape[1] != storage.shape[1]
-        storage[(rows, slice(value.shape[1])) if ragged else rows] = value.to(storage)
+        if value.dim() > 1 and value.shape[1] != storage.shape[1]:
+            width = min(value.shape[1], storage.shape[1])
+            rows, value = (rows, slice(width)), value[:, :width]
+        storage[rows] = value.to(storage)
 
     def slot(self, name: str, slot: str, like: Tensor) -> Tensor:
         """Storage of a slot, created when it is first needed; ``like`` has some clients' rows of it."""

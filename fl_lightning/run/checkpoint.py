@@ -131,13 +131,13 @@ class _Summed:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.checksum = 0
-        self.error: OSError | None = None
+        self.error: BaseException | None = None
 
     def write(self, data: bytes) -> int:
         self.checksum = zlib.crc32(data, self.checksum)
         try:
             return self.file.write(data)
-        except OSError as error:
+        except BaseException as error:  # an interruption too: torch makes an error of its own of what is raised here
             self.error = error
             raise
 

@@ -88,7 +88,7 @@ class Rounds:
         metrics: dict[str, float] = dict(run.strategy.metrics())
         if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
             with run.clock.part("evaluation"):
-                metrics |= self.evaluate(run.evaluated_clients)
+                metrics |= self.evaluate(run.evaluated_clients, whole=True)
             run.selection.update(run.round_idx, metrics, run.scores[""])
             unseen.keep_chosen_server(run)
         metrics |= epsilons(run)

@@ -18,7 +18,7 @@ from fl_lightning.executors.store import FIRST_ROWS, ClientStore
 from fl_lightning.models import NormalizedGCN
 from fl_lightning.round.stage import Persistence, Stage
 from fl_lightning.run import checkpoint
-from fl_lightning.strategies import APFL, Ditto, FedAvg, FedBABU, FedPer, Local, PFedMe
+from fl_lightning.strategies import APFL, S2FGL, Ditto, FedAvg, FedBABU, FedPer, Local, PFedMe
 from fl_lightning.testing.comparison import assert_same
 
 SOME = Participation(num_clients=2)
@@ -147,6 +147,16 @@ def test_a_checkpoint_does_not_score_as_its_run_where_too_little_is_declared(
 
 
 # ------------------------------------------------------------------ equality, resume, failures
+
+
+def test_a_round_of_small_clients_follows_one_of_all(fit, monkeypatch) -> None:
+    """What S2FGL remembers of each node is padded for the largest client at hand, which is another then."""
+    small = {4: 1.0, 3: 1.0}
+    monkeypatch.setattr(
+        Participation, "draw", lambda self, clients, r, seed: (small if r else dict.fromkeys(clients, 1.0), ())
+    )
+    stacked, sequential = (fit(executor, S2FGL()) for executor in (StackedExecutor, SequentialExecutor))
+    assert_same(stacked.run.history, sequential.run.history, tolerance=1e-5)
 
 
 class Fails(ClientModule):

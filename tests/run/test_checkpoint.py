@@ -11,7 +11,7 @@ from fl_lightning import Callback, FederatedDataModule, Participation, Sequentia
 from fl_lightning.callbacks import FederatedCheckpoint
 from fl_lightning.data import GlobalSplit
 from fl_lightning.run import checkpoint
-from fl_lightning.strategies import FedAvg, FedPer, FedSheafHN
+from fl_lightning.strategies import SCAFFOLD, FedAvg, FedPer, FedSheafHN
 
 SheafHN = functools.partial(FedSheafHN, num_epochs=2, init_epochs=2, num_neighbors=2, refresh_every=2)
 
@@ -320,3 +320,42 @@ def test_callbacks_and_history_continue(path, federation, make_model, make_train
 
     assert [row["rounds_seen"] for row in resumed.run.history] == [1, 2, 3, 4]
     assert [row["round"] for row in resumed.run.history] == [0, 1, 2, 3]
+
+
+def test_an_interruption_while_a_checkpoint_is_written_is_an_interruption(tmp_path, monkeypatch) -> None:
+    def interrupted(content: Any, file: Any) -> None:
+        writer = torch._C.PyTorchFileWriter(file, True)
+        monkeypatch.setattr(file, "file", Interrupted())
+        writer.write_record("x", b"1" * 2**20, 2**20)
+        writer.write_end_of_file()
+
+    class Interrupted:
+        def write(self, data: bytes) -> int:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(tmp_path / "a.ckpt", {"x": torch.zeros(3)})
+    assert not list(tmp_path.glob("a.ckpt"))
+
+
+def test_a_round_after_a_resume_in_which_nobody_trains_scores_the_same_models(
+    federation, make_model, make_trainer, path, monkeypatch, assert_same
+) -> None:
+    monkeypatch.setattr(
+        Participation, "draw", lambda self, clients, i, seed: ({}, clients) if i == 1 else ({0: 1.0}, ())
+    )
+
+    def trainer(rounds: int) -> Any:
+        return make_trainer(num_rounds=rounds, participation=Participation(max_failed_rounds=3))
+
+    whole = trainer(3)
+    whole.fit(make_model(), federation, SCAFFOLD())
+    first = trainer(1)
+    first.fit(make_model(), federation, SCAFFOLD())
+    first.save_checkpoint(path)
+    resumed = trainer(3)
+    resumed.fit(make_model(), federation, SCAFFOLD(), ckpt_path=str(path))
+    rows = [[{**row, "seconds": 0} for row in run.run.history] for run in (resumed, whole)]
+    assert "trained/val/acc" in rows[1][1]
+    assert_same(*rows)
