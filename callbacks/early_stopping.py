@@ -1,5 +1,6 @@
 """Stops a run that no longer improves."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fl_lightning.direction import Direction, direction_of
@@ -35,6 +36,7 @@ class EarlyStopping(Callback):
         self.mode = mode
         self.patience = patience
         self.min_delta = min_delta
+        self.was_loaded = False
         self._forget()
 
     def given(self) -> dict[str, Any]:
@@ -59,8 +61,11 @@ class EarlyStopping(Callback):
                 f"(known: {', '.join(trainer.run.selection.directions)}): set EarlyStopping.mode to max or min"
             )
         self.sign = 1.0 if mode == "max" else -1.0
-        if trainer.run.round_idx == 0:
+        if trainer.run.round_idx == 0 or not self.was_loaded:
             self._forget()
+            for row in trainer.run.history:  # of a run that began without this callback
+                self._compare(row)
+        self.was_loaded = False
         self._stop_if_due(trainer)
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
@@ -71,13 +76,18 @@ class EarlyStopping(Callback):
                     f"EarlyStopping.monitor is {self.monitor!r}, which is not among {', '.join(sorted(metrics))}"
                 )
             return
+        self._compare(metrics)
+        self._stop_if_due(trainer)
+
+    def _compare(self, metrics: Mapping[str, float]) -> None:
+        if self.monitor not in metrics:
+            return
         value = self.sign * metrics[self.monitor]  # nan is no improvement
         if value > (float("-inf") if self.best is None else self.sign * self.best + self.min_delta):
             self.best = metrics[self.monitor]
             self.num_without_improvement = 0
         else:
             self.num_without_improvement += 1
-        self._stop_if_due(trainer)
 
     def _stop_if_due(self, trainer: Trainer) -> None:
         if self.num_without_improvement >= self.patience:
@@ -91,3 +101,4 @@ class EarlyStopping(Callback):
         """Restore :meth:`state_dict`."""
         self.best = state["best"]
         self.num_without_improvement = state["num_without_improvement"]
+        self.was_loaded = True

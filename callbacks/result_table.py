@@ -8,7 +8,9 @@ from rich import box
 from rich.filesize import decimal
 from rich.table import Table
 
+from fl_lightning.run import result as run_result
 from fl_lightning.run.callback import Trainer
+from fl_lightning.run.curve import SIGNS
 
 #: Descriptions of models by the prefixes of their metrics; other models are named by the prefix itself.
 _MODELS = {"gen/": "generated model", "unseen/": "unseen clients", "unseen/gen/": "unseen clients, generated"}
@@ -41,6 +43,8 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
         best = trainer.run.selection.best_round
         how = f"by {monitor}" if result[monitor] == result[monitor] else "the last, for there is no validation"
         yield "best round", f"{best} of {rounds} (numbered from 0), {how}"
+        for name, why in run_result.marks(trainer.run).items():
+            yield SIGNS[name].words, why
         yield monitor, number(result[monitor])
         for name in dict.fromkeys((test, "test/acc")):
             if name in result:
@@ -68,6 +72,8 @@ def _result_rows(trainer: Trainer, clients: Sequence[Sequence[float]]) -> Iterat
     if failures := trainer.run.num_failures:
         worst_name = max(failures, key=lambda name: failures[name])
         yield "failures", f"{sum(failures.values())} of {len(failures)} clients ({worst_name}: {failures[worst_name]})"
+    if unusual := len(trainer.run.unusual):
+        yield "unusual updates", f"of {unusual} client{'' if unusual == 1 else 's'}, aggregated"
     if trainer.run.history:
         if "comm/bytes_total" in trainer.run.history[-1]:
             sums = {way: sum(row.get(f"comm/bytes_{way}", 0) for row in trainer.run.history) for way in _WAYS}

@@ -57,15 +57,13 @@ class FederatedTrainer(Counted):
         precision: ``32-true`` (32), ``bf16-mixed``, ``bf16-true`` or ``64-true`` (64).
         strategy: Fabric's launch strategy, for example ``auto`` or ``ddp``. (The algorithm is an argument of ``fit``.)
         callbacks: Callbacks, in the order in which they are called.
-        default_callbacks: Add the usual callbacks (communication ledger, checkpoints, report, progress bar), each
-            unless one of its class is given.
-        logger: Loggers, in addition to a CSV file in the run's folder; true for CSV and TensorBoard, false or null
-            for none.
+        default_callbacks: Add the communication ledger, checkpoints, report and progress bar, unless they are given.
+        logger: Loggers beside a CSV file in the run's folder; true for CSV and TensorBoard, false or null for none.
         default_root_dir: Folder of all runs.
         run_name: Subfolder in which the versions of this run are kept.
         seed: Root of every random draw of the training (the data module has its own).
-        references: What the run is measured by, ``local`` or ``pooled`` or both: ``Local`` and ``Pooled`` with the
-            run's settings, trained before it unless they are in the cache folder, and shown with it.
+        references: ``local`` or ``pooled`` or both: ``Local`` and ``Pooled`` with the run's settings, trained before
+            it unless they are in the cache folder, and shown with it.
 
     Raises:
         ValueError: A value is out of range.
@@ -174,10 +172,8 @@ class FederatedTrainer(Counted):
             ckpt_path: Checkpoint to continue from: a path, ``last`` or ``best``. The latter two are those of the newest
                 run in ``run_name`` with the same data, partition, strategy, net and seed; if there is no run yet,
                 training starts from the beginning.
-            profile: Write ``trace.json`` (``torch.profiler``, two rounds) and ``profile.csv`` (where the time of the
-                rounds went) to the run's folder.
-            resume_with_changes: Continue from the checkpoint even if settings differ from those it was made with; the
-                differences are reported.
+            profile: Write ``trace.json`` (``torch.profiler``, two rounds) and ``profile.csv`` (seconds by part).
+            resume_with_changes: Continue even if settings differ from the checkpoint's; the differences are reported.
 
         Returns:
             The metrics of the best round by validation, those of unseen clients under ``unseen/``, and
@@ -349,6 +345,5 @@ class FederatedTrainer(Counted):
         metrics = rounds.evaluate(run.evaluated_clients, round_idx=run.last_round)
         if run.unseen_clients:
             metrics |= unseen.join(run, rounds.exchange, rounds.evaluate)
-        metrics = {name: value for name, value in metrics.items() if split in name}
-        self._hooks.call("on_evaluation_end", metrics)
+        self._hooks.call("on_evaluation_end", metrics := {name: metrics[name] for name in metrics if split in name})
         return metrics

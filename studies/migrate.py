@@ -106,7 +106,7 @@ def _points(study: Study, method: str, case: str) -> list[Point]:
     result = {point[0]: point for point in study.grid_of(method, case)}
     last = list(result.values())
     for _ in range(_BEYOND if study.tuning.beyond else 0):
-        further = {point[0]: point for each in last for point in study.beyond(case, each)}
+        further = {point[0]: point for each in last for point in study.beyond(method, case, each)}
         last = [point for label, point in further.items() if label not in result]
         result |= further
     return list(result.values())

@@ -21,6 +21,8 @@ def invented(arguments: tuple[str, ...], *others: Any) -> dict[str, Any]:
         "monitor": "val/acc",
         "mode": "max",
         "result": {"val/acc": val, "test/acc": test, "test/acc_worst": worst, "best_round": 1},
+        "marks": {},
+        "near": {"rounds": 2, "bytes": 40},
         "kinds": {"trained": [val, test]},
         "clients": {"client": [0, 1], "val": [val, val], "test": [test, test]},
         "malicious": [],

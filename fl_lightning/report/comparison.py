@@ -17,18 +17,21 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from scipy import stats
 
-from fl_lightning.report.comparison_tables import gaps_table, rich_table, settings_table, summary_table
+from fl_lightning.report.comparison_tables import cell, gaps_table, rich_table, settings_table, summary_table
 from fl_lightning.report.configurations import UNSET, configuration_of, grouped, partition_of, seed_of, total_of
 from fl_lightning.report.document import Document, Section
 from fl_lightning.report.figures import Curve, Picture, Table
 from fl_lightning.report.folder import Recorded
+from fl_lightning.report.gaps import TIE, client_gaps, columns_of, summary
 from fl_lightning.report.pictures import Album
 from fl_lightning.report.references import levels
-from fl_lightning.report.wording import count, number, size_unit
+from fl_lightning.report.wording import count, size_unit
+from fl_lightning.run.curve import AT_EDGE, SIGNS, STILL_RISING, in_words
 
 #: Fewer pairs have no p-value below 0.05.
 _FEWEST_FOR_RANKS = 6
-_TIE = 1e-9
+#: Marks that runs have by themselves, without a study.
+_MARKS = [name for name in SIGNS if name != AT_EDGE]
 
 
 class Comparison:
@@ -88,6 +91,7 @@ class Comparison:
                     f"{self.metric}_worst": metrics.get(f"{self.metric}_worst", math.nan),
                     "bytes": total_of(run, "comm/bytes_total", last=True),
                     "seconds": total_of(run, "seconds", last=False),
+                    "marks": in_words(run.marks),
                     "folder": str(run.path),
                 }
             )
@@ -103,6 +107,7 @@ class Comparison:
                 {
                     "configuration": label,
                     "runs": len(mine),
+                    **{name: sum(name in run.marks for run in self.members(label)) for name in _MARKS},
                     self.metric: mine[self.metric].mean(),
                     "std_over_runs": mine[self.metric].std(ddof=1),
                     "std_over_clients": mine[f"{self.metric}_std"].mean(),
@@ -159,15 +164,29 @@ class Comparison:
 
     @cached_property
     def over_seeds(self) -> pd.DataFrame:
-        """Each configuration minus the reference, paired over seeds: mean, its 95 % interval (Student's t), wins."""
+        """Each configuration minus the reference, paired over seeds: mean, its 95 % interval (Student's t), wins.
+
+        Pairs in which a run was still rising are in the mean, and counted as neither better nor worse.
+        """
         rows = []
         for label in self._others:
             pairs = self._pairs(label)
             gaps = np.array(
                 [a.figures.get(self.metric, math.nan) - b.figures.get(self.metric, math.nan) for a, b in pairs]
             )
-            rows.append({"configuration": label, **self._summary(gaps, "seeds")})
-        return pd.DataFrame(rows, columns=["configuration", *_columns("seeds")])
+            ended = np.array([all(STILL_RISING not in run.marks for run in pair) for pair in pairs], dtype=bool)
+            whole, finished = (
+                summary(part, "seeds", less_is_better=self.less_is_better) for part in (gaps, gaps[ended])
+            )
+            wins = {name: finished[name] for name in ("better", "worse")}
+            unfinished = int((~ended).sum())
+            rows.append({"configuration": label, **whole, **wins, "unfinished": unfinished})
+            if unfinished:
+                self._note(
+                    f"Of {count(len(pairs), 'pair')} of {label} and {self.reference} {unfinished} "
+                    f"{'has' if unfinished == 1 else 'have'} a run that was still rising: more rounds may change them."
+                )
+        return pd.DataFrame(rows, columns=["configuration", *columns_of("seeds"), "unfinished"])
 
     @cached_property
     def over_clients(self) -> pd.DataFrame:
@@ -178,12 +197,12 @@ class Comparison:
         """
         rows = []
         for label in self._others:
-            gaps = np.array([gap for a, b in self._pairs(label) for gap in _client_gaps(a, b)])
-            summary = self._summary(gaps, "clients")
-            differing = gaps[np.abs(gaps) > _TIE]
+            gaps = np.array([gap for a, b in self._pairs(label) for gap in client_gaps(a, b)])
+            described = summary(gaps, "clients", less_is_better=self.less_is_better)
+            differing = gaps[np.abs(gaps) > TIE]
             p_value = float(stats.wilcoxon(differing).pvalue) if len(differing) >= _FEWEST_FOR_RANKS else math.nan
-            rows.append({"configuration": label, **summary, "p_value": p_value})
-        return pd.DataFrame(rows, columns=["configuration", *_columns("clients"), "p_value"])
+            rows.append({"configuration": label, **described, "p_value": p_value})
+        return pd.DataFrame(rows, columns=["configuration", *columns_of("clients"), "p_value"])
 
     @property
     def _others(self) -> list[str]:
@@ -216,16 +235,6 @@ class Comparison:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-    def _summary(self, gaps: np.ndarray[Any, Any], what: str) -> dict[str, float]:
-        gaps = gaps[np.isfinite(gaps)]
-        total = len(gaps)
-        mean = float(gaps.mean()) if total else math.nan
-        spread = float(gaps.std(ddof=1)) if total > 1 else math.nan
-        half = float(stats.t.ppf(0.975, total - 1)) * spread / math.sqrt(total) if total > 1 else math.nan
-        sign = -1 if self.less_is_better else 1
-        better, worse = int((sign * gaps > _TIE).sum()), int((sign * gaps < -_TIE).sum())
-        return dict(zip(_columns(what), (total, mean, spread, mean - half, mean + half, better, worse), strict=True))
 
     # ------------------------------------------------------------------ to look at
 
@@ -382,19 +391,6 @@ class Comparison:
 
     def _all_runs(self) -> Section:
         shown = self.runs.drop(columns=["folder"])
-        rows = [[_cell(value) for value in row] for row in shown.itertuples(index=False)]
+        rows = [[cell(value) for value in row] for row in shown.itertuples(index=False)]
         table = Table(title="Table of the runs", columns=list(shown.columns), rows=rows)
         return Section(anchor="runs", title="Runs", folded=[table])
-
-
-def _client_gaps(first: Recorded, second: Recorded) -> list[float]:
-    local, other = first.client_values(first.client_metric), second.client_values(second.client_metric)
-    return [local[name] - other[name] for name in local if name in other]
-
-
-def _columns(what: str) -> list[str]:
-    return [what, "mean", "std", "low", "high", "better", "worse"]
-
-
-def _cell(value: Any) -> str:
-    return number(value) if isinstance(value, int | float) else str(value)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fl_lightning.direction import direction_of
 from fl_lightning.report.record import RunRecord
+from fl_lightning.run.curve import NUM_OVERFLOWS, SIGNS, Curve, Marks, marks_of
 from fl_lightning.yaml_input import read_yaml
 
 Column = NDArray[np.float64]
@@ -106,6 +107,25 @@ class Recorded:
         """The round that validation chose."""
         result = self.figures.get("best_round")
         return None if result is None else int(result)
+
+    @property
+    def marks(self) -> Marks:
+        """Whether it was still rising or diverged; of a run that left no word of it from the rounds themselves."""
+        if "marks" in self.result:
+            return {name: str(why) for name, why in self.result["marks"].items() if name in SIGNS}
+        values = self.history.get(self.monitor)
+        if values is None or self.best_round is None:
+            return {}
+        known = np.isfinite(values)
+        overflows = self.history.get(NUM_OVERFLOWS)
+        bare = f"val/{self.monitor.rpartition('/')[2]}"
+        return marks_of(
+            Curve(self.rounds[known].tolist(), values[known].tolist(), "min" if self.less_is_better else "max"),
+            best_round=self.best_round,
+            num_rounds=len(self.rounds),
+            chance=self.record.reference.get(bare) if self.record else None,
+            num_overflows=0 if overflows is None else int(np.nansum(overflows)),
+        )
 
     def column(self, name: str) -> Column | None:
         """The metrics of a metric; None where no round has one."""
@@ -269,7 +289,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 #: The fields of result.json that are used, by the kind of their values.
 _RESULT: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("strategy", "status", "monitor", "error", "config", "partition_hash"), (str,)),
-    **dict.fromkeys(("result", "failures", "versions", "references"), (dict,)),
+    **dict.fromkeys(("result", "marks", "failures", "versions", "references"), (dict,)),
     "changes": (list,),
 }
 

@@ -19,6 +19,7 @@ from fl_lightning.report.sections import (
     settings,
 )
 from fl_lightning.report.wording import count, duration, number, size
+from fl_lightning.run.curve import DIVERGED, STILL_RISING
 
 _STATUS = {"finished": "good", "interrupted": "warn", "failed": "bad", "unknown": "warn"}
 
@@ -101,6 +102,10 @@ def _alerts(run: Recorded) -> list[str]:
         result.append("A signal ended the run before its last round; it can be continued with --ckpt_path last.")
     if run.status == "unknown":
         result.append("There is no result.json: the run was killed or is still running. The metrics are those so far.")
+    if why := run.marks.get(STILL_RISING):
+        result.append(f"It was still rising: {why}. More rounds (trainer.num_rounds, --ckpt_path last) may change it.")
+    if why := run.marks.get(DIVERGED):
+        result.append(f"It diverged: {why}. Lower learning rates, or a bound on updates, may prevent this.")
     if run.record is None:
         result.append("There is no report.json (callback RunReport), so clients, matrices and embeddings are missing.")
     if not len(run.rounds):

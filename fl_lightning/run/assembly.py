@@ -71,8 +71,9 @@ class Run:
         failures: Why clients failed in the current round, by name.
         dropouts: Names of the clients that were drawn for the current round and dropped out.
         num_failures: How often each client has failed, by name; random dropouts are not failures.
-        reported: Errors in a user's code that have been reported, by kind and line.
-        unusual: Clients that have been reported for an update far longer than the others'.
+        num_overflows: How many failures of the current round are clients whose numbers overflowed.
+        reported: Errors in a user's code and overflows that have been reported, by kind and line.
+        unusual: Clients that sent an update far longer than the others'; the first was reported by name.
         should_stop: Whether the current round is the last.
         interruption: The signal that ends the run.
         loggers: The loggers of the metrics.
@@ -109,6 +110,7 @@ class Run:
     failures: dict[str, str] = field(default_factory=dict)
     dropouts: tuple[str, ...] = ()
     num_failures: dict[str, int] = field(default_factory=dict)
+    num_overflows: int = 0
     reported: set[tuple[str, ...]] = field(default_factory=set)
     unusual: set[int] = field(default_factory=set)
     should_stop: bool = False

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fl_lightning.round.participation import Participation
 from fl_lightning.run.assembly import Run
+from fl_lightning.run.curve import says_overflow
 
 
 class ClientFailure(RuntimeError):
@@ -34,7 +35,7 @@ class Failures:
         return max(self.participation.min_clients, self.run.strategy.min_updates)
 
     def report(self, failures: Mapping[int, str], where: str, num_clients: int) -> None:
-        """Count failures and warn of them; an error in a user's code is reported once in a run, for all its clients.
+        """Count failures and warn of them; a user's code's error, or an overflow, once in a run for all its clients.
 
         Args:
             failures: Why clients failed, by client.
@@ -49,6 +50,7 @@ class Failures:
             name = run.registry.names[client]
             run.failures[name] = str(why)
             run.num_failures[name] = run.num_failures.get(name, 0) + 1
+            run.num_overflows += bool(says_overflow(why))
         for clients in alike(failures, num_clients):
             locations = {location for client in clients if (location := location_of(failures[client]))}
             if locations and locations <= run.reported:
@@ -130,6 +132,6 @@ def alike(failures: Mapping[int, str], num_clients: int) -> list[list[int]]:
 
 
 def location_of(why: str) -> tuple[str, ...]:
-    """The kind of error and the line of the user's code that raised it; empty if the user's code did not raise it."""
-    location = getattr(why, "location", "")
+    """The kind of error and the line of the user's code that raised it, or how numbers overflowed; otherwise empty."""
+    location = getattr(why, "location", "") or says_overflow(why)
     return (why.partition(":")[0], location) if location else ()

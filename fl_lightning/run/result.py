@@ -5,7 +5,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fl_lightning.round.inspection import ServerDiverged
 from fl_lightning.run.assembly import Run
+from fl_lightning.run.curve import DIVERGED, NUM_OVERFLOWS, Curve, Marks, marks_of
 from fl_lightning.run.folder import whole_file
 from fl_lightning.run.state import versions
 
@@ -22,8 +24,8 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
     Returns:
         How it ended (``finished``, ``interrupted`` by a signal, ``failed``); the metrics of the best round under
         ``result`` (None for values that are not finite), and those of the references under ``references``, if there
-        are any; failures by client; the seconds of all rounds and the bytes communicated in them, if counted; and the
-        settings and versions of the run.
+        are any; its marks (:mod:`fl_lightning.run.curve`); failures by client; the seconds of all rounds and the bytes
+        communicated in them, if counted; and the settings and versions of the run.
     """
     interrupted = run.interruption.received is not None or isinstance(error, KeyboardInterrupt)
     seconds = sum(row["seconds"] for row in run.history)
@@ -33,11 +35,13 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
         "error": "" if error is None else f"{type(error).__name__}: {error}",
         "result": _finite(run.selection.result),
         **({"references": {name: _finite(each) for name, each in run.references.items()}} if run.references else {}),
+        "marks": marks(run, error),
         "monitor": run.selection.monitor,
         "mode": run.selection.mode,
         "num_rounds": run.round_idx,
         "num_failed_rounds": sum(row["failed_round"] for row in run.history),
         "failures": dict(sorted(run.num_failures.items())),
+        "num_unusual_clients": len(run.unusual),
         "seconds": seconds,
         "bytes": {way: int(sum(row.get(f"comm/bytes_{way}", 0) for row in run.history)) for way in counted},
         "strategy": type(run.strategy).__name__,
@@ -48,6 +52,32 @@ def summary(run: Run, error: BaseException | None = None) -> dict[str, Any]:
         "changes": run.changes,
         "versions": versions(),
     }
+
+
+def marks(run: Run, error: BaseException | None = None) -> Marks:
+    """Whether a run was still rising or diverged, judged by its rounds; the arguments are those of :func:`summary`."""
+    selection = run.selection
+    found = marks_of(
+        Curve.of_rows(run.history, selection.monitor, selection.mode),
+        best_round=selection.best_round,
+        num_rounds=run.round_idx,
+        chance=_chance(run),
+        num_overflows=int(sum(row.get(NUM_OVERFLOWS, 0) for row in run.history)),
+    )
+    return {**found, DIVERGED: str(error)} if isinstance(error, ServerDiverged) else found
+
+
+def _chance(run: Run) -> float | None:
+    """The validation metric if every client predicted the same for all its examples; None if the data are elsewhere."""
+    clients = getattr(run.datamodule, "clients", None)
+    if not run.history or clients is None or any(client is None for client in clients):
+        return None
+    mine = [clients[client] for client in run.training_clients]
+    try:
+        reference = run.registry.task.reference(mine, run.registry.num_outputs)
+    except Exception:  # of a user's own target; the report says so, and the run has its result
+        return None
+    return reference.get(f"val/{run.selection.monitor.rpartition('/')[2]}")
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from fl_lightning.round.stage import Phase, Stage, StageAddress
 from fl_lightning.run import unseen
 from fl_lightning.run.assembly import Run
 from fl_lightning.run.callback import Hooks
+from fl_lightning.run.curve import NUM_OVERFLOWS
 from fl_lightning.run.evaluation import Evaluator, epsilons
 from fl_lightning.run.failures import Failures, TooFewUpdates
 from fl_lightning.run.processes import gather, gather_by_client, gather_objects
@@ -82,6 +83,7 @@ class Rounds:
         self.hooks.call("on_round_start")
         work_fraction, dropped = self.participation.draw(run.training_clients, run.round_idx, run.seed)
         run.failures, run.dropouts = {}, tuple(run.registry.names[client] for client in dropped)
+        run.num_overflows = 0
         is_failed = not self.exchange(run.strategy.stages(run.round_idx), work_fraction, "round")
         metrics: dict[str, float] = dict(run.strategy.metrics())
         if (run.round_idx + 1) % self.evaluate_every == 0 or run.round_idx + 1 == self.num_rounds:
@@ -93,6 +95,7 @@ class Rounds:
         metrics["num_participants"] = len(work_fraction)
         metrics["num_failures"] = len(run.failures)
         metrics["num_dropouts"] = len(run.dropouts)
+        metrics |= {NUM_OVERFLOWS: run.num_overflows} if run.num_overflows else {}
         metrics["failed_round"] = int(is_failed)
         with run.clock.part("logging"):
             self.hooks.call("on_round_end", metrics)
@@ -177,16 +180,17 @@ class Rounds:
         self.hooks.call("on_stage_end", stage, upload)
 
     def _warn_once(self, unusual: Mapping[int, str]) -> None:
-        """Warn of clients whose updates are aggregated although they outweigh all others; each once in a run."""
-        for client in sorted(unusual.keys() - self.run.unusual):
-            self.run.unusual.add(client)
-            if self.run.fabric.is_global_zero:
-                warnings.warn(
-                    f"{self.run.registry.names[client]} in round {self.run.round_idx}: {unusual[client]}; "
-                    f"it is aggregated "
-                    "(participation.max_update_norm would leave it out, robust aggregation bounds what it does)",
-                    stacklevel=2,
-                )
+        """Warn of the first client whose update is aggregated although it outweighs all others; count the rest."""
+        run, is_first = self.run, not self.run.unusual
+        run.unusual |= unusual.keys()
+        if unusual and is_first and run.fabric.is_global_zero:
+            client = min(unusual)
+            warnings.warn(
+                f"{run.registry.names[client]} in round {run.round_idx}: {unusual[client]}; it is aggregated "
+                "(participation.max_update_norm would leave it out, robust aggregation bounds what it does), and "
+                "clients like it are only counted from now on",
+                stacklevel=2,
+            )
 
     def _when(self, phase: Phase) -> str:
         """A phase in words."""

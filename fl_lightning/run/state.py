@@ -35,6 +35,7 @@ def capture(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         "random": checkpoint.random_state(),
         "history": [dict(row) for row in run.history],
         "num_failures": dict(run.num_failures),
+        "unusual": sorted(run.unusual),
         "selection": run.selection.state_dict(),
         "best_server": run.best_server,
         "wandb_id": next((str(id_) for logger in run.loggers if (id_ := _wandb_id(logger))), None),
@@ -93,6 +94,7 @@ def restore(
     run.round_idx = state["round"]
     run.history = state["history"]
     run.num_failures = dict(state["num_failures"])
+    run.unusual = set(state.get("unusual", ()))  # which older checkpoints do not tell
     run.config_file = state["config_file"]
     run.selection.load_state_dict(state["selection"])
     run.best_server = state["best_server"]

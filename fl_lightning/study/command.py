@@ -19,6 +19,7 @@ from fl_lightning.arguments import fail
 from fl_lightning.extras import require
 from fl_lightning.run.version import sources
 from fl_lightning.study.definition import Study
+from fl_lightning.study.marks import legend, with_signs
 from fl_lightning.study.pool import Pool
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.runner import Runner, count_of, duration
@@ -287,16 +288,20 @@ def _table(study: Study, options: argparse.Namespace) -> int:
     if options.metric not in table:
         fail(f"--metric {options.metric!r} is not a column of the results: there are {', '.join(table.columns)}")
     shown, lacking = what_was_run(leaderboard(progress, table, options.metric))
+    console = Console()
+    plain = not options.markdown and not console.encoding.lower().startswith("utf")
+    shown = with_signs(shown, table, plain=plain)
     if options.metric == "test" and progress.ceilings:
         from fl_lightning.study.room import with_shares
 
         shown = with_shares(shown, table, progress.ceilings)
     if options.markdown:
-        _say(markdown(shown, "method"))
+        _say("\n\n".join(filter(None, (markdown(shown, "method"), legend(table)))))
         return 0
-    console = Console()
     for part in for_terminal(shown, "method", title=study.title, width=console.width):
         console.print(part)
+    if meaning := legend(table, plain=plain):
+        console.print(meaning, highlight=False)
     if lacking:
         _say(f"nothing was run yet of {'; '.join(lacking)}")
     return 0

@@ -5,18 +5,17 @@ import itertools
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fl_lightning.study.schema import Axis, Case, File, Method, Settings, WrongStudy, read_file, read_yaml
+from fl_lightning.study.edge import Ordered, Point, points_of
+from fl_lightning.study.schema import Axis, Case, File, Method, Until, WrongStudy, read_file, read_yaml
 
 #: Metric of every round: bytes of all payloads so far.
 TOTAL_BYTES = "comm/bytes_total"
-#: A point of a grid: the label of its value on each axis, and the settings of all.
-Point = tuple[str, Settings]
 
 
 class Study:
@@ -38,6 +37,7 @@ class Study:
         self.processes = content.processes
         self.seeds = tuple(content.seeds)
         self.settings = content.settings
+        self.until = content.until
         self.cases = self._each(content.cases)
         self.tuning = content.tuning
         self.history = tuple(content.history)
@@ -45,6 +45,8 @@ class Study:
         self.pictures = content.pictures
         self.traffic = content.traffic
         self.wandb = content.wandb
+        self.states_gb = content.states_gb
+        self.convergence = content.convergence
         self.results = path.parent / (content.results or f"results/{path.stem}")
         self.methods = {**content.methods, **self._found(content)}
         self.baselines = tuple(content.baselines)
@@ -79,9 +81,9 @@ class Study:
         if not self.tuning.budget:
             return []
         axes = {**self.tuning.grid, **self.cases[case].grid}
-        common = list(itertools.product(*(_values(name, axis) for name, axis in axes.items())))
+        common = list(itertools.product(*(points_of(name, axis) for name, axis in axes.items())))
         method_points = list(
-            itertools.product(*(_values(name, axis) for name, axis in self.methods[method].tune.items()))
+            itertools.product(*(points_of(name, axis) for name, axis in self.methods[method].tune.items()))
         )
         budget = self.tuning.budget
         draw = random.Random(self.methods[method].drawn_as or method)
@@ -91,22 +93,19 @@ class Study:
         rest.remove(method_points[0])
         return [_joined([*shared, *mine]) for shared, mine in zip(chosen, [method_points[0], *rest], strict=False)]
 
-    def beyond(self, case: str, point: Point) -> list[Point]:
+    def until_of(self, case: str) -> Until | None:
+        """When the runs of a case end; None after a fixed number of rounds."""
+        return self.cases[case].until or self.until
+
+    def axes_of(self, method: str, case: str) -> dict[str, Axis]:
+        """The axes of the grid that a method tries on a case: those that all methods share, and its own."""
+        return {**self.tuning.grid, **self.cases[case].grid, **self.methods[method].tune}
+
+    def beyond(self, method: str, case: str, point: Point) -> list[Point]:
         """The settings just beyond the ends of the axes in ``tuning.beyond``, for a setting that is at such an end."""
-        label, settings = point
-        parts = label.split(", ")
-        axes = {**self.tuning.grid, **self.cases[case].grid}
-        result: list[Point] = []
-        for name in self.tuning.beyond:
-            values, value = sorted(axes[name]), settings[name]
-            if _label(name, value) not in parts:  # a setting of the method's own has the last word
-                continue
-            for end, before in ((values[0], values[1]), (values[-1], values[-2])):
-                if (value <= end) if end < before else (value >= end):
-                    further = float(f"{value * end / before:.3g}")
-                    changed = [_label(name, further) if part == _label(name, value) else part for part in parts]
-                    result.append((", ".join(changed), settings | {name: further}))
-        return result
+        axes = self.axes_of(method, case)
+        ordered = (Ordered.of(name, axes[name]) for name in self.tuning.beyond if name in axes)
+        return [further for axis in ordered if axis for further in axis.past(point, self.tuning.steps)]
 
     @cached_property
     def other(self) -> "Study | None":
@@ -177,6 +176,8 @@ class Study:
                 self._known(f"cases.{name}.methods", method, self.methods)
         for name in self.baselines:
             self._known("baselines", name, self.methods)
+        if self.convergence is not None and not (self.path.parent / self.convergence).is_file():
+            self._refuse("convergence", self.convergence, "it is no file; give a study's, relative to this one")
         if len(set(self.seeds)) < len(self.seeds):
             self._refuse("seeds", list(self.seeds), "give each once")
         for name, picture in self.pictures.items():
@@ -215,11 +216,14 @@ class Study:
                 if len(axis) != len(tuning.grid[name]):
                     remedy = f"give {len(tuning.grid[name])} values, as tuning.grid.{name} has"
                     self._refuse(f"cases.{case}.grid.{name}", axis, remedy)
+        parts = [tuning.grid, *(case.grid for case in self.cases.values()), *(m.tune for m in self.methods.values())]
         for name in tuning.beyond:
-            self._known("tuning.beyond", name, tuning.grid)
-            for axis in (tuning.grid[name], *(case.grid[name] for case in self.cases.values() if name in case.grid)):
-                if not _goes_on(axis):
+            self._known("tuning.beyond", name, {name: part for part in parts for name in part})
+            for axis in (part[name] for part in parts if name in part):
+                if (ordered := Ordered.of(name, axis)) is None or not ordered.goes_on:
                     self._refuse("tuning.beyond", name, f"its axis must be two positive numbers or more, not {axis}")
+        if tuning.steps is not None and not tuning.beyond:
+            self._refuse("tuning.steps", tuning.steps, "name the axes that go on in tuning.beyond, or leave it out")
         if bool(tuning.budget) != bool(tuning.grid) or bool(tuning.budget) != bool(tuning.seeds):
             self._refuse("tuning", "incomplete", "give grid, budget and seeds, or none of them")
         if tuning.budget > points:
@@ -257,12 +261,6 @@ class Study:
         raise WrongStudy(f"{self.path}: {where} is {value}: {remedy}")
 
 
-def _goes_on(axis: Axis) -> bool:
-    """Whether an axis has ends, and a ratio of values by which it can be extended."""
-    numbers = [value for value in axis if isinstance(value, int | float) and not isinstance(value, bool) and value > 0]
-    return isinstance(axis, list) and len(set(numbers)) == len(axis) > 1
-
-
 def _at(x: int | float, part: Any) -> Any:
     """A part of a case with ``{x}`` filled in."""
     if isinstance(part, dict):
@@ -285,19 +283,6 @@ def strategy_of(config: Path) -> str:
 
 def _listed(value: Sequence[str] | str) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
-
-
-def _values(name: str, axis: Axis) -> Iterator[Point]:
-    if isinstance(axis, dict):
-        for label, settings in axis.items():
-            yield f"{name}={label}", settings
-    else:
-        for value in axis:
-            yield _label(name, value), {name: value}
-
-
-def _label(name: str, value: Any) -> str:
-    return f"{name.rpartition('.')[2]}={value}"
 
 
 def _joined(points: Sequence[Point]) -> Point:

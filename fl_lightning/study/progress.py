@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from fl_lightning.study.definition import Point, Study
+from fl_lightning.study.definition import Study
+from fl_lightning.study.edge import Point, at_edge
 from fl_lightning.study.runs import StudyRun, make_run
 from fl_lightning.study.store import Record, Store, is_less_better
 
@@ -99,7 +100,7 @@ class Progress:
         return [self._trial(method, case, point) for point in self.study.grid_of(method, case)]
 
     def _beyond(self, method: str, case: str, trial: Trial) -> list[Trial]:
-        return [self._trial(method, case, point) for point in self.study.beyond(case, trial.point)]
+        return [self._trial(method, case, point) for point in self.study.beyond(method, case, trial.point)]
 
     def _trial(self, method: str, case: str, point: Point) -> Trial:
         seeds = self.study.tuning.seeds
@@ -140,6 +141,19 @@ class Progress:
         if best is None or any(trial.label not in tried for trial in source.grid(*tuned)):
             return None
         return Choice(point=best.point, validation=tried[best.label], tried=tried)
+
+    def tuned(self) -> list[tuple[str, str]]:
+        """Each method and case that a choice of this study is made on, once."""
+        groups = self.groups(self.study.methods, self.study.cases)
+        return list(dict.fromkeys(self.study.tuned_on(*group) for group in groups))
+
+    def at_edge(self, method: str, case: str) -> str:
+        """At which edges of the ordered axes of what was tried the chosen setting stands; empty for none."""
+        chosen, source, tuned = self.choice(method, case), self.source, self.study.tuned_on(method, case)
+        if chosen is None or not chosen.tried:
+            return ""
+        tried = [trial.point for trial in source.trials(*tuned) if trial.label in chosen.tried]
+        return at_edge(source.study.axes_of(*tuned), chosen.point, tried)
 
     def _reported(self, method: str, case: str, label: str) -> list[StudyRun]:
         trials = self.source.trials(*self.study.tuned_on(method, case))

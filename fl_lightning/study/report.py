@@ -1,33 +1,48 @@
 """The report of a study: tables, tests and pictures in one Markdown file that a command rewrites."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from fl_lightning.run.curve import STILL_RISING
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study import statistics
+from fl_lightning.study.definition import Study
+from fl_lightning.study.marks import legend, marked_pairs, with_signs
 from fl_lightning.study.pictures import draw
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.room import room, with_shares
-from fl_lightning.study.table import by_round, counts_errors, leaderboard, markdown, scale_of, what_was_run
+from fl_lightning.study.store import Store
+from fl_lightning.study.table import (
+    by_round,
+    counts_errors,
+    leaderboard,
+    markdown,
+    near_the_end,
+    scale_of,
+    tidy,
+    what_was_run,
+)
 from fl_lightning.study.traffic import traffic
 
-_SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼", statistics.SAME: "", statistics.UNTESTED: ""}
+_SIGNS = {statistics.ABOVE: " ▲", statistics.BELOW: " ▼"}
 
 
 def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     """Write ``report.md`` and its pictures into the folder of the results."""
     study, folder = progress.study, progress.store.folder
     references = progress.ceilings
-    ranked = table[~table["method"].isin(references)]
+    ranked = _without(references, table)
     comparisons = statistics.against_baselines(ranked, study.baselines)
     shown = leaderboard(progress, table)
     parts = [f"# {study.title}", _preamble(progress, shown)]
-    parts += ["## Test metrics", _leaderboard(progress, with_shares(shown, table, references), table, comparisons)]
+    parts += ["## Test metrics", *_two_tables(progress, _leaderboard(progress, shown, table, comparisons))]
     if text := room(table, references):
         parts += ["## Room for methods", text]
+    if (near := near_the_end(table, study)) is not None:
+        parts += ["## Rounds to 95 % of the final validation score", _NEAR, _markdown(near)]
     if study.traffic is not None:
         parts += ["## What went over the wire", traffic(progress)]
     if any(case.paper for case in study.cases.values()):
@@ -36,12 +51,14 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
         several = comparisons["metric"].nunique() > 1
         parts += [f"## Against the best simple baseline{f', {metric}' if several else ''}", _comparisons(result)]
     if means := statistics.panel_means(ranked, study.panels):
-        parts += ["## Average ranks", _average_ranks(means)]
-    matrix = statistics.wins_ties_losses(ranked)
+        parts += ["## Average ranks", _unfinished_in(ranked, means), _average_ranks(means)]
+    matrix, rising = statistics.wins_ties_losses(ranked), bool(marked_pairs(ranked, STILL_RISING))
     if (matrix != "").any(axis=None):
         parts += [
             "## Wins, ties and losses",
-            "Cases in which the row's method is above / not distinguishable from / below the column's.",
+            "Cases in which the row's method is above / not distinguishable from / below the column's"
+            + (", and cases in which it would be above or below, but one of the two was still rising" if rising else "")
+            + ".",
             markdown(matrix, "method"),
         ]
     for title, column in {
@@ -68,6 +85,11 @@ def write_report(progress: Progress, table: pd.DataFrame) -> Path:
     return path
 
 
+def _without(references: Sequence[str], table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the methods that compete."""
+    return table[~table["method"].isin(references)]
+
+
 def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
     study, tuning = progress.study, (progress.study.other or progress.study).tuning
     lines = [
@@ -80,10 +102,12 @@ def _preamble(progress: Progress, shown: pd.DataFrame) -> str:
         seeds = ", ".join(map(str, tuning.seeds))
         lines.append(f"Every method tried {tuning.budget} settings on the seeds {seeds}, which are not reported.")
         if tuning.beyond:
+            most = "" if tuning.steps is None else f", for {tuning.steps} values at most"
             lines.append(
                 f"Where the best has the smallest or the largest {' or '.join(tuning.beyond)}, the grid goes on as "
-                f"long as that is better{_untried(progress)}."
+                f"long as that is better{most}{_untried(progress)}."
             )
+            lines += _past_the_grid(progress)
     lines.append(
         f"`fl-train study run {_shown(study.path)}` makes what is missing, `fl-train study "
         "report` this file; every metric stands in `results.csv` with its command."
@@ -103,26 +127,66 @@ def _untried(progress: Progress) -> str:
     source = progress.source
     open_at = [
         f"{method} on {case}"
-        for method, case in source.groups(source.study.methods, source.study.cases)
-        if source.study.tuned_on(method, case) == (method, case)
-        and len(source.scores(trials := source.trials(method, case))) < len(trials)
+        for method, case in source.tuned()
+        if len(source.scores(trials := source.trials(method, case))) < len(trials)
         and source.choice(method, case) is not None
     ]
     return f", which is yet to be tried by {', '.join(open_at)}" if open_at else ""
 
 
+def _past_the_grid(progress: Progress) -> list[str]:
+    """How many settings were tried past the grid, by whom."""
+    source = progress.source
+    more = {
+        f"{method} on {case}": len(source.scores(source.trials(method, case))) - len(source.grid(method, case))
+        for method, case in source.tuned()
+    }
+    counted = [f"{name} {number}" for name, number in more.items() if number > 0]
+    return [f"Settings past it that were tried so far: {', '.join(counted)}."] if counted else []
+
+
 def _leaderboard(progress: Progress, shown: pd.DataFrame, table: pd.DataFrame, comparisons: pd.DataFrame) -> str:
-    shown = shown.copy()
+    shown = with_shares(with_signs(shown, table), table, progress.ceilings)
     for row in comparisons.itertuples():
-        shown.loc[row.method, row.case] += _SIGNS[row.verdict]
+        shown.loc[row.method, row.case] += _SIGNS.get(row.verdict, "")
     best = statistics.best_baselines(table, progress.study.baselines)
     for case, method in best.items():
         shown.loc[method, case] += " (best simple)"
     note = (
         "▲ above, ▼ below the simple baseline that validation ranks first (paired t-test over seeds, Holm over the "
-        f"methods of a case, {statistics.LEVEL:g}); without a sign: not distinguishable from it, or too few runs."
+        f"methods of a case, {statistics.LEVEL:g}); without a sign: not distinguishable from it, too few runs, or one "
+        "of the two was still rising."
     )
-    return f"{_markdown(shown)}\n\n{note if best else ''}".rstrip()
+    return "\n\n".join(filter(None, (_markdown(shown), note if best else "", legend(table))))
+
+
+def _two_tables(progress: Progress, shown: str) -> list[str]:
+    """The leaderboard, and beneath it that of the study to convergence if the study names one."""
+    study = progress.study
+    if study.convergence is None:
+        return [shown]
+    other = Study(study.path.parent / study.convergence)
+    progress = Progress(other, Store(other.results))
+    table = tidy(progress)
+    parts = ["### The papers' protocol", shown, "### To convergence"]
+    if not len(table):
+        return [*parts, f"Nothing of `{_shown(other.path)}` was run yet."]
+    comparisons = statistics.against_baselines(_without(progress.ceilings, table), other.baselines)
+    return [*parts, _leaderboard(progress, leaderboard(progress, table), table, comparisons)]
+
+
+_NEAR = (
+    "After how many rounds validation was at 95 % of its best (of an error: at the best / 0.95), and how many MB had "
+    "gone over the wire by then, where that was kept: medians over seeds. This is speed; the table above has the level."
+)
+
+
+def _unfinished_in(table: pd.DataFrame, means: Mapping[str, pd.DataFrame]) -> str:
+    """How many of the ranked means are unfinished; empty for none."""
+    largest = max(means.values(), key=lambda each: each.size)
+    ranked = {(method, case) for method in largest.columns for case in largest.index}
+    number = len(ranked & marked_pairs(table, STILL_RISING))
+    return f"Of the {len(ranked)} means that are ranked {number} were still rising in most seeds." if number else ""
 
 
 def _markdown(shown: pd.DataFrame) -> str:
@@ -147,9 +211,13 @@ def _comparisons(comparisons: pd.DataFrame) -> str:
     scale = scale_of(is_error=counts_errors(comparisons))
     shown = pd.DataFrame(index=overall.index)
     shown["cases"] = overall["cases"].astype(str)
+    if overall["unfinished"].any():
+        shown["unfinished"] = overall["unfinished"].astype(str)
     shown["mean difference"] = [f"{scale * value:+.1f}" for value in overall["difference"]]
-    for word in (statistics.ABOVE, statistics.SAME, statistics.BELOW, statistics.UNTESTED):
-        shown[word] = [str(int(counts.get(word, pd.Series(dtype=int)).get(method, 0))) for method in overall.index]
+    words = [statistics.ABOVE, statistics.SAME, statistics.BELOW, statistics.UNTESTED]
+    for word in [*words, statistics.UNFINISHED] if statistics.UNFINISHED in counts else words:
+        head = "above or below, but unfinished" if word == statistics.UNFINISHED else word
+        shown[head] = [str(int(counts.get(word, pd.Series(dtype=int)).get(method, 0))) for method in overall.index]
     shown["p over cases (Wilcoxon, Holm)"] = ["" if np.isnan(p) else f"{p:.2g}" for p in overall["holm"]]
     shown["over all cases"] = overall["verdict"]
     return markdown(shown, "method")

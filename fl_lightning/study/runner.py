@@ -82,6 +82,7 @@ class Runner:
         self._start = time.monotonic()
         self.processes = pool.processes
         self.store.keep_sources(digest_of_sources(), sources())
+        self.store.bound_states(self.study.states_gb)
         self._look_at_data(pool)
         self._check_settings(pool)
         while True:
@@ -133,10 +134,11 @@ class Runner:
     def _task(self, run: StudyRun, scratch: Path) -> tuple[Any, ...]:
         """The arguments of :func:`fl_lightning.study.worker.train`."""
         arguments = task_arguments(self.study, run)
+        state = self.store.state(run) if self.study.states_gb else None
         if run.purpose == "tuning":
-            return arguments, scratch
+            return arguments, scratch, (), (), None, state
         folder = self.store.files({"method": run.method, "case": run.case, "seed": run.seed})
-        return arguments, scratch, self.study.history, self.study.keep, folder
+        return arguments, scratch, self.study.history, self.study.keep, folder, state
 
     def _check_settings(self, pool: Pool) -> None:
         """Build, before anything is trained, a run of every method and case, and of a method and every grid value.
@@ -206,6 +208,7 @@ class Runner:
             return
         record = make_record(run, result)
         self.store.add(record, kept_rounds(self.study, run, result))
+        self.store.bound_states(self.study.states_gb)
         self.progress.records[run.key] = record
         self.tally.trained += 1
         if record["error"]:
@@ -284,8 +287,9 @@ def make_record(run: StudyRun, result: Record) -> Record:
     }
     if result.get("killed"):
         record["killed"] = True
-    if result.get("warnings"):
-        record["warnings"] = result["warnings"]
+    for name in ("warnings", "marks", "near", "resumed"):
+        if name in result and (result[name] or name == "marks"):
+            record[name] = result[name]
     if record["error"]:
         return record
     record["val"] = result["result"][result["monitor"]]

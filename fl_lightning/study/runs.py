@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fl_lightning.run.version import version_of
-from fl_lightning.study.definition import Point, Study
-from fl_lightning.study.schema import Settings, read_yaml
+from fl_lightning.study.definition import Study
+from fl_lightning.study.edge import Point
+from fl_lightning.study.schema import Settings, Until, read_yaml
+
+_LENGTH = "trainer.num_rounds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class StudyRun:
         key: Digest of the settings: those of the configuration files, and the arguments after them.
         data: Digest of the settings that determine the partition.
         version: The current version of the code's mathematics.
+        lineage: Digest of the settings except for the length, and of the version: of runs that share it, a longer one
+            can continue from the last state of a shorter one.
     """
 
     purpose: Literal["tuning", "report"]
@@ -41,6 +46,7 @@ class StudyRun:
     key: str
     data: str
     version: str
+    lineage: str
 
     @property
     def title(self) -> str:
@@ -50,9 +56,25 @@ class StudyRun:
 
 
 def make_run(
-    study: Study, method: str, case: str, seed: int, point: Point, purpose: Literal["tuning", "report"]
+    study: Study,
+    method: str,
+    case: str,
+    seed: int,
+    point: Point,
+    purpose: Literal["tuning", "report"],
+    num_rounds: int | None = None,
 ) -> StudyRun:
-    """A method's run on a case with a setting of the grid."""
+    """A method's run on a case with a setting of the grid.
+
+    Args:
+        study: The study.
+        method: Name of the method.
+        case: Name of the case.
+        seed: Of data and training.
+        point: The setting.
+        purpose: What the run is for.
+        num_rounds: Its length, in place of the study's and of ``until``; None for what the study says.
+    """
     label, chosen = point
     method_settings, theirs = study.methods[method], study.cases[case]
     layers = (
@@ -73,6 +95,12 @@ def make_run(
     configs = study.configs_of(method, case)
     contents = [_content(path) for path in configs]
     strategy, data = _strategy(contents, settings), _data_settings(contents, settings)
+    version = version_of(strategy, data)
+    lineage = _lineage(contents, settings, version) if study.states_gb or num_rounds else ""
+    if num_rounds is not None:
+        settings[_LENGTH] = num_rounds
+    elif (until := study.until_of(case)) is not None:
+        settings |= _until(contents, settings, until)
     return StudyRun(
         purpose=purpose,
         method=method,
@@ -87,7 +115,8 @@ def make_run(
         strategy=strategy,
         key=_digest([contents, list(settings.items())]),
         data=_digest(data),
-        version=version_of(strategy, data),
+        version=version,
+        lineage=lineage,
     )
 
 
@@ -96,6 +125,32 @@ def _content(config: Path) -> dict[str, Any]:
     content = read_yaml(config)
     (content.get("trainer") or {}).pop("run_name", None)
     return content
+
+
+def _until(contents: list[dict[str, Any]], settings: Settings, until: Until) -> Settings:
+    """The number of rounds, and an ``EarlyStopping`` after the other callbacks; its patience counts evaluations."""
+    callbacks = _trainer_setting(contents, settings, "callbacks") or []
+    every = int(_trainer_setting(contents, settings, "evaluate_every") or 1)
+    stop = {
+        "class_path": "fl_lightning.callbacks.EarlyStopping",
+        "init_args": {"patience": -(-until.patience // every)},
+    }
+    listed = list(callbacks) if isinstance(callbacks, list) else [callbacks]
+    return {_LENGTH: until.at_most, "trainer.callbacks": [*listed, stop]}
+
+
+def _trainer_setting(contents: list[dict[str, Any]], settings: Settings, name: str) -> Any:
+    """A setting of the trainer; the last word counts."""
+    value = None
+    for content in contents:
+        value = (content.get("trainer") or {}).get(name, value)
+    return settings.get(f"trainer.{name}", value)
+
+
+def _lineage(contents: list[dict[str, Any]], settings: Settings, version: str) -> str:
+    trainers = [{k: v for k, v in (content.get("trainer") or {}).items() if k != "num_rounds"} for content in contents]
+    others = [{**content, "trainer": trainer} for content, trainer in zip(contents, trainers, strict=True)]
+    return _digest([others, [pair for pair in settings.items() if pair[0] != _LENGTH], version])
 
 
 def _text(value: Any) -> str:

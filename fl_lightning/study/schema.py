@@ -18,6 +18,18 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Until(_Part):
+    """The end of runs that go on until they no longer improve.
+
+    Attributes:
+        patience: Rounds without improvement of the monitored validation metric after which a run ends.
+        at_most: Rounds after which it ends in any case.
+    """
+
+    patience: int = Field(ge=1)
+    at_most: int = Field(ge=1)
+
+
 class Method(_Part):
     """A row of the leaderboard: configuration files and overrides.
 
@@ -54,6 +66,7 @@ class Case(_Part):
         grid: Axes of the study's grid that have other values here, as many of them.
         tuned_on: The case whose chosen settings it uses (of the study in ``tuning.study``, if there is one); itself if
             None.
+        until: When its runs end, in place of the study's ``until``.
         paper: Published metrics by method, in the unit that is shown.
         panel: The panel of pictures to which it belongs; average ranks are also given for each panel.
         x: Its coordinate in them.
@@ -67,6 +80,7 @@ class Case(_Part):
     final: Settings = {}
     grid: dict[str, Axis] = {}
     tuned_on: str | None = None
+    until: Until | None = None
     paper: dict[str, float | str] = {}
     panel: str = ""
     x: float | None = None
@@ -80,8 +94,9 @@ class Tuning(_Part):
         seeds: Of the tuning; none of them may be reported.
         budget: How many settings of the grid every method tries.
         grid: The axes that all methods share.
-        beyond: Those of them, lists of positive numbers, that are extended if the best setting is at an end: the next
-            value, by the ratio of the last two, is tried as long as it is better.
+        beyond: Axes of positive numbers, shared or of single methods, that are extended if the best setting is at an
+            end: the next value, by the ratio of the last two, is tried as long as it is better.
+        steps: How many values beyond an end of an axis are tried at most; None for any number.
         study: Another study's file, whose choices are used instead.
     """
 
@@ -89,6 +104,7 @@ class Tuning(_Part):
     budget: int = Field(default=0, ge=0)
     grid: dict[str, Axis] = {}
     beyond: list[str] = []
+    steps: int | None = Field(default=None, ge=1)
     study: str | None = None
 
 
@@ -158,6 +174,7 @@ class File(_Part):
         processes: Worker processes.
         seeds: The reported seeds.
         settings: Overrides of all runs.
+        until: When runs end, in place of a fixed number of rounds; it has the last word on ``trainer.num_rounds``.
         methods: Rows.
         configs: Shell-style patterns of configuration files: each strategy of theirs that no method has becomes one.
         configs_except: Strategies that they do not add.
@@ -169,6 +186,9 @@ class File(_Part):
         pictures: Of the report, by file name.
         traffic: The table of communication, if wanted.
         results: Folder, relative to the file; ``results/<name>`` if None.
+        convergence: File of the study of the same methods run to convergence, whose table is the report's second one.
+        states_gb: Gigabytes of the last states of runs that are kept as long as the study is open, so that its runs can
+            be lengthened; the oldest go first. With 0 none are kept, and what was kept goes.
         wandb: Where the runs are sent to, if anywhere.
     """
 
@@ -176,6 +196,7 @@ class File(_Part):
     processes: int = Field(default=1, ge=1)
     seeds: list[int] = Field(min_length=1)
     settings: Settings = {}
+    until: Until | None = None
     methods: dict[str, Method] = {}
     configs: list[str] = []
     configs_except: list[str] = []
@@ -187,6 +208,8 @@ class File(_Part):
     pictures: dict[str, Picture] = {}
     traffic: Traffic | None = None
     results: str | None = None
+    convergence: str | None = None
+    states_gb: float = Field(default=0.0, ge=0.0)
     wandb: Wandb | None = None
 
 
@@ -226,6 +249,8 @@ def _summary(error: ValidationError) -> str:
         parts: dict[tuple[str, int], type[_Part]] = {
             ("methods", 3): Method,
             ("cases", 3): Case,
+            ("cases", 4): Until,
+            ("until", 2): Until,
             ("tuning", 2): Tuning,
             ("wandb", 2): Wandb,
             ("pictures", 3): Picture,

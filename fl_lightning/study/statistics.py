@@ -4,17 +4,22 @@ Metrics are paired by case and seed: a seed draws partition, split and initializ
 a case are compared by the paired t-test (five pairs are too few for a rank test to reject anything), cases by the
 Wilcoxon signed-rank test of their means and by Friedman's with Nemenyi's (Demšar, "Statistical comparisons of
 classifiers over multiple data sets", JMLR 2006). Several tests that are read together are corrected by Holm's method.
+A comparison is unfinished where most runs of either method were still rising: neither is then called above or below.
 """
 
 import gc
 import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import scipy.stats
 from numpy.typing import NDArray
+
+from fl_lightning.run.curve import STILL_RISING
+from fl_lightning.study.marks import marked_pairs
 
 #: Differences with a smaller corrected p-value are called differences.
 LEVEL = 0.05
@@ -22,6 +27,8 @@ LEVEL = 0.05
 FEWEST_PAIRS = 3
 _TESTED = ("difference", "p", "holm", "verdict")
 ABOVE, BELOW, SAME, UNTESTED = "above", "below", "not distinguishable", "too few runs to test"
+#: In place of above and below.
+UNFINISHED = "unfinished"
 
 
 def best_baselines(table: pd.DataFrame, baselines: Sequence[str]) -> dict[str, str]:
@@ -40,9 +47,9 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], metric: str
     Returns:
         A row for each case and method: ``metric``, ``is_error``, ``baseline``, ``pairs``, ``difference`` (in the
         metric's unit, positive where the method is better), ``p`` of the paired t-test, ``holm`` (corrected over the
-        methods of the case) and ``verdict``.
+        methods of the case), ``verdict``, and whether the comparison is ``unfinished``.
     """
-    result = []
+    result, rising = [], marked_pairs(table, STILL_RISING)
     for case, baseline in best_baselines(table, baselines).items():
         values = by_seed(table, case, metric)
         rows = []
@@ -56,15 +63,18 @@ def against_baselines(table: pd.DataFrame, baselines: Sequence[str], metric: str
                     "is_error": bool(table[table["case"] == case]["is_error"].dropna().iloc[0]),
                     "baseline": baseline,
                     "pairs": len(gain_S),
+                    "unfinished": not rising.isdisjoint({(method, case), (baseline, case)}),
                     "difference": float(gain_S.mean()) if len(gain_S) else np.nan,
                     "p": paired_p(gain_S),
                 }
             )
         holm = corrected([row["p"] for row in rows])
         result += [
-            {**row, "holm": p, "verdict": verdict(row["difference"], p)} for row, p in zip(rows, holm, strict=True)
+            {**row, "holm": p, "verdict": verdict(row["difference"], p, unfinished=row["unfinished"])}
+            for row, p in zip(rows, holm, strict=True)
         ]
-    return pd.DataFrame(result, columns=["case", "method", "metric", "is_error", "baseline", "pairs", *_TESTED])
+    columns = ["case", "method", "metric", "is_error", "baseline", "pairs", "unfinished", *_TESTED]
+    return pd.DataFrame(result, columns=columns)
 
 
 def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
@@ -74,21 +84,38 @@ def over_cases(comparisons: pd.DataFrame) -> pd.DataFrame:
         comparisons: Of :func:`against_baselines`, of one metric.
 
     Returns:
-        A row for each method: ``cases``, mean ``difference``, ``p``, ``holm`` (corrected over the methods) and
-        ``verdict``.
+        A row for each method: ``cases``, how many of them are ``unfinished``, mean ``difference``, ``p``, ``holm``
+        (corrected over the methods) and ``verdict``: above or below only if the finished cases alone say so, too.
     """
+    known = comparisons.dropna(subset="difference")
+    whole, finished = _wilcoxon(known), _wilcoxon(known[~known["unfinished"].astype(bool)])
     rows = []
-    for method, result in comparisons.dropna(subset="difference").groupby("method", sort=False):
+    for method, row in whole.items():
+        number = int(known.loc[known["method"] == method, "unfinished"].sum())
+        agrees = method in finished and finished[method]["verdict"] == row["verdict"]
+        rows.append(
+            {
+                "method": method,
+                "unfinished": number,
+                **row,
+                "verdict": verdict(row["difference"], row["holm"], unfinished=bool(number) and not agrees),
+            }
+        )
+    return pd.DataFrame(rows, columns=["method", "cases", "unfinished", *_TESTED])
+
+
+def _wilcoxon(comparisons: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Cases, mean difference, p, corrected p and verdict of each method."""
+    rows: dict[str, dict[str, Any]] = {}
+    for method, result in comparisons.groupby("method", sort=False):
         gain_K = result["difference"].to_numpy()
         p = np.nan
         if len(gain_K) >= FEWEST_PAIRS and np.any(gain_K):
             p = float(scipy.stats.wilcoxon(gain_K, method="exact" if len(gain_K) <= 50 else "auto").pvalue)
-        rows.append({"method": method, "cases": len(gain_K), "difference": float(gain_K.mean()), "p": p})
-    holm = corrected([row["p"] for row in rows])
-    rows_with_verdict = [
-        {**row, "holm": p, "verdict": verdict(row["difference"], p)} for row, p in zip(rows, holm, strict=True)
-    ]
-    return pd.DataFrame(rows_with_verdict, columns=["method", "cases", *_TESTED])
+        rows[str(method)] = {"cases": len(gain_K), "difference": float(gain_K.mean()), "p": p}
+    for row, holm in zip(rows.values(), corrected([row["p"] for row in rows.values()]), strict=True):
+        row |= {"holm": holm, "verdict": verdict(row["difference"], holm)}
+    return rows
 
 
 def case_means(table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
@@ -147,22 +174,28 @@ def nemenyi(means: pd.DataFrame) -> pd.DataFrame:
 def wins_ties_losses(table: pd.DataFrame, metric: str = "test") -> pd.DataFrame:
     """Of the method of a row against that of a column: cases above / not distinguishable / below, as text.
 
-    Seeds of a case are compared by the paired t-test, corrected over the cases of a pair of methods.
+    Seeds of a case are compared by the paired t-test, corrected over the cases of a pair of methods. Unfinished cases
+    that would be above or below are counted behind them.
     """
+    rising = marked_pairs(table, STILL_RISING)
     methods = list(dict.fromkeys(table["method"]))
     values = {case: by_seed(table, case, metric) for case in dict.fromkeys(table["case"])}
     shown = pd.DataFrame("", index=methods, columns=methods)
     for first, second in itertools.combinations(methods, 2):
-        pairs = [result for result in values.values() if {first, second} <= set(result.columns)]
-        gains = [(result[first] - result[second]).dropna().to_numpy() for result in pairs]
-        gains = [gain_S for gain_S in gains if len(gain_S) >= FEWEST_PAIRS]
+        pairs = {case: result for case, result in values.items() if {first, second} <= set(result.columns)}
+        gains = {case: (result[first] - result[second]).dropna().to_numpy() for case, result in pairs.items()}
+        gains = {case: gain_S for case, gain_S in gains.items() if len(gain_S) >= FEWEST_PAIRS}
         if not gains:
             continue
-        holm = corrected([paired_p(gain_S) for gain_S in gains])
-        rows_with_verdict = [verdict(float(gain_S.mean()), p) for gain_S, p in zip(gains, holm, strict=True)]
-        above, same, below = (str(rows_with_verdict.count(word)) for word in (ABOVE, SAME, BELOW))
-        shown.loc[first, second] = f"{above}/{same}/{below}"
-        shown.loc[second, first] = f"{below}/{same}/{above}"
+        holm = corrected([paired_p(gain_S) for gain_S in gains.values()])
+        words = [
+            verdict(float(gain_S.mean()), p, unfinished=not rising.isdisjoint({(first, case), (second, case)}))
+            for (case, gain_S), p in zip(gains.items(), holm, strict=True)
+        ]
+        above, same, below = (str(words.count(word)) for word in (ABOVE, SAME, BELOW))
+        open_cases = f" ({words.count(UNFINISHED)} unfinished)" if UNFINISHED in words else ""
+        shown.loc[first, second] = f"{above}/{same}/{below}{open_cases}"
+        shown.loc[second, first] = f"{below}/{same}/{above}{open_cases}"
     return shown
 
 
@@ -199,8 +232,8 @@ def corrected(p_values: Iterable[float]) -> list[float]:
     return [float(p) for p in p_T]
 
 
-def verdict(difference: float, p: float) -> str:
-    """The word for a tested difference.
+def verdict(difference: float, p: float, *, unfinished: bool = False) -> str:
+    """The word for a tested difference, which is neither above nor below where the comparison is unfinished.
 
     Example:
         >>> verdict(0.02, 0.01), verdict(0.02, 0.2), verdict(-0.02, 0.01)
@@ -210,6 +243,8 @@ def verdict(difference: float, p: float) -> str:
         return UNTESTED
     if p >= LEVEL:
         return SAME
+    if unfinished:
+        return UNFINISHED
     return ABOVE if difference > 0 else BELOW
 
 

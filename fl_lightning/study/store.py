@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from fl_lightning.direction import direction_of
 from fl_lightning.run.folder import whole_file, writing
+from fl_lightning.study.runs import StudyRun
 
 Record = dict[str, Any]
 _SEALED = re.compile(rb'(\{.*),"sum":"([0-9a-f]{12})"\}')
@@ -65,6 +66,20 @@ class Store:
         """The folder with the files that are kept of a reported run."""
         plain = (re.sub(r"[^\w.-]+", "_", str(record[name])) for name in ("method", "case", "seed"))
         return self.folder.joinpath("files", *plain)
+
+    def state(self, run: StudyRun) -> Path:
+        """The file of the last state of a run, or of a shorter one of its lineage."""
+        return self.folder / "states" / f"{run.lineage}.ckpt"
+
+    def bound_states(self, gigabytes: float) -> None:
+        """Delete the states that were written first, until those that are left take no more than so much."""
+        sizes = {path: path.stat() for path in (self.folder / "states").glob("*.ckpt")}
+        taken = sum(each.st_size for each in sizes.values())
+        for path in sorted(sizes, key=lambda path: sizes[path].st_mtime):
+            if taken <= gigabytes * 1e9:
+                break
+            taken -= sizes[path].st_size
+            path.unlink(missing_ok=True)
 
     def known_sources(self) -> dict[str, dict[str, str]]:
         """The digest of each source file, by the digest of all."""

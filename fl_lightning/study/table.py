@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
+from fl_lightning.run.curve import AT_EDGE
 from fl_lightning.run.folder import whole_file
 from fl_lightning.study.definition import Study
+from fl_lightning.study.marks import COLUMNS, columns_of
 from fl_lightning.study.progress import Progress
 from fl_lightning.study.store import Record, Rounds, is_less_better
 
@@ -26,16 +28,19 @@ def tidy(progress: Progress) -> pd.DataFrame:
     ``test_worst`` are over clients. ``trained_val``, ``trained_test`` and the like are of other models of the run, at
     the round of their own best validation; ``unseen_...`` of clients that were held out; ``benign_...`` under attacks.
     ``always_benign_test`` is the mean over the clients that are malicious in no run of the seed: the same ones
-    whatever the ratio of the attack.
+    whatever the ratio of the attack. The marks and what goes with them are in :mod:`fl_lightning.study.marks`.
     """
     rows, records = [], []
-    study = progress.study
+    study, history = progress.study, progress.store.history()
     for method, case in progress.groups(study.methods, study.cases):
+        chosen = progress.choice(method, case)
+        choice = {AT_EDGE: progress.at_edge(method, case), "tried": len(chosen.tried) if chosen else 0}
         for run in progress.report(method, case):
             record = progress.records.get(run.key)
             if record is not None:
                 names = {"method": method, "case": case, "seed": run.seed}
-                rows.append({**_row(record), **names, "stale": progress.state(run) == "stale"})
+                end = {**columns_of(record, history.get(run.key)), **choice}
+                rows.append({**_row(record), **names, **end, "stale": progress.state(run) == "stale"})
                 records.append(record)
     _add_always_benign(rows, records)
     table = pd.DataFrame(rows)
@@ -47,7 +52,7 @@ def tidy(progress: Progress) -> pd.DataFrame:
 
 _LEADING = ("method", "case", "seed", "setting", "metric", "round", "val", "test", "test_std", "test_worst")
 _SPENT = ("seconds", "cpu_seconds", "training_seconds", "rounds", "bytes_up", "bytes_down", "bytes_peer", "failures")
-_TRAILING = (*_SPENT, "stale", "error", "partition", "version", "command")
+_TRAILING = (*COLUMNS, *_SPENT, "stale", "error", "partition", "version", "command")
 
 
 def _add_always_benign(rows: list[dict[str, Any]], records: Sequence[Record]) -> None:
@@ -116,6 +121,18 @@ def leaderboard(progress: Progress, table: pd.DataFrame, metric: str = "test") -
         return shown
     for (method, case), result in table.groupby(["method", "case"], sort=False):
         shown.loc[method, case] = cell_text(result, metric, study)
+    return shown
+
+
+def near_the_end(table: pd.DataFrame, study: Study) -> pd.DataFrame | None:
+    """Methods × cases: rounds, and MB where they are known, to 95 % of the best validation; None without any."""
+    if "rounds_to_95" not in table or not table["rounds_to_95"].notna().any():
+        return None
+    shown = pd.DataFrame("", index=list(study.methods), columns=list(study.cases))
+    for (method, case), rows in table.dropna(subset="rounds_to_95").groupby(["method", "case"], sort=False):
+        size = rows["bytes_to_95"].astype(float).median() / 1e6
+        sent = "" if np.isnan(size) else f" ({float(f'{size:.3g}'):,.6g} MB)"
+        shown.loc[method, case] = f"{rows['rounds_to_95'].astype(float).median():g}{sent}"
     return shown
 
 

@@ -24,8 +24,11 @@ from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.callbacks.attacks.forgery import malicious_clients
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.round.metrics import client_values
+from fl_lightning.run import checkpoint
 from fl_lightning.run.callback import Callback, Trainer
+from fl_lightning.run.curve import Curve, reached
 from fl_lightning.run.result import summary
+from fl_lightning.study.definition import TOTAL_BYTES
 from fl_lightning.trainer import FederatedTrainer
 
 #: Significant digits to which metrics are stored.
@@ -34,10 +37,29 @@ _MOST_WARNINGS = 5
 
 
 class _ChosenClients(Callback):
-    """Keeps each client's validation and test value at the best round."""
+    """Keeps each client's validation and test value at the best round, and the run's state after the last.
 
-    def __init__(self) -> None:
+    Args:
+        state: File for the state, if that is wanted.
+    """
+
+    def __init__(self, state: Path | None = None) -> None:
         self.values: dict[str, list[Any]] = {}
+        self.state = state
+
+    def on_checkpoint_point(self, trainer: Trainer) -> None:
+        """Write the state after the last round."""
+        is_over = trainer.run.should_stop or trainer.run.round_idx >= trainer.num_rounds
+        if self.state is not None and is_over and trainer.run.interruption.received is None:
+            trainer.save_checkpoint(self.state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values so far."""
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.values = state["values"]
 
     def on_round_end(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Keep them if the round is the best so far."""
@@ -61,11 +83,12 @@ class RunCLI(FederatedCLI):
     Args:
         arguments: Of ``fl-train``.
         run: Whether to train; otherwise the objects are built and no more.
+        state: File for the state after the last round, if that is wanted.
     """
 
-    def __init__(self, arguments: Sequence[str], *, run: bool = True) -> None:
+    def __init__(self, arguments: Sequence[str], *, run: bool = True, state: Path | None = None) -> None:
         self.trains = run
-        self.clients = _ChosenClients()
+        self.clients = _ChosenClients(state)
         super().__init__(list(arguments))
 
     @staticmethod
@@ -93,6 +116,7 @@ def train(
     history: Sequence[str] = (),
     keep: Sequence[str] = (),
     folder: Path | None = None,
+    state: Path | None = None,
 ) -> dict[str, Any]:
     """Train a run and return its result.
 
@@ -102,27 +126,58 @@ def train(
         history: Metrics of every round to keep.
         keep: Shell-style patterns of files in the run's folder to keep.
         folder: Where they are kept.
+        state: File that has the run's state after its last round in the end. Where it has that of a shorter run of the
+            same settings (``StudyRun.lineage``), the run goes on from it and comes to what it would come to by itself;
+            where a longer one's, or nothing that can be gone on from, the run begins anew.
 
     Returns:
         ``error`` (empty if there was none), and where it finished the best round's metrics (``result``), those of
         other models at the round of their own choice (``kinds``: validation and test), each client's (``clients``),
-        ``rounds``, bytes, seconds and what was warned about.
+        its ``marks``, when it was ``near`` its best validation, ``rounds``, bytes, seconds, what was warned about, and
+        after which round it was ``resumed``.
     """
     start, cpu = time.perf_counter(), time.process_time()
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as root, _quiet() as heard:
-        try:
-            cli = RunCLI([*arguments, f"--trainer.default_root_dir={root}"])
-            result = _found(cli, history)
-            if folder is not None:
-                _keep(keep, cli.trainer.run.folder, folder)  # type: ignore[attr-defined]
-        except SystemExit:
-            result = {"error": heard.refusal}
-        except Exception as error:
-            result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        given = [*arguments, f"--trainer.default_root_dir={root}"]
+        resumed = _rounds_in(state)
+        result = _trained([*given, f"--ckpt_path={state}"], history, keep, folder, state, heard) if resumed else {}
+        if not resumed or result["error"]:
+            resumed, result = 0, _trained(given, history, keep, folder, state, heard)
     messages = list(dict.fromkeys(heard.warnings))[:_MOST_WARNINGS]
     spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
-    return {**result, "warnings": messages, **{name: round(value, 3) for name, value in spent.items()}}
+    spent = {name: round(value, 3) for name, value in spent.items()}
+    return {**result, "warnings": messages, "resumed": resumed, **spent}
+
+
+def _trained(
+    arguments: Sequence[str],
+    history: Sequence[str],
+    keep: Sequence[str],
+    folder: Path | None,
+    state: Path | None,
+    heard: "_Heard",
+) -> dict[str, Any]:
+    """Train once; what it came to, or why not."""
+    try:
+        cli = RunCLI(arguments, state=state)
+        if folder is not None:
+            _keep(keep, cli.trainer.run.folder, folder)  # type: ignore[attr-defined]
+        return _found(cli, history)
+    except SystemExit:
+        return {"error": heard.refusal}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
+def _rounds_in(state: Path | None) -> int:
+    """The rounds after which a state was written; 0 where there is none that can be read."""
+    if state is None or not state.exists():
+        return 0
+    try:
+        return int(checkpoint.peek(state)["round"])
+    except ValueError:  # damaged, or of another format: the run begins anew and writes it again
+        return 0
 
 
 def _keep(patterns: Sequence[str], run: Path, folder: Path) -> None:
@@ -165,6 +220,7 @@ def _found(cli: RunCLI, history: Sequence[str]) -> dict[str, Any]:
     whole = summary(run)
     wanted = [name for name in history if any(name in row for row in run.history)]
     rows = [row for row in run.history if selection.monitor in row]
+    last = reached(Curve.of_rows(run.history, selection.monitor, selection.mode))
     return {
         "error": "",
         "monitor": selection.monitor,
@@ -174,6 +230,8 @@ def _found(cli: RunCLI, history: Sequence[str]) -> dict[str, Any]:
             kind.rstrip("/"): [_rounded(value) for value in best] for kind, best in selection.best_of_others.items()
         },
         "clients": cli.clients.values,
+        "marks": whole["marks"],
+        "near": {} if last is None else _spent_until(run.history, last),
         "malicious": list(malicious_clients(trainer)),
         "rounds": {name: [_rounded(row.get(name, math.nan)) for row in rows] for name in ("round", *wanted)},
         "num_rounds": whole["num_rounds"],
@@ -182,6 +240,12 @@ def _found(cli: RunCLI, history: Sequence[str]) -> dict[str, Any]:
         "failures": sum(whole["failures"].values()),
         "partition": whole["partition_hash"],
     }
+
+
+def _spent_until(history: Sequence[Mapping[str, float]], last: int) -> dict[str, int]:
+    """How many rounds there were up to one, and their bytes, where they were counted."""
+    total = next(row for row in history if row["round"] == last).get(TOTAL_BYTES)
+    return {"rounds": last + 1, **({} if total is None else {"bytes": int(total)})}
 
 
 def _rounded(value: float) -> float | None:

@@ -81,3 +81,12 @@ def test_unknown_metric_is_refused_with_those_there_are(make_trainer: Any, make_
 def test_values_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         EarlyStopping(**settings)
+
+
+def test_rounds_before_the_callback_was_added_count(make_trainer: Any, make_model: Any, federation: Any) -> None:
+    script = Scripted([0.5, 0.4, 0.4, 0.4, 0.4, 0.4])
+    first = make_trainer(num_rounds=2, callbacks=[script, FederatedCheckpoint()])
+    first.fit(make_model(), federation, FedAvg(num_epochs=1))
+    second = make_trainer(num_rounds=6, callbacks=[script, EarlyStopping(patience=3), FederatedCheckpoint()])
+    second.fit(make_model(), federation, FedAvg(num_epochs=1), ckpt_path="last")
+    assert len(second.run.history) == 4

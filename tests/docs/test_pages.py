@@ -91,7 +91,7 @@ def test_the_readme_shows_the_metrics_of_its_study() -> None:
     for row in shown:
         for method in row.keys() - {"case", "paper"}:
             of_study = next(line[row["case"]] for line in report if line["method"] == method)
-            assert row[method] == re.sub(r" [▲▼]| \(best simple\)", "", of_study), (method, row["case"])
+            assert row[method] == re.sub(r" [▲▼↗↯⊣]| \(best simple\)", "", of_study), (method, row["case"])
 
 
 #: Metrics of a page that are no report's: printed in a paper, of tuning cells, or of a check that the page describes.

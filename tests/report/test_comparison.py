@@ -239,3 +239,20 @@ def test_what_draws_is_imported_when_it_is_used() -> None:
     )
     run_record = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run_record.stdout.strip() == "[]"
+
+
+def test_pairs_with_an_unfinished_run_are_counted_and_neither_better_nor_worse(tmp_path: Path) -> None:
+    for seed in range(3):
+        for strategy, test in {"FedAvg": 0.6, "Local": 0.5}.items():
+            marks = {"still_rising": "round 2 of 3 is the best"} if strategy == "Local" and seed < 2 else {}
+            own = {"strategy": strategy, "seed": seed, "marks": marks}
+            write_run(tmp_path / strategy / f"version_{seed}", test=test, settings=settings(strategy, seed=seed), **own)
+    actual = compare([tmp_path / "FedAvg", tmp_path / "Local"], reference="Local")
+    (gap,) = actual.over_seeds.to_dict("records")
+    assert (gap["seeds"], gap["better"], gap["worse"], gap["unfinished"]) == (3, 1, 0, 2)
+    assert actual.configurations["still_rising"].tolist() == [0, 2]
+    assert list(actual.runs["marks"][-3:]) == ["still rising (round 2 of 3 is the best)"] * 2 + [""]
+    output = io.StringIO()
+    Console(file=output, width=200).print(actual)
+    assert "Of 3 pairs of FedAvg and Local 2 have a run that was still rising" in output.getvalue()
+    assert "unfinished" in output.getvalue()

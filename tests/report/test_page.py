@@ -186,3 +186,18 @@ def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert str(actual.snapshots[0].matrix()) == str(run_record.snapshots[0].matrix())
     assert Snapshot.of(0, "a", run_record.snapshots[1].matrix()).values == run_record.snapshots[1].values
     assert RunRecord.read(tmp_path / "nowhere") is None
+
+
+def test_marks_are_told_before_anything_else(tmp_path: Path) -> None:
+    marks = {"still_rising": "round 2 of 3 is the best", "diverged": "2 updates lost to overflow"}
+    words = words_of(write_run(tmp_path / "run", marks=marks))
+    assert "It was still rising: round 2 of 3 is the best." in words
+    assert "It diverged: 2 updates lost to overflow." in words
+    assert "still rising" not in words_of(write_run(tmp_path / "level"))
+
+
+def test_marks_of_a_run_that_left_none_are_those_of_its_rounds(tmp_path: Path) -> None:
+    rounds = [{"round": index, "val/acc": value, "seconds": 1} for index, value in enumerate((0.5, 0.8, *[0.2] * 9))]
+    rounds[5]["num_overflows"] = 2
+    words = words_of(write_run(tmp_path / "run", rounds=rounds))
+    assert "0.8 in round 1, 0.2 at the end, 0.5 in the first round; 2 updates lost to overflow" in words

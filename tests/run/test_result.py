@@ -15,6 +15,7 @@ from fl_lightning.callbacks import CommunicationLedger
 from fl_lightning.run import result
 from fl_lightning.run.failures import TooFewUpdates
 from fl_lightning.strategies import FedAvg, FedSheafHN, Local
+from fl_lightning.strategies.mixing.aggregation import CoordinateMedian
 
 
 def read(trainer: Any) -> dict[str, Any]:
@@ -164,3 +165,56 @@ def test_new_clients_need_no_quorum(federation, make_model, make_trainer) -> Non
     participation = Participation(held_out_fraction=0.2, min_clients=4)
     actual = make_trainer(participation=participation).fit(make_model(), federation, FedAvg())
     assert "unseen/test/acc" in actual
+
+
+# ---------------------------------------------------------------- marks
+
+
+class Overflows(Callback):
+    """What two clients send has no finite numbers from round 1 on."""
+
+    def on_upload(self, trainer, stage, payload):
+        if trainer.run.round_idx:
+            for tensor in payload.parameters.values():
+                tensor[:2] = math.inf
+        return payload
+
+
+def test_overflow_is_told_once_counted_and_a_mark(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(callbacks=Overflows(), num_rounds=4)
+    with pytest.warns(UserWarning, match="failed in stage") as warned:
+        trainer.fit(make_model(), federation, FedAvg())
+    (message,) = (str(each.message) for each in warned if "failed in stage" in str(each.message))
+    assert message.startswith("client-00 and 1 other failed in stage 'train' round 1: it sent numbers that are not fin")
+    assert message.endswith("they are left out, and failures like it are only counted from now on")
+    assert [row.get("num_overflows", 0) for row in trainer.run.history] == [0, 2, 2, 2]
+    assert read(trainer)["marks"]["diverged"].endswith("6 updates lost to overflow")
+
+
+class Lengthens(Callback):
+    """Updates of another client in every round are far longer than the others'."""
+
+    def on_upload(self, trainer, stage, payload):
+        for tensor in payload.parameters.values():
+            tensor[trainer.run.round_idx] *= 1e5
+        return payload
+
+
+def test_the_first_of_many_unusual_updates_is_told_and_all_are_counted(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer(callbacks=Lengthens())
+    with pytest.warns(UserWarning, match="median of this exchange") as warned:
+        trainer.fit(make_model(), federation, FedAvg(aggregation=CoordinateMedian()))
+    (message,) = (str(each.message) for each in warned if "median of this" in str(each.message))
+    assert message.startswith("client-00 in round 0: its update is ")
+    assert message.endswith("and clients like it are only counted from now on")
+    assert read(trainer)["num_unusual_clients"] == 3
+
+
+def test_a_rising_run_says_so(federation, make_model, make_trainer) -> None:
+    trainer = make_trainer()
+    trainer.fit(make_model(), federation, FedAvg())
+    values = [row["val/acc"] for row in trainer.run.history]
+    is_late = values.index(max(values)) == 2
+    assert read(trainer)["marks"] == ({"still_rising": "round 2 of 3 is the best"} if is_late else {})
+    trainer.run.selection.best_round = 2
+    assert result.marks(trainer.run) == {"still_rising": "round 2 of 3 is the best"}

@@ -70,6 +70,11 @@ from fl_lightning.study.schema import WrongStudy
         ),
         ({"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": []}}}, "tuning.grid.a.b is []: give values"),
         (
+            {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": [1, 2]}, "steps": 2}},
+            "tuning.steps is 2: name the axes",
+        ),
+        ({"convergence": "far.yaml"}, "convergence is far.yaml: it is no file"),
+        (
             {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": [1, 2]}, "beyond": ["a.c"]}},
             "tuning.beyond is a.c: did you mean a.b?",
         ),
@@ -78,7 +83,7 @@ from fl_lightning.study.schema import WrongStudy
                 {"tuning": {"seeds": [7], "budget": 1, "grid": {"a.b": axis}, "beyond": ["a.b"]}},
                 "tuning.beyond is a.b: its axis must be two positive numbers or more, not",
             )
-            for axis in ([1], [0, 1], [True, 2], ["x", "y"], {"x": {"a.b": 1}, "y": {"a.b": 2}}, [2, 2])
+            for axis in ([1], [0, 1], [True, 2], ["x", "y"], {"x": {"a.b": 1}, "y": {"a.c": 2}}, [2, 2])
         ),
         ({"tuning": {"study": "other.yaml", "seeds": [7]}}, "other.yaml cannot be read"),
         ({"pictures": {"p": {"kind": "curves", "metric": "test/acc"}}}, "its curves need test/acc in history"),

@@ -154,3 +154,44 @@ def test_wins_ties_and_losses() -> None:
     assert matrix.loc["X", "Y"] == "1/1/1"
     assert matrix.loc["Y", "X"] == "1/1/1"
     assert matrix.loc["X", "X"] == ""
+
+
+# ---------------------------------------------------------------- unfinished comparisons
+
+
+def rising(actual: pd.DataFrame, *pairs: tuple[str, str], share: float = 1.0) -> pd.DataFrame:
+    """The table with runs of these methods and cases still rising, or the first share of their seeds."""
+    marked = [
+        (method, case) in pairs and seed < share * len(BASE)
+        for method, case, seed in zip(actual["method"], actual["case"], actual["seed"], strict=True)
+    ]
+    return actual.assign(still_rising=["round 4 of 5 is the best" if mark else "" for mark in marked])
+
+
+@pytest.mark.parametrize("who", ["Better", "Local"])
+def test_above_and_below_are_not_said_of_the_unfinished(who: str) -> None:
+    actual = table({"a": {"Local": BASE, "Better": BETTER, "Worse": WORSE, "Noise": NOISE}})
+    compared = statistics.against_baselines(rising(actual, (who, "a")), ["Local"]).set_index("method")
+    expected = {"Better": "unfinished", "Worse": "below", "Noise": "not distinguishable"}
+    expected |= {"Worse": "unfinished"} if who == "Local" else {}
+    assert dict(compared["verdict"]) == expected
+    assert list(compared["unfinished"]) == [who in ("Local", method) for method in compared.index]
+    wins = statistics.wins_ties_losses(rising(actual, (who, "a")))
+    assert wins.loc["Better", "Local"] == wins.loc["Local", "Better"] == "0/0/0 (1 unfinished)"
+
+
+def test_half_of_the_seeds_are_not_most() -> None:
+    actual = table({"a": {"Local": BASE, "Better": BETTER}})
+    for share, word in ((0.5, "unfinished"), (0.4, "above")):  # three and two of five
+        compared = statistics.against_baselines(rising(actual, ("Better", "a"), share=share), ["Local"])
+        assert list(compared["verdict"]) == [word]
+
+
+def test_a_test_over_cases_counts_the_unfinished_and_is_above_by_the_others_alone() -> None:
+    cases = {f"case {k}": {"Local": BASE, "Better": [v + 0.01 * (k + 1) for v in BASE]} for k in range(7)}
+    for number, word in ((0, "above"), (1, "above"), (2, "unfinished")):  # six finished cases suffice, five do not
+        unfinished = [("Better", f"case {k}") for k in range(number)]
+        compared = statistics.against_baselines(rising(table(cases), *unfinished), ["Local"])
+        (row,) = statistics.over_cases(compared).to_dict("records")
+        assert (row["cases"], row["unfinished"], row["verdict"]) == (7, number, word)
+        assert row["p"] == pytest.approx(2 / 2**7)

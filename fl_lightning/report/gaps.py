@@ -1,0 +1,35 @@
+"""Differences between paired runs or clients: their mean, its interval, and how often either is better."""
+
+import math
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fl_lightning.report.folder import Recorded
+
+#: Smaller differences are none.
+TIE = 1e-9
+
+
+def client_gaps(first: Recorded, second: Recorded) -> list[float]:
+    """A run's values minus another's, of the clients that both have."""
+    local, other = first.client_values(first.client_metric), second.client_values(second.client_metric)
+    return [local[name] - other[name] for name in local if name in other]
+
+
+def columns_of(what: str) -> list[str]:
+    """Names of what :func:`summary` returns, where so many pairs are of ``what``."""
+    return [what, "mean", "std", "low", "high", "better", "worse"]
+
+
+def summary(gaps: np.ndarray[Any, Any], what: str, *, less_is_better: bool) -> dict[str, float]:
+    """Of the finite ones: how many, mean, standard deviation, 95 % interval (Student's t), better and worse."""
+    gaps = gaps[np.isfinite(gaps)]
+    total = len(gaps)
+    mean = float(gaps.mean()) if total else math.nan
+    spread = float(gaps.std(ddof=1)) if total > 1 else math.nan
+    half = float(stats.t.ppf(0.975, total - 1)) * spread / math.sqrt(total) if total > 1 else math.nan
+    sign = -1 if less_is_better else 1
+    better, worse = int((sign * gaps > TIE).sum()), int((sign * gaps < -TIE).sum())
+    return dict(zip(columns_of(what), (total, mean, spread, mean - half, mean + half, better, worse), strict=True))
