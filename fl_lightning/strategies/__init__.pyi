@@ -1,6 +1,8 @@
 # Written by docs/exports.py.
 from fl_lightning.federation import Federation as Federation
+from fl_lightning.strategies.base import RecordsMetrics as RecordsMetrics
 from fl_lightning.strategies.base import Strategy as Strategy
+from fl_lightning.strategies.decentralized.base import Decentralized as Decentralized
 from fl_lightning.strategies.decentralized.dfedavgm import DFedAvgM as DFedAvgM
 from fl_lightning.strategies.decentralized.dfedu import DFedU as DFedU
 from fl_lightning.strategies.decentralized.dpsgd import DPSGD as DPSGD
@@ -51,4 +53,5 @@ from fl_lightning.strategies.mixing.s2fgl import S2FGL as S2FGL
 from fl_lightning.strategies.mixing.scaffold import SCAFFOLD as SCAFFOLD
 from fl_lightning.strategies.mixing.sfl import SFL as SFL
 from fl_lightning.strategies.mixing.similarity_mixing import SimilarityMixing as SimilarityMixing
+from fl_lightning.strategies.mixing.twin_scaffold import TwinScaffold as TwinScaffold
 from fl_lightning.strategies.mixing.twins import Twins as Twins

@@ -79,3 +79,29 @@ def shared_output(client: ClientModule, parameters: Parameters, batch: Batch, co
 
 
 shared_output.takes_stacks = True  # type: ignore[attr-defined]
+
+
+def blended_output(client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> NetOutput:
+    """What the two models predict on the mean, by the personal one's share, which the server sent."""
+    return blended(client, part_outputs(client, parameters, batch), context.received["share"])
+
+
+blended_output.takes_stacks = True  # type: ignore[attr-defined]
+
+
+def part_outputs(client: ClientModule, parameters: Parameters, batch: Batch) -> tuple[NetOutput, NetOutput]:
+    """What the shared and the personal model predict."""
+    return client.part_output("shared", parameters, batch), client.part_output("personal", parameters, batch)
+
+
+def blended(client: ClientModule, outputs: tuple[NetOutput, NetOutput], share: Tensor) -> NetOutput:
+    """The mean of both predictions, with the personal one's embedding.
+
+    Args:
+        client: The client, whose task says what a mean is.
+        outputs: Of the shared and of the personal model.
+        share: Weight of the personal one, scalar or of a stack of clients (C,).
+    """
+    shared, personal = outputs
+    share = share[..., None, None].to(shared.logits.dtype)
+    return NetOutput(client.task.target.blend(shared.logits, personal.logits, share), personal.embedding)

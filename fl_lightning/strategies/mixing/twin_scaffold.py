@@ -1,0 +1,145 @@
+"""TwinScaffold: SCAFFOLD's model and, near it, a personal one; each client predicts by a mean of both.
+
+A method of this project, of two known ones. A client has two copies of its net (:class:`~fl_lightning.models.Twin`):
+θ is trained by all with SCAFFOLD's controls, v_i stays with its client and is held near θ as in Ditto, and
+
+    p(y | x) = (1 - s_i) softmax(f_θ(x)) + s_i softmax(f_v(x))
+
+is what is predicted; numbers are averaged as they are. s_i = 0 is SCAFFOLD; s_i = 1 is Ditto near SCAFFOLD's model. In
+some rounds each client sends, for every s of a grid, its validation metric by θ as received and v_i as just trained;
+the server chooses s_i by them, for a client of few examples mostly as the federation (``strategies/share_choice.py``).
+
+SCAFFOLD diverges where one large gradient becomes a control, for the next step follows it away,
+to a larger gradient. Here a correction r = c - c_i is shortened to the gradient that it corrects,
+
+    y <- y - η (g + r min(1, ρ ‖g‖ / ‖r‖)),  ρ = 1.
+
+SCAFFOLD's fixed points remain: there g = c_i and c = 0, so that both are of one length. Leaves the client: what
+SCAFFOLD sends, twice FedAvg's bytes, and now and then two numbers for each s.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.batches.base import Batch
+from fl_lightning.federation import Federation
+from fl_lightning.round.client import ClientModule
+from fl_lightning.round.context import Context, Parameters
+from fl_lightning.round.payload import Payload
+from fl_lightning.round.program import PLAIN, Change, LocalProgram
+from fl_lightning.round.stage import Evaluation, Rows, Stage
+from fl_lightning.strategies.base import SumWeighting
+from fl_lightning.strategies.mixing.ditto import Ditto
+from fl_lightning.strategies.mixing.scaffold import SCAFFOLD, corrected
+from fl_lightning.strategies.mixing.twins import blended, blended_output, part_outputs, shared_output
+from fl_lightning.strategies.share_choice import ShareChoice
+from fl_lightning.strategies.trials import SHARES, require_direction, score_of
+
+
+@dataclass(kw_only=True, eq=False)
+class TwinScaffold(SCAFFOLD, Ditto):
+    """SCAFFOLD and Ditto side by side, and how much of each is predicted by.
+
+    Args:
+        shares: The grid of s, the personal model's share, rising within [0, 1]. A single one is not chosen.
+        prior_examples: So many of its own make a client as heavy as the federation in its choice; inf is no own choice.
+        validate_every: Rounds between choices, of which the second round makes the first.
+        max_correction: ρ, at least 0; 0 is FedAvg with equal weights, inf is SCAFFOLD.
+    """
+
+    shares: Sequence[float] = SHARES
+    prior_examples: float = 100.0
+    validate_every: int = 5
+    max_correction: float = 1.0
+    control: Literal["gradient_mean"] = field(default="gradient_mean", init=False)
+    weighting: Literal["equal"] = field(default="equal", init=False)
+    decoupled: bool = field(default=False, init=False)
+
+    server_state = ("choice",)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        self.require_at_least(0, "prior_examples", "max_correction")
+        self.require_at_least(1, "validate_every")
+        if not self.shares or list(self.shares) != sorted({share for share in self.shares if 0 <= share <= 1}):
+            raise ValueError(f"strategy.shares must be some of [0, 1], rising, got {list(self.shares)}")
+
+    def setup(self, federation: Federation) -> None:
+        """Start with nobody's scores."""
+        super().setup(federation)
+        if len(self.shares) > 1:
+            require_direction(federation.client, f"strategy.shares is {list(self.shares)}", "set it to a single one")
+        self.choice = ShareChoice(self.shares, self.prior_examples, federation.num_clients, federation.device)
+
+    def training(self, round_idx: int) -> Stage:
+        """Both models take a step on every batch, the shared one a corrected step."""
+        program = LocalProgram(step=corrected if math.isinf(self.max_correction) else self.bounded)
+        return dataclasses.replace(super().training(round_idx), program=program)
+
+    def bounded(
+        self, client: ClientModule, parameters: Parameters, gradients: Parameters, batch: Batch | None, context: Context
+    ) -> Change:
+        """SCAFFOLD's step with a correction that is not longer than is allowed."""
+        gradient = torch.stack([gradients[name].square().sum() for name in self.shared]).sum().sqrt()
+        correction = torch.stack([r.square().sum() for r in context.received.values()]).sum().sqrt()
+        factor = (self.max_correction * gradient / correction.clamp(min=1e-30)).clamp(max=1)
+        context = dataclasses.replace(context, received={name: factor * r for name, r in context.received.items()})
+        return corrected(client, parameters, gradients, batch, context)
+
+    def stages(self, round_idx: int) -> Sequence[Stage]:
+        """SCAFFOLD's exchange, in some rounds with scores for the choice of s."""
+        (stage,) = super().stages(round_idx)
+        if len(self.shares) == 1 or round_idx == 0 or (round_idx - 1) % self.validate_every:
+            return [stage]
+        outputs, rows = {**stage.client_outputs, "scores": self.scores}, Rows(of="score", models=len(self.shares))
+        return [dataclasses.replace(stage, client_outputs=outputs, rows={"scores": rows})]
+
+    def scores(self, client: ClientModule, parameters: Parameters, batch: Batch, context: Context) -> Tensor:
+        """The validation metric of the received model blended with the personal one, for each share, (S, 2)."""
+        current = {name: context.anchor[name] if name in self.shared else own for name, own in parameters.items()}
+        outputs = part_outputs(client, current, batch)
+        scores = []
+        for share in torch.tensor(self.shares, device=batch.key.device):
+            mean = blended(client, outputs, share)
+            scores.append(score_of(client, current, batch, context, lambda *_, mean=mean: mean))
+        return torch.stack(scores, dim=-2)
+
+    def join(self) -> Stage:
+        """An unseen client trains its personal model alone."""
+        return dataclasses.replace(super().join(), program=PLAIN)
+
+    def configure(self, stage: Stage, clients: Sequence[int]) -> Payload:
+        """The shared model and each client's correction, of which unseen clients need none."""
+        payload = super().configure(stage, clients)
+        return dataclasses.replace(payload, extras={}) if stage.name == "join" else payload
+
+    def aggregate(self, stage: Stage, upload: Payload) -> None:
+        """Average, learn the controls, and keep the scores."""
+        super().aggregate(stage, upload)
+        if "scores" in upload.extras:
+            self.choice.note(upload.clients, upload.extras["scores"])
+
+    def sum_weighting(self) -> SumWeighting:
+        """None: each client has controls of its own."""
+        return None
+
+    def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
+        """Blended predictions are the result; ``global/...`` is the shared model, ``personal/...`` the client's own."""
+        shared = self.mixed_models(clients)
+        both = dataclasses.replace(shared, extras={"share": self.choice.of(clients)})
+        return {
+            "": Evaluation(payload=both, output=blended_output),
+            "global/": Evaluation(payload=shared, output=shared_output),
+            "personal/": Evaluation(),
+        }
+
+    def metrics(self) -> Mapping[str, float]:
+        """The mean share over the training clients."""
+        return {**super().metrics(), "server/share": float(self.choice.of(self.federation.training_clients).mean())}
