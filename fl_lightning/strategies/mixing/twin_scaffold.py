@@ -43,7 +43,7 @@ from fl_lightning.strategies.trials import SHARES, require_direction, score_of
 
 
 @dataclass(kw_only=True, eq=False)
-class TwinScaffold(SCAFFOLD, Ditto):
+class TwinScaffold(Ditto, SCAFFOLD):
     """SCAFFOLD and Ditto side by side, and how much of each is predicted by.
 
     Args:
@@ -130,15 +130,15 @@ class TwinScaffold(SCAFFOLD, Ditto):
         """None: each client has controls of its own."""
         return None
 
+    def model_for(self, clients: Sequence[int]) -> Payload:
+        """The shared model, and how much of the client's own is predicted by."""
+        return dataclasses.replace(self.mixed_models(clients), extras={"share": self.choice.of(clients)})
+
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """Blended predictions are the result; ``global/...`` is the shared model, ``personal/...`` the client's own."""
-        shared = self.mixed_models(clients)
-        both = dataclasses.replace(shared, extras={"share": self.choice.of(clients)})
-        return {
-            "": Evaluation(payload=both, output=blended_output),
-            "global/": Evaluation(payload=shared, output=shared_output),
-            "personal/": Evaluation(),
-        }
+        blend = Evaluation(payload=self.model_for(clients), output=blended_output)
+        shared = Evaluation(payload=self.mixed_models(clients), output=shared_output)
+        return {"": blend, "global/": shared, "personal/": Evaluation()}
 
     def metrics(self) -> Mapping[str, float]:
         """The mean share over the training clients."""

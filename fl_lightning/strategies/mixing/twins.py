@@ -63,9 +63,9 @@ class Twins(Mixing):
         personal = {name.replace("shared.", "personal.", 1): model for name, model in payload.parameters.items()}
         return dataclasses.replace(payload, parameters={**payload.parameters, **personal})
 
-    def model_for(self, clients: Sequence[int]) -> None:
+    def model_for(self, clients: Sequence[int]) -> Payload | None:
         """Nothing: the clients' personal models are their own."""
-        return
+        return None
 
     def evaluations(self, clients: Sequence[int]) -> Mapping[str, Evaluation]:
         """The personal models are the result; the shared one is logged as ``global/...``."""
